@@ -1,0 +1,45 @@
+//! Barriers: no member leaves before every member has entered.
+//!
+//! **Nothing is implemented yet.** The crate has no items; this page says what it will hold, so
+//! that the crates beside it can be shaped with it in mind.
+//!
+//! # What it will hold
+//!
+//! ```text
+//!   group, measured LogP parameters
+//!          |
+//!       planner ----> schedule (a value: who sends to whom in which round)
+//!                        |
+//!                     member (a state machine: arrivals and `now` in; sends, deadlines, exit out)
+//!                        |
+//!      transport: tasks and threads | shared memory | datagrams | messages | simulated cluster
+//! ```
+//!
+//! - **Algorithms** are pure schedules, which tests can check for every group size: shuffle
+//!   exchange [eth-barrier, §3.1.1] and, for sizes that are no power of two, dissemination; trees
+//!   of any arity with a multicast exit [eth-barrier, §3.2.1]; all members to one master
+//!   [eth-barrier, §3.2.3]; the variants over two networks [eth-barrier, §3.3].
+//! - **Reliability** by colours: a message never overtakes a barrier, so two colours tell a late
+//!   duplicate from the next episode [eth-barrier, §2.3]. Timeouts send again. A member that is
+//!   gone becomes an error that names it, on every survivor.
+//! - **Cost model**: LogP's closed forms [eth-barrier, §5.1.2], fed with overheads, latency and gap
+//!   measured on the live transport. The planner picks algorithm and arity, and says afterwards
+//!   what it expected and what it got.
+//! - **Simulated cluster**: nodes with the costs of sending, receiving and interrupts, a switch, a
+//!   repeater hub; it drives the same members and is to reproduce the figures of
+//!   [eth-barrier, §4.3].
+//!
+//! # Its place
+//!
+//! `barrier` depends on `vigie-detect` and, for datagrams and messages, on `vigie-via`. Waiting in
+//! a barrier is a detector like any other, so members that outnumber the cores will sleep rather
+//! than spin away their peers' time.
+//!
+//! # What it deliberately does not do
+//!
+//! - It never imports `vigie-runtime`: its futures run on any executor.
+//! - It offers no other collective: no broadcast, reduction or gather of data.
+//! - It does not let a group go on silently without a member: after an error the group is unusable
+//!   until its survivors agree on a smaller one.
+
+#![forbid(unsafe_code)]

@@ -1,0 +1,209 @@
+//! Other processes of a measurement: this program, started again in another role.
+//!
+//! ```text
+//!            VIGIE_BENCH_CHILD={role}            stdout: one message per line (JSON)
+//!   parent ───────────────────────────▶ child ────────────────────────────────────▶ parent
+//!             stdin: kept open                     stderr: inherited, for people
+//! ```
+//!
+//! Server and client of a measurement never share a process with each other or with the command
+//! that compares them, so that no allocator, timer or thread of one disturbs the other. A child ends
+//! when it has said everything, when its parent kills it, or when its standard input ends, which the
+//! kernel brings about however the parent dies.
+
+use std::env;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::SocketAddr;
+use std::process::{self, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::client::{self, PingPong};
+use crate::error::{BenchError, Failure};
+use crate::realtime::Priority;
+use crate::server::{self, ServerPlan};
+use crate::switches::{self, SwitchCounts, SwitchPlan};
+
+/// The environment variable that holds a child's role.
+const VARIABLE: &str = "VIGIE_BENCH_CHILD";
+
+/// Becomes a child of a measurement if this process was started as one; returns at once otherwise.
+///
+/// Every program that measures through this crate calls this first in `main`: the load generator is
+/// the same program, started again.
+///
+/// # Panics
+/// Panics if the environment variable `VIGIE_BENCH_CHILD` holds something that this crate did not write.
+///
+/// # Examples
+/// ```
+/// // The first line of `main`:
+/// vigie_bench::child::maybe_run_child();
+/// // From here on: the program itself.
+/// ```
+pub fn maybe_run_child() {
+    let Some(role) = env::var_os(VARIABLE) else { return };
+    let role = role.into_string().expect("VIGIE_BENCH_CHILD is written by vigie-bench, as UTF-8");
+    let role: Role =
+        serde_json::from_str(&role).expect("VIGIE_BENCH_CHILD is written by vigie-bench, as JSON");
+    end_with_parent();
+    let last = match role.run() {
+        Ok(()) => Message::Finished,
+        Err(failure) => Message::Failed { failure },
+    };
+    last.print();
+    process::exit(0);
+}
+
+/// Ends this process when its standard input ends.
+fn end_with_parent() {
+    thread::spawn(|| {
+        // Whatever comes is ignored: only the end matters, and an error is an end too.
+        let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
+        process::exit(0);
+    });
+}
+
+/// What a child is to be.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Role {
+    Client(PingPong),
+    Server(ServerPlan),
+    Switches(SwitchPlan),
+}
+
+impl Role {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Client(_) => "client",
+            Self::Server(_) => "server",
+            Self::Switches(_) => "switches",
+        }
+    }
+
+    fn run(self) -> Result<(), Failure> {
+        match self {
+            Self::Client(plan) => client::generate(&plan),
+            Self::Server(plan) => server::serve(&plan),
+            Self::Switches(plan) => switches::count_here(&plan),
+        }
+    }
+}
+
+/// What a child says.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Message {
+    /// A server waits for connections.
+    Listening { process: u32, echo: SocketAddr, control: Option<SocketAddr> },
+    /// A client has proven each of its connections by one echo, and begins.
+    Ready { priority: Priority },
+    /// Round trips, in the order in which they were made.
+    RoundTrips { nanoseconds: Vec<u64> },
+    /// A compute task that the client asked for has ended.
+    Completed { nanoseconds: u64 },
+    /// Switches between tasks have been counted.
+    Switches(SwitchCounts),
+    /// Nothing more will come, and all went well.
+    Finished,
+    /// Nothing more will come.
+    Failed { failure: Failure },
+}
+
+impl Message {
+    /// Prints this message for the parent. A parent that has gone away is no error: the end of
+    /// standard input is about to end this process.
+    pub(crate) fn print(&self) {
+        let mut line = serde_json::to_string(self).expect("invariant: a message is plain data");
+        line.push('\n');
+        let mut stdout = io::stdout().lock();
+        let _ = stdout.write_all(line.as_bytes());
+        let _ = stdout.flush();
+    }
+}
+
+/// A running child; dropping it kills it.
+#[derive(Debug)]
+pub(crate) struct Child {
+    role: &'static str,
+    process: process::Child,
+    lines: Receiver<String>,
+    /// Open as long as the child is to live.
+    _stdin: ChildStdin,
+}
+
+impl Child {
+    /// Starts this program again in `role`.
+    pub(crate) fn start(role: &Role) -> Result<Self, BenchError> {
+        Self::start_under(&[], role)
+    }
+
+    /// Starts this program again in `role`, under a tracer: `wrapper` is its command line, to which
+    /// ours is appended.
+    pub(crate) fn start_under(wrapper: &[String], role: &Role) -> Result<Self, BenchError> {
+        let name = role.name();
+        let cannot = |source| BenchError::Start { role: name, source };
+        let program = env::current_exe().map_err(cannot)?;
+        let mut command = match wrapper {
+            [] => Command::new(program),
+            [tracer, arguments @ ..] => {
+                let mut command = Command::new(tracer);
+                command.args(arguments).arg(program);
+                command
+            }
+        };
+        let role = serde_json::to_string(role).expect("invariant: a role is plain data");
+        command.env(VARIABLE, role).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().map_err(cannot)?;
+        let stdin = process.stdin.take().expect("invariant: standard input was asked for");
+        let stdout = process.stdout.take().expect("invariant: standard output was asked for");
+        Ok(Self { role: name, process, lines: lines_of(stdout), _stdin: stdin })
+    }
+
+    /// Returns the next message, waiting for it for at most `patience`.
+    pub(crate) fn next(&mut self, patience: Duration) -> Result<Message, BenchError> {
+        let role = self.role;
+        match self.lines.recv_timeout(patience) {
+            Ok(line) => match serde_json::from_str(&line) {
+                Ok(Message::Failed { failure }) => Err(BenchError::Failed { role, failure }),
+                Ok(message) => Ok(message),
+                Err(_) => Err(BenchError::Protocol { role, line }),
+            },
+            Err(RecvTimeoutError::Timeout) => Err(BenchError::Silent { role, waited: patience }),
+            Err(RecvTimeoutError::Disconnected) => match self.process.wait() {
+                Ok(status) => Err(BenchError::Ended { role, status }),
+                Err(source) => Err(BenchError::Start { role, source }),
+            },
+        }
+    }
+
+    /// Returns the error for a message that does not belong here.
+    pub(crate) fn unexpected(&self, message: &Message) -> BenchError {
+        BenchError::Protocol { role: self.role, line: format!("{message:?}") }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // Both fail only if the child has ended already and was waited for.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Reads lines on a thread of its own, because a pipe cannot be read with a time limit. The thread
+/// ends with the child, which closes the pipe.
+fn lines_of(stdout: impl Read + Send + 'static) -> Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        for line in BufReader::new(stdout).lines() {
+            let Ok(line) = line else { return };
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}

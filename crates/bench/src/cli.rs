@@ -1,0 +1,229 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use vigie_bench::BenchError;
+use vigie_bench::compute::{ParseDurationError, YieldEvery, parse_duration};
+use vigie_bench::goals::{self, Area};
+use vigie_bench::machine::Machine;
+use vigie_bench::pending::PendingPlan;
+use vigie_bench::progress::Progress;
+use vigie_bench::reaction::ReactionPlan;
+use vigie_bench::report::{Outcome, Report};
+use vigie_bench::system::System;
+use vigie_bench::table::Table;
+
+/// Reproduces the measurements of vigie's papers, beside peers, and checks vigie's goals.
+///
+/// Server and client are separate processes on this machine; the client has real-time priority where
+/// that is allowed. Exit status: 0 done, 1 a goal is missed, 2 the measurement failed.
+#[derive(Debug, Parser)]
+#[command(name = "vigie-bench", version)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Table 1: time until a message is echoed, beside N compute tasks (about a minute).
+    Reaction(Reaction),
+    /// Table 2: time of a task with many switches, beside K tasks that wait for messages (about 2 minutes).
+    Pending(Pending),
+    /// Measures what the goals need, and shows goal and figure side by side.
+    Goals(Goals),
+}
+
+#[derive(Debug, Args)]
+struct Common {
+    /// Peers to measure in the same run, after vigie's own rows.
+    #[arg(long, value_delimiter = ',', value_name = "SYSTEM,…", default_value = "tokio")]
+    peers: Vec<System>,
+    /// Measure exactly these systems instead of vigie's rows and the peers.
+    #[arg(long, value_delimiter = ',', value_name = "SYSTEM,…")]
+    only: Vec<System>,
+    /// Worker threads, where a system has a choice.
+    #[arg(long, default_value_t = 2)]
+    workers: usize,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Debug, Args)]
+struct Output {
+    /// Write machine, command, rows and raw samples to this file, as one JSON object.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Seed of pauses and choices.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+#[derive(Debug, Args)]
+struct Reaction {
+    /// Numbers of compute tasks.
+    #[arg(long, value_delimiter = ',', value_name = "N,…", default_value = "0,1,2,5,10")]
+    compute: Vec<u32>,
+    /// How often each compute task yields: a duration, or `never`.
+    #[arg(long, value_name = "TIME", default_value = "10ms")]
+    yield_every: YieldEvery,
+    /// Messages per system and number of compute tasks, at most.
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..))]
+    samples: u32,
+    /// Time per system and number of compute tasks, at most.
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
+    budget: Duration,
+    /// Turns in which samples and budget are spent.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, Args)]
+struct Pending {
+    /// Numbers of waiting tasks; the first is what the others are compared with.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "K,…",
+        default_value = "1,2,3,4,5,6,7,8,64,1000,10000",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    waiting: Vec<u32>,
+    /// Steps of the task, with a yield after each.
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..))]
+    steps: u32,
+    /// Length of a step.
+    #[arg(long, value_name = "TIME", default_value = "5us", value_parser = duration)]
+    step: Duration,
+    /// Turns; figures are medians over them.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, Args)]
+struct Goals {
+    /// Check the goals of this area only: reaction, pending, idle or costs.
+    area: Option<Area>,
+    #[command(flatten)]
+    output: Output,
+}
+
+fn duration(text: &str) -> Result<Duration, ParseDurationError> {
+    parse_duration(text)
+}
+
+impl Cli {
+    /// Runs the command and returns the exit status.
+    pub(crate) fn run(self) -> Result<ExitCode, BenchError> {
+        let machine = Machine::probe();
+        println!("{machine}");
+        if machine.profile != "release" {
+            println!("WARNING: not a release build; run with `cargo run --release -p vigie-bench`");
+        }
+        match self.command {
+            Command::Reaction(command) => command.run(machine),
+            Command::Pending(command) => command.run(machine),
+            Command::Goals(command) => command.run(machine),
+        }
+    }
+}
+
+impl Common {
+    /// The systems to measure: vigie's `own` rows and the peers, or what was asked for.
+    fn systems(&self, own: &[System]) -> Vec<System> {
+        if !self.only.is_empty() {
+            return self.only.clone();
+        }
+        let mut systems = own.to_vec();
+        systems.extend(self.peers.iter().filter(|peer| !own.contains(peer)));
+        systems
+    }
+}
+
+impl Output {
+    /// Says how the client was scheduled, and writes the file if one was asked for.
+    fn finish(&self, mut report: Report, goals: &[goals::Checked]) -> Result<(), BenchError> {
+        if let Some(priority) = &report.client_priority {
+            println!("client priority: {priority}; seed {}", self.seed);
+        }
+        report.goals = goals.iter().map(goals::Checked::to_json).collect();
+        if let Some(path) = &self.json {
+            report.write(path)?;
+            println!("written: {}", path.display());
+        }
+        Ok(())
+    }
+}
+
+impl Reaction {
+    fn run(self, machine: Machine) -> Result<ExitCode, BenchError> {
+        let own = [System::VigieNaive, System::VigieEnhanced, System::VigieBlocking, System::Vigie];
+        let mut plan = ReactionPlan::new(self.common.systems(&own));
+        plan.compute = self.compute;
+        plan.yield_every = self.yield_every;
+        plan.samples = self.samples;
+        plan.budget = self.budget;
+        plan.rounds = self.rounds;
+        plan.workers = self.common.workers;
+        plan.seed = self.common.output.seed;
+        let outcome = measure(plan.cases(), |progress| plan.run(progress))?;
+        println!("\n{}", plan.tables(&outcome.rows));
+        self.common.output.finish(Report::new(machine, plan.seed, outcome), &[])?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl Pending {
+    fn run(self, machine: Machine) -> Result<ExitCode, BenchError> {
+        let own = [System::VigieNaive, System::VigieEnhanced, System::Vigie];
+        let mut plan = PendingPlan::new(self.common.systems(&own));
+        plan.waiting = self.waiting;
+        plan.steps = self.steps;
+        plan.step = self.step;
+        plan.rounds = self.rounds;
+        plan.workers = self.common.workers;
+        plan.seed = self.common.output.seed;
+        let outcome = measure(plan.cases(), |progress| plan.run(progress))?;
+        println!("\n{}", plan.tables(&outcome.rows));
+        self.common.output.finish(Report::new(machine, plan.seed, outcome), &[])?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl Goals {
+    fn run(self, machine: Machine) -> Result<ExitCode, BenchError> {
+        let (checked, outcome) = goals::check(self.area, self.output.seed)?;
+        let headings = ["area", "case", "figure", "goal", "measured", "verdict"];
+        let mut table = Table::new("\nGoals", headings.map(str::to_owned));
+        for goal in &checked {
+            table.row(goal.cells());
+        }
+        println!("{table}");
+        let not_met: Vec<_> = checked.iter().filter(|goal| !goal.verdict.is_met()).collect();
+        println!("{} of {} goals met", checked.len() - not_met.len(), checked.len());
+        for goal in &not_met {
+            println!("  again: {}", goal.goal.command);
+        }
+        let report = Report::new(machine, self.output.seed, outcome);
+        self.output.finish(report, &checked)?;
+        Ok(if not_met.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    }
+}
+
+/// Runs a plan under a progress bar.
+fn measure(
+    cases: usize,
+    run: impl FnOnce(&mut Progress) -> Result<Outcome, BenchError>,
+) -> Result<Outcome, BenchError> {
+    let mut progress = Progress::new(cases);
+    let outcome = run(&mut progress);
+    progress.finish();
+    outcome
+}

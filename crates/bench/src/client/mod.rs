@@ -1,0 +1,161 @@
+//! The external client: a process of its own that sends messages and times their echoes.
+//!
+//! [`PingPong`] is what to send, [`PingPong::run`] starts the process and collects its [`Echoes`].
+//! The process has real-time priority where that is allowed ([`Priority`] tells), one thread, and
+//! blocking sockets: it has one message in flight, on a connection drawn at random, and sleeps
+//! between messages.
+
+mod generator;
+mod spacing;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub(crate) use self::generator::{OpenConnections, generate};
+use self::spacing::Spacing;
+use crate::child::{Child, Message, Role};
+use crate::error::BenchError;
+use crate::realtime::Priority;
+use crate::statistics::Samples;
+
+/// How much longer than a single answer the parent waits for a sign of life: a client reports its
+/// samples in batches, and every connection is tried once before it begins.
+const PATIENCE_BESIDE: Duration = Duration::from_secs(30);
+
+/// One message in flight over one or many TCP connections, answered before the next leaves.
+///
+/// # Examples
+/// ```no_run
+/// use std::time::Duration;
+/// use vigie_bench::client::PingPong;
+///
+/// vigie_bench::child::maybe_run_child();
+/// let echoes = PingPong::new("127.0.0.1:7".parse()?)
+///     .samples(100)
+///     .spacing(Duration::from_millis(1), Duration::from_millis(4))
+///     .run(&mut |_done| ())?;
+/// assert_eq!(echoes.samples.len(), 100);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[must_use = "a plan sends nothing before `run`"]
+pub struct PingPong {
+    address: SocketAddr,
+    connections: u32,
+    samples: u32,
+    budget: Duration,
+    spacing: Spacing,
+    patience: Duration,
+    seed: u64,
+    task: Option<RemoteTask>,
+}
+
+/// A compute task that the client has the server run while it sends.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct RemoteTask {
+    pub(crate) control: SocketAddr,
+    pub(crate) steps: u32,
+    pub(crate) step: Duration,
+}
+
+impl PingPong {
+    /// Plans 200 messages over one connection to the echo server at `address`, 1 to 4 ms apart.
+    pub const fn new(address: SocketAddr) -> Self {
+        Self {
+            address,
+            connections: 1,
+            samples: 200,
+            budget: Duration::MAX,
+            spacing: Spacing { least: Duration::from_millis(1), span: Duration::from_millis(3) },
+            patience: Duration::from_secs(10),
+            seed: 0,
+            task: None,
+        }
+    }
+
+    /// Sets how many connections are open; each message takes one at random. Default: 1.
+    pub const fn connections(mut self, connections: u32) -> Self {
+        self.connections = connections;
+        self
+    }
+
+    /// Sets how many messages are sent at most. Default: 200.
+    pub const fn samples(mut self, samples: u32) -> Self {
+        self.samples = samples;
+        self
+    }
+
+    /// Sets how long messages are sent at most; the last one is always waited for. Default: no limit.
+    pub const fn budget(mut self, budget: Duration) -> Self {
+        self.budget = budget;
+        self
+    }
+
+    /// Sets the pauses between an answer and the next message: evenly spread over
+    /// `[least, least + span)`. Default: 1 ms and 3 ms.
+    pub const fn spacing(mut self, least: Duration, span: Duration) -> Self {
+        self.spacing = Spacing { least, span };
+        self
+    }
+
+    /// Sets how long an answer may take before the run fails. Default: 10 s.
+    pub const fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// Sets the seed of pauses and choices. Default: 0.
+    pub const fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// Sends until the server has completed `task`, instead of a number of messages.
+    pub(crate) const fn until_completed(mut self, task: RemoteTask) -> Self {
+        self.task = Some(task);
+        self
+    }
+
+    /// Starts the client process, waits for its end, and returns what it measured. `on_progress` is
+    /// called now and then with the number of echoes so far.
+    ///
+    /// # Errors
+    /// [`BenchError::Failed`] if a message was not echoed in time ([`BenchError::is_no_echo`]) or
+    /// the server could not be reached; other variants if the process itself fails.
+    pub fn run(&self, on_progress: &mut dyn FnMut(usize)) -> Result<Echoes, BenchError> {
+        let mut child = Child::start(&Role::Client(self.clone()))?;
+        let patience = self.patience.saturating_add(PATIENCE_BESIDE);
+        let priority = match child.next(patience)? {
+            Message::Ready { priority } => priority,
+            other => return Err(child.unexpected(&other)),
+        };
+        let mut echoes = Echoes { samples: Samples::new(), priority, completed: None };
+        loop {
+            match child.next(patience)? {
+                Message::RoundTrips { nanoseconds } => {
+                    echoes.samples.extend(nanoseconds);
+                    on_progress(echoes.samples.len());
+                }
+                Message::Completed { nanoseconds } => {
+                    echoes.completed = Some(Duration::from_nanos(nanoseconds));
+                }
+                Message::Finished => return Ok(echoes),
+                other => return Err(child.unexpected(&other)),
+            }
+        }
+    }
+}
+
+/// What a client measured.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Echoes {
+    /// Time from before each message was written until its echo was read.
+    pub samples: Samples,
+    /// How the client was scheduled.
+    pub priority: Priority,
+    /// How long the server's compute task took, if there was one.
+    pub(crate) completed: Option<Duration>,
+}

@@ -1,0 +1,145 @@
+//! What can go wrong while measuring.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::system::SystemError;
+
+/// A measurement that could not be made.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum BenchError {
+    /// The process could not be started.
+    #[error("cannot start the {role} process")]
+    Start {
+        /// What the process was to be.
+        role: &'static str,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The process met an error and said which.
+    #[error("the {role} process failed: {failure}")]
+    Failed {
+        /// What the process was.
+        role: &'static str,
+        /// What it met.
+        #[source]
+        failure: Failure,
+    },
+    /// The process said nothing for too long; it has been killed.
+    #[error(
+        "the {role} process said nothing for {waited:?}: it hangs, or this machine is overloaded"
+    )]
+    Silent {
+        /// What the process was.
+        role: &'static str,
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// The process ended before its result.
+    #[error("the {role} process ended ({status}) without a result: see its messages above")]
+    Ended {
+        /// What the process was.
+        role: &'static str,
+        /// How it ended.
+        status: ExitStatus,
+    },
+    /// The process printed what none of ours prints.
+    #[error("the {role} process printed {line:?}: does `main` call `maybe_run_child` first?")]
+    Protocol {
+        /// What the process was to be.
+        role: &'static str,
+        /// What it printed.
+        line: String,
+    },
+    /// No such system.
+    #[error(transparent)]
+    System(#[from] SystemError),
+    /// A file could not be written or read.
+    #[error("cannot use {}: check the path and its permissions", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl BenchError {
+    /// Tells whether the server gave no echo in time: the measured system does not react at all.
+    #[must_use]
+    pub const fn is_no_echo(&self) -> bool {
+        matches!(self, Self::Failed { failure: Failure::NoEcho { .. }, .. })
+    }
+}
+
+/// What a client or server process met; it travels to the parent process as JSON.
+#[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Failure {
+    /// A message was not echoed in time.
+    #[error("no echo within {waited:?} (after {answered} answered messages)")]
+    NoEcho {
+        /// How long the client waited for this message.
+        waited: Duration,
+        /// How many messages had been answered before.
+        answered: u64,
+    },
+    /// What came back was not what was sent.
+    #[error("echo {received:?} for message {sent:?}: the server mixes up its connections")]
+    WrongEcho {
+        /// The message.
+        sent: [u8; 8],
+        /// The answer.
+        received: [u8; 8],
+    },
+    /// Fewer descriptors are allowed than the case needs.
+    #[error(
+        "{needed} descriptors are needed and {limit} allowed: raise the limit with `ulimit -n {needed}`"
+    )]
+    DescriptorLimit {
+        /// Descriptors that the case needs.
+        needed: u64,
+        /// Descriptors that this process may open, also after raising its own limit.
+        limit: u64,
+    },
+    /// An operation failed.
+    #[error("{doing}: {reason}")]
+    Io {
+        /// What was tried.
+        doing: String,
+        /// The operating system's reason.
+        reason: String,
+    },
+    /// The runtime under test could not be built.
+    #[error("cannot build the runtime: {reason}")]
+    Runtime {
+        /// The runtime's reason.
+        reason: String,
+    },
+    /// The system has no such workload.
+    #[error("{system} cannot run this workload: {reason}")]
+    Unsupported {
+        /// Name of the system.
+        system: String,
+        /// What it lacks.
+        reason: String,
+    },
+}
+
+impl Failure {
+    pub(crate) fn io(doing: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        move |error| Self::Io { doing: doing.into(), reason: error.to_string() }
+    }
+
+    pub(crate) fn runtime(error: impl ToString) -> Self {
+        Self::Runtime { reason: error.to_string() }
+    }
+}

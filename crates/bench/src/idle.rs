@@ -1,0 +1,136 @@
+//! What a server does while nothing happens: nothing, if it is well made.
+//!
+//! A server with connections open and tasks waiting on them is left alone for some seconds. Every
+//! context switch of one of its threads is a wake-up; strace, where it is installed, shows the
+//! system calls.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::client::OpenConnections;
+use crate::clock;
+use crate::error::BenchError;
+use crate::progress::Progress;
+use crate::report::{Outcome, Row};
+use crate::server::ServerPlan;
+use crate::strace::Trace;
+use crate::system::System;
+
+/// Name of the case in rows.
+pub const CASE: &str = "idle";
+
+/// Time between the last message and the beginning of the idle span: timers of the way there, and
+/// spinning, are over by then.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// Which systems are watched doing nothing.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct IdlePlan {
+    /// The systems.
+    pub systems: Vec<System>,
+    /// Connections that are open meanwhile, each with a task that waits.
+    pub connections: u32,
+    /// How long they are watched.
+    pub span: Duration,
+}
+
+impl IdlePlan {
+    /// Plans 5 s with 100 connections.
+    #[must_use]
+    pub const fn new(systems: Vec<System>) -> Self {
+        Self { systems, connections: 100, span: Duration::from_secs(5) }
+    }
+
+    /// Watches each system, first its context switches and then, with strace, its system calls.
+    ///
+    /// # Errors
+    /// Those of the processes; [`BenchError::File`] if a server's `/proc` files cannot be read.
+    pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
+        let can_trace = Trace::is_possible();
+        let mut outcome = Outcome::default();
+        for &system in &self.systems {
+            progress.case(format!("{system}, idle"));
+            let mut row = Row::new(system, CASE)
+                .parameter("connections", self.connections)
+                .parameter("span_s", self.span.as_secs_f64())
+                .with_figure("context_switches", self.context_switches(system)?);
+            if can_trace {
+                let calls = self.system_calls(system)?;
+                row = row.with_figure("system_calls", calls.len()).with_figure("calls", calls);
+            }
+            outcome.rows.push(row);
+            progress.case_done();
+        }
+        Ok(outcome)
+    }
+
+    fn context_switches(&self, system: System) -> Result<u64, BenchError> {
+        let server = ServerPlan::new(system).connections(self.connections).start()?;
+        let _open = OpenConnections::to(server.address(), self.connections)?;
+        clock::sleep(SETTLE);
+        let before = switches_of(server.process())?;
+        clock::sleep(self.span);
+        let after = switches_of(server.process())?;
+        // A thread that did not exist before counts with all it did.
+        let risen = after
+            .iter()
+            .map(|(thread, count)| count.saturating_sub(before.get(thread).copied().unwrap_or(0)));
+        Ok(risen.sum())
+    }
+
+    fn system_calls(&self, system: System) -> Result<Vec<String>, BenchError> {
+        let trace = Trace::new();
+        let plan = ServerPlan::new(system).connections(self.connections);
+        let server = plan.start_under(&trace.dating())?;
+        let _open = OpenConnections::to(server.address(), self.connections)?;
+        clock::sleep(SETTLE);
+        let from = since_epoch();
+        clock::sleep(self.span);
+        let to = since_epoch();
+        drop(server);
+        trace.calls_between(from, to)
+    }
+}
+
+fn since_epoch() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// Returns the context switches so far of each thread of a process.
+fn switches_of(process: u32) -> Result<BTreeMap<PathBuf, u64>, BenchError> {
+    let folder = PathBuf::from(format!("/proc/{process}/task"));
+    let error = |source| BenchError::File { path: folder.clone(), source };
+    let read = || -> io::Result<BTreeMap<PathBuf, u64>> {
+        fs::read_dir(&folder)?
+            .map(|thread| thread.and_then(|thread| switches_in(&thread.path())))
+            .collect()
+    };
+    read().map_err(error)
+}
+
+fn switches_in(thread: &Path) -> io::Result<(PathBuf, u64)> {
+    let status = fs::read_to_string(thread.join("status"))?;
+    Ok((thread.to_owned(), count_switches(&status)))
+}
+
+/// Sums voluntary and other context switches of a `status` file.
+fn count_switches(status: &str) -> u64 {
+    let lines = status.lines().filter_map(|line| line.split_once("ctxt_switches:"));
+    lines.filter_map(|(_, count)| count.trim().parse::<u64>().ok()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn switches_of_both_kinds_count() {
+        // Goal: neither line is missed. Method: the end of a status file.
+        let status = "Threads:\t3\nvoluntary_ctxt_switches:\t41\nnonvoluntary_ctxt_switches:\t2\n";
+        assert_eq!(count_switches(status), 43);
+    }
+}

@@ -1,0 +1,80 @@
+//! Workloads, peers and statistics that reproduce the measurements of vigie's papers.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use vigie_bench::client::PingPong;
+//! use vigie_bench::compute::YieldEvery;
+//! use vigie_bench::server::ServerPlan;
+//! use vigie_bench::system::System;
+//!
+//! fn main() -> Result<(), vigie_bench::BenchError> {
+//!     vigie_bench::child::maybe_run_child();
+//!     let hogs = YieldEvery::Step(Duration::from_micros(100));
+//!     let server = ServerPlan::new(System::Vigie).compute(10, hogs).start()?;
+//!     let echoes = PingPong::new(server.address()).samples(1_000).run(&mut |_done| ())?;
+//!     println!("{:?}", echoes.samples.summary());
+//!     Ok(())
+//! }
+//! ```
+//!
+//! # Main types
+//! - [`PingPong`](client::PingPong): the external client, in a process of its own.
+//! - [`ServerPlan`](server::ServerPlan) and [`Server`](server::Server): a [`System`](system::System)
+//!   under load, in a process of its own. [`AsyncSystem`](system::AsyncSystem) is what the workload
+//!   needs of a runtime.
+//! - [`ReactionPlan`](reaction::ReactionPlan) and [`PendingPlan`](pending::PendingPlan): Tables 1 and 2
+//!   of [scheduler-centric-io]; both give [`Row`](report::Row)s, for tables, JSON and goals.
+//! - [`GOALS`](goals::GOALS): what vigie must reach, checked by `vigie-bench goals`.
+//!
+//! # Who runs where
+//! ```text
+//!   vigie-bench (parent): plans, waits, tables          one thread, asleep while others measure
+//!      │ starts                     │ starts
+//!      ▼                            ▼
+//!   server process  ◀── TCP ──▶  client process         SCHED_FIFO where allowed, one thread
+//!   the system under test,       sends, times, reports
+//!   compute tasks all the time
+//! ```
+//! Server and client are this program, started again: `main` calls
+//! [`maybe_run_child`](child::maybe_run_child) first.
+//!
+//! # Limits
+//! Everything runs on one host, over loopback TCP, with one message in flight. Systems are measured
+//! in turns (A B A B), so that a drift of the machine meets them all; still, trust ratios from one
+//! run, not absolute times from two.
+//!
+//! # Features
+//! `peers` (default) brings the peers that build cheaply, at present `smol`. tokio and plain threads
+//! are always there.
+
+pub mod clock;
+
+pub mod compute;
+pub mod statistics;
+
+pub mod error;
+mod limits;
+mod realtime;
+mod strace;
+
+pub mod child;
+pub mod client;
+pub mod server;
+pub mod system;
+mod workload;
+
+pub mod counting;
+pub mod idle;
+pub mod pending;
+pub mod reaction;
+pub mod switches;
+
+pub mod machine;
+pub mod progress;
+pub mod report;
+pub mod table;
+
+pub mod goals;
+
+pub use self::error::{BenchError, Failure};
+pub use self::realtime::Priority;

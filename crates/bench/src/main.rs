@@ -1,0 +1,40 @@
+//! `vigie-bench`: reproduces the measurements of vigie's papers, beside peers, and checks the goals.
+
+mod cli;
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use clap::Parser;
+use vigie_bench::counting::CountingAllocator;
+
+use self::cli::Cli;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+fn main() -> ExitCode {
+    vigie_bench::child::maybe_run_child();
+    match Cli::parse().run() {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("vigie-bench: {}", chain(&error));
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Shows an error and what lies beneath it.
+fn chain(error: &dyn Error) -> String {
+    let mut shown = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let text = error.to_string();
+        // Some errors show their source themselves.
+        if !shown.contains(&text) {
+            shown = format!("{shown}: {text}");
+        }
+        source = error.source();
+    }
+    shown
+}

@@ -1,0 +1,281 @@
+//! Table 2: the time of a task with many switches, while K tasks wait for messages.
+//!
+//! "A single computing thread runs a computational task involving a lot of context switches, whereas
+//! a number of auxiliary service threads are waiting for messages on a TCP interface. […] An external
+//! client application generates a random series of messages" [scheduler-centric-io, §4.2].
+//!
+//! *Deviation:* the paper tells neither the number of switches nor the rate of messages. Here the
+//! task has 100 000 steps of 5 µs, and about 1000 messages a second go to sockets drawn at random;
+//! each is echoed, so that the table also tells how long a message waits.
+
+use std::time::Duration;
+
+use crate::client::{Echoes, PingPong, RemoteTask};
+use crate::clock::nanoseconds;
+use crate::error::BenchError;
+use crate::limits;
+use crate::progress::Progress;
+use crate::report::{Outcome, Row, find};
+use crate::server::ServerPlan;
+use crate::statistics::{Samples, median};
+use crate::system::System;
+use crate::table::{Table, three_digits, time};
+
+/// Name of the case in rows.
+pub const CASE: &str = "pending";
+
+/// Key of the number of waiting tasks in rows.
+pub const WAITING: &str = "waiting";
+
+/// Most tasks that poll for themselves: each of them makes a system call per step of the task.
+const NAIVE_WAITING_MAX: u32 = 64;
+
+/// Pauses between messages: 1 ms in the mean, unrelated to anything in the server.
+const SPACING_LEAST: Duration = Duration::from_micros(200);
+const SPACING_SPAN: Duration = Duration::from_micros(1600);
+
+/// How long a message may wait for its echo.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Numbers of waiting tasks in the paper's table.
+const PAPER_WAITING: [u32; 8] = [1, 2, 3, 4, 5, 6, 7, 8];
+
+/// The paper's rows in milliseconds [scheduler-centric-io, Table 2].
+const PAPER: [(System, [f64; 8]); 2] = [
+    (System::VigieNaive, [80.3, 101.3, 119.0, 137.2, 156.6, 175.7, 195.2, 215.7]),
+    (System::VigieEnhanced, [81.2, 84.0, 84.0, 84.7, 86.4, 87.9, 89.6, 91.6]),
+];
+
+/// Which systems run the task, beside how many waiting tasks.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct PendingPlan {
+    /// The systems, in the order of the table.
+    pub systems: Vec<System>,
+    /// Numbers of waiting tasks; the first is what the others are compared with.
+    pub waiting: Vec<u32>,
+    /// Steps of the task, with a yield after each.
+    pub steps: u32,
+    /// Length of a step.
+    pub step: Duration,
+    /// Turns, each with new processes; figures are medians over them.
+    pub rounds: u32,
+    /// Worker threads, where a system has a choice.
+    pub workers: usize,
+    /// Seed of all chance.
+    pub seed: u64,
+}
+
+impl PendingPlan {
+    /// Plans 100 000 steps of 5 µs beside 1 to 8, 64, 1 000 and 10 000 waiting tasks.
+    #[must_use]
+    pub fn new(systems: Vec<System>) -> Self {
+        Self {
+            systems,
+            waiting: PAPER_WAITING.into_iter().chain([64, 1_000, 10_000]).collect(),
+            steps: 100_000,
+            step: Duration::from_micros(5),
+            rounds: 3,
+            workers: 2,
+            seed: 0,
+        }
+    }
+
+    /// Returns how many cases [`run`](Self::run) measures, for its progress bar.
+    #[must_use]
+    pub fn cases(&self) -> usize {
+        self.cells().len() * self.rounds as usize
+    }
+
+    /// The cases, ordered so that systems take turns.
+    fn cells(&self) -> Vec<(u32, System)> {
+        let all = self.waiting.iter().flat_map(|&k| self.systems.iter().map(move |&s| (k, s)));
+        all.filter(|&(waiting, system)| {
+            system != System::VigieNaive || waiting <= NAIVE_WAITING_MAX
+        })
+        .collect()
+    }
+
+    /// Measures all cases, systems in turns.
+    ///
+    /// # Errors
+    /// [`Failure::DescriptorLimit`](crate::Failure::DescriptorLimit) at once, before anything is
+    /// measured, if this process may not open enough sockets; then those of the processes.
+    pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
+        let most = self.waiting.iter().copied().max().unwrap_or(0);
+        limits::allow_connections(most)
+            .map_err(|failure| BenchError::Failed { role: "server", failure })?;
+        let cells = self.cells();
+        let mut measured = vec![Cell::default(); cells.len()];
+        let mut seeds = fastrand::Rng::with_seed(self.seed);
+        let mut outcome = Outcome::default();
+        for _ in 0..self.rounds {
+            for (&(waiting, system), cell) in cells.iter().zip(&mut measured) {
+                progress.case(format!("{system}, {waiting} waiting tasks"));
+                let echoes = self.measure(system, waiting, seeds.u64(..))?;
+                cell.reaction.extend(echoes.samples.as_nanoseconds().iter().copied());
+                cell.completions.extend(echoes.completed);
+                outcome.priority = Some(echoes.priority);
+                progress.case_done();
+            }
+        }
+        for (&(waiting, system), cell) in cells.iter().zip(&measured) {
+            let first = self.waiting.first().map(|&first| (first, system));
+            let base = cells.iter().position(|&other| Some(other) == first);
+            let base = base.map(|index| &measured[index]);
+            outcome.rows.push(self.row(system, waiting, cell, base));
+        }
+        Ok(outcome)
+    }
+
+    fn measure(&self, system: System, waiting: u32, seed: u64) -> Result<Echoes, BenchError> {
+        let plan = ServerPlan::new(system).workers(self.workers).connections(waiting).control();
+        let server = plan.start()?;
+        let control = server.control().expect("invariant: the plan asks for a control connection");
+        PingPong::new(server.address())
+            .connections(waiting)
+            .spacing(SPACING_LEAST, SPACING_SPAN)
+            .patience(PATIENCE)
+            .seed(seed)
+            .until_completed(RemoteTask { control, steps: self.steps, step: self.step })
+            .run(&mut |_done| ())
+    }
+
+    fn row(&self, system: System, waiting: u32, cell: &Cell, base: Option<&Cell>) -> Row {
+        let mut row = Row::new(system, CASE)
+            .parameter(WAITING, waiting)
+            .parameter("steps", self.steps)
+            .parameter("step_us", self.step.as_secs_f64() * 1e6)
+            .parameter("workers", self.workers);
+        row.figures = cell.reaction.summary().map(|s| s.figures()).unwrap_or_default();
+        let milliseconds: Vec<f64> =
+            cell.completions.iter().map(|time| time.as_secs_f64() * 1e3).collect();
+        if let Some(middle) = median(&milliseconds) {
+            row = row.with_figure("completion_ms", middle).with_figure("rounds", self.rounds);
+        }
+        if let Some(ratio) = base.and_then(|base| cell.ratio_to(base)) {
+            row = row.with_figure("completion_ratio", ratio);
+        }
+        row.samples_ns.insert("reaction", cell.reaction.as_nanoseconds().to_vec());
+        let completions = cell.completions.iter().copied().map(nanoseconds).collect();
+        row.samples_ns.insert("completion", completions);
+        row
+    }
+
+    /// Shows completion times beside the paper's, their ratio to the first column, and how long
+    /// messages waited.
+    #[must_use]
+    pub fn tables(&self, rows: &[Row]) -> String {
+        let headings = |first: &str| {
+            let columns = self.waiting.iter().map(|waiting| format!("K={waiting}"));
+            [first.to_owned()].into_iter().chain(columns).collect::<Vec<_>>()
+        };
+        let title = format!(
+            "Table 2: completion time (ms) of {} steps of {:?} beside K waiting tasks",
+            self.steps, self.step
+        );
+        let mut completions = Table::new(title, headings("completion (ms)"));
+        let mut ratios = Table::new("Ratio to the first column", headings("ratio"));
+        let mut reactions =
+            Table::new("Reaction time of the messages meanwhile", headings("p50 / p99"));
+        for &system in &self.systems {
+            let cells = |show: fn(&Row) -> Option<String>| {
+                let cell = |&waiting| {
+                    let row = find(rows, system, CASE, (WAITING, waiting));
+                    row.and_then(show).unwrap_or_default()
+                };
+                let cells: Vec<_> = self.waiting.iter().map(cell).collect();
+                [system.label().to_owned()].into_iter().chain(cells)
+            };
+            completions.row(cells(|row| row.figure("completion_ms").map(|ms| format!("{ms:.1}"))));
+            ratios.row(cells(|row| row.figure("completion_ratio").map(|r| format!("{r:.3}"))));
+            reactions.row(cells(reaction_cell));
+            if let Some((completion, ratio)) = self.paper_cells(system) {
+                completions.row(completion);
+                ratios.row(ratio);
+            }
+        }
+        format!("{completions}\n\n{ratios}\n\n{reactions}\n")
+    }
+
+    /// The paper's completion times and their ratios, where our table has its columns.
+    fn paper_cells(&self, system: System) -> Option<(Vec<String>, Vec<String>)> {
+        let (_, times) = PAPER.iter().find(|(row, _)| *row == system)?;
+        let cells = |show: &dyn Fn(f64) -> String| {
+            let cell = |waiting: &u32| {
+                let column = PAPER_WAITING.iter().position(|paper| paper == waiting);
+                column.map_or_else(String::new, |column| show(times[column]))
+            };
+            let label = "   the paper, 2002".to_owned();
+            [label].into_iter().chain(self.waiting.iter().map(cell)).collect()
+        };
+        Some((
+            cells(&|time| format!("{time:.1}")),
+            cells(&|time| format!("{:.3}", time / times[0])),
+        ))
+    }
+}
+
+/// One case, all rounds together.
+#[derive(Clone, Debug, Default)]
+struct Cell {
+    completions: Vec<Duration>,
+    reaction: Samples,
+}
+
+impl Cell {
+    /// The median over rounds of the ratio within each round, so that a drift between rounds cancels.
+    fn ratio_to(&self, base: &Self) -> Option<f64> {
+        let rounds = self.completions.iter().zip(&base.completions);
+        median(
+            &rounds.map(|(own, base)| own.as_secs_f64() / base.as_secs_f64()).collect::<Vec<_>>(),
+        )
+    }
+}
+
+fn reaction_cell(row: &Row) -> Option<String> {
+    let p50 = row.figure("p50_us")?;
+    let p99 = row.figure("p99_us").map_or_else(|| "–".to_owned(), |us| time(us * 1e3));
+    let p50 = if p50 < 1e3 { format!("{} µs", three_digits(p50)) } else { time(p50 * 1e3) };
+    Some(format!("{p50} / {p99}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ratios_are_made_within_rounds() {
+        // Goal: a machine that slows down from round to round does not change the ratio.
+        // Method: three rounds, each twice as slow as the one before.
+        let cell = |first: u64| Cell {
+            completions: [1, 2, 4].map(|slow| Duration::from_millis(first * slow)).to_vec(),
+            reaction: Samples::new(),
+        };
+        let ratio = cell(110).ratio_to(&cell(100)).unwrap();
+        assert!((ratio - 1.1).abs() < 1e-9);
+        assert_eq!(Cell::default().ratio_to(&cell(1)), None);
+    }
+
+    #[test]
+    fn naive_polling_ends_at_its_bound() {
+        // Goal: no naive case above 64 tasks, every other case is there. Method: count.
+        let plan = PendingPlan::new(vec![System::VigieNaive, System::Vigie]);
+        let cells = plan.cells();
+        assert_eq!(cells.iter().filter(|(_, s)| *s == System::VigieNaive).count(), 9);
+        assert_eq!(cells.iter().filter(|(_, s)| *s == System::Vigie).count(), 11);
+    }
+
+    #[test]
+    fn the_paper_stands_beside_our_rows() {
+        // Goal: the paper's figures are in the right columns. Method: a table without measurements.
+        let mut plan = PendingPlan::new(vec![System::VigieEnhanced]);
+        plan.waiting = vec![1, 8];
+        let shown = plan.tables(&[]);
+        assert!(
+            shown.lines().any(|line| line.contains("81.2") && line.ends_with("91.6")),
+            "{shown}"
+        );
+        assert!(shown.lines().any(|line| line.contains("1.000") && line.ends_with("1.128")));
+    }
+}

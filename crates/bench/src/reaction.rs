@@ -1,0 +1,271 @@
+//! Table 1: the time until a message is echoed, while compute tasks run beside the echo.
+//!
+//! "A synthetic program launches a number of threads running some computation, whereas a single
+//! server thread waits for incoming messages and echoes them back as soon as it receives them. An
+//! external client application issues messages and records the time needed to receive back the
+//! echo" [scheduler-centric-io, §4.1].
+
+use std::time::Duration;
+
+use crate::client::PingPong;
+use crate::compute::YieldEvery;
+use crate::error::BenchError;
+use crate::progress::Progress;
+use crate::report::{Outcome, Row, find};
+use crate::server::ServerPlan;
+use crate::statistics::Samples;
+use crate::system::System;
+use crate::table::{Table, three_digits, time};
+
+/// Name of the case in rows.
+pub const CASE: &str = "reaction";
+
+/// Key of the number of compute tasks in rows.
+pub const COMPUTE: &str = "compute";
+
+/// Shortest pause between an echo and the next message.
+const SPACING_LEAST: Duration = Duration::from_millis(1);
+
+/// Shortest range over which the pauses spread, for servers without compute tasks.
+const SPACING_SPAN_LEAST: Duration = Duration::from_millis(3);
+
+/// What an idle machine may take for one echo before it counts as no reaction.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Numbers of compute tasks in the paper's table.
+const PAPER_COMPUTE: [u32; 5] = [0, 1, 2, 5, 10];
+
+/// The paper's rows, means in milliseconds [scheduler-centric-io, Table 1]: two nodes, each two
+/// Pentium II at 450 MHz, 100 Mb/s Ethernet between them.
+const PAPER: [(System, [f64; 5]); 3] = [
+    (System::VigieNaive, [0.130, 5.011, 10.022, 25.010, 50.010]),
+    (System::VigieEnhanced, [0.134, 4.846, 4.837, 5.471, 4.848]),
+    (System::VigieBlocking, [0.451, 0.453, 0.452, 0.457, 0.453]),
+];
+
+/// Which systems react to how many messages, with how many compute tasks beside.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ReactionPlan {
+    /// The systems, in the order of the table.
+    pub systems: Vec<System>,
+    /// Numbers of compute tasks.
+    pub compute: Vec<u32>,
+    /// How often each compute task yields.
+    pub yield_every: YieldEvery,
+    /// Messages per system and number of compute tasks, at most.
+    pub samples: u32,
+    /// Time per system and number of compute tasks, at most.
+    pub budget: Duration,
+    /// Turns in which samples and budget are spent, each with new processes.
+    pub rounds: u32,
+    /// Worker threads, where a system has a choice.
+    pub workers: usize,
+    /// Seed of all chance.
+    pub seed: u64,
+}
+
+impl ReactionPlan {
+    /// Plans the paper's table: 0, 1, 2, 5, 10 compute tasks that yield every 10 ms.
+    #[must_use]
+    pub fn new(systems: Vec<System>) -> Self {
+        Self {
+            systems,
+            compute: PAPER_COMPUTE.to_vec(),
+            yield_every: YieldEvery::Step(Duration::from_millis(10)),
+            samples: 300,
+            budget: Duration::from_secs(2),
+            rounds: 2,
+            workers: 2,
+            seed: 0,
+        }
+    }
+
+    /// Returns how many cases [`run`](Self::run) measures, for its progress bar.
+    #[must_use]
+    pub fn cases(&self) -> usize {
+        self.systems.len() * self.compute.len() * self.rounds as usize
+    }
+
+    /// Measures all cases, systems in turns.
+    ///
+    /// # Errors
+    /// Those of the processes. A system that does not react is no error: its row says so.
+    pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
+        let mut outcome = Outcome::default();
+        for &compute in &self.compute {
+            for &system in &self.systems {
+                outcome.rows.push(self.empty_row(system, compute));
+            }
+        }
+        let mut seeds = fastrand::Rng::with_seed(self.seed);
+        let mut samples = vec![Samples::new(); outcome.rows.len()];
+        for _ in 0..self.rounds {
+            for (index, row) in outcome.rows.iter_mut().enumerate() {
+                let seed = seeds.u64(..);
+                if row.failure.is_some() {
+                    progress.case_done();
+                    continue;
+                }
+                let compute = self.compute[index / self.systems.len()];
+                match self.measure(row.system, compute, seed, progress) {
+                    Ok(echoes) => {
+                        samples[index].extend(echoes.samples.as_nanoseconds().iter().copied());
+                        outcome.priority = Some(echoes.priority);
+                    }
+                    Err(error) if error.is_no_echo() => row.failure = Some(error.to_string()),
+                    Err(error) => return Err(error),
+                }
+                progress.case_done();
+            }
+        }
+        for (row, samples) in outcome.rows.iter_mut().zip(samples) {
+            if row.failure.is_none() {
+                row.figures = samples.summary().map(|s| s.figures()).unwrap_or_default();
+            }
+            row.samples_ns.insert("reaction", samples.as_nanoseconds().to_vec());
+        }
+        Ok(outcome)
+    }
+
+    fn empty_row(&self, system: System, compute: u32) -> Row {
+        Row::new(system, CASE)
+            .parameter(COMPUTE, compute)
+            .parameter("yield_every", self.yield_every.to_string())
+            .parameter("workers", self.workers)
+    }
+
+    fn measure(
+        &self,
+        system: System,
+        compute: u32,
+        seed: u64,
+        progress: &Progress,
+    ) -> Result<crate::client::Echoes, BenchError> {
+        progress.case(format!("{system}, {compute} compute tasks"));
+        let plan = ServerPlan::new(system).workers(self.workers);
+        let server = plan.compute(compute, self.yield_every).start()?;
+        let cycle = match self.yield_every {
+            YieldEvery::Step(step) => step * compute,
+            YieldEvery::Never => Duration::ZERO,
+        };
+        let samples = self.samples.div_ceil(self.rounds);
+        PingPong::new(server.address())
+            .samples(samples)
+            .budget(self.budget / self.rounds)
+            .spacing(SPACING_LEAST, cycle.max(SPACING_SPAN_LEAST))
+            .patience(PATIENCE + cycle * 4)
+            .seed(seed)
+            .run(&mut |done| progress.part(done, samples as usize))
+    }
+
+    /// Shows means beside the paper's, and percentiles.
+    #[must_use]
+    pub fn tables(&self, rows: &[Row]) -> String {
+        let headings = |first: &str| {
+            let columns = self.compute.iter().map(|compute| format!("N = {compute}"));
+            [first.to_owned()].into_iter().chain(columns).collect::<Vec<_>>()
+        };
+        let every = self.yield_every;
+        let mut means = Table::new(
+            format!(
+                "Table 1: mean reaction time (ms) beside N compute tasks that yield every {every}"
+            ),
+            headings("mean ± 95 % (ms)"),
+        );
+        let has_p99 =
+            rows.iter().all(|row| row.failure.is_some() || row.figure("p99_us").is_some());
+        let (percentile_heading, percentile_cell): (_, fn(&Row) -> String) = if has_p99 {
+            ("p50 / p90 / p99", |row| figures_cell(row, &["p50_us", "p90_us", "p99_us"]))
+        } else {
+            ("p50 / max", |row| figures_cell(row, &["p50_us", "max_us"]))
+        };
+        let mut percentiles = Table::new("Percentiles", headings(percentile_heading));
+        for &system in &self.systems {
+            let cells = |show: fn(&Row) -> String| {
+                let cell = |&compute| {
+                    find(rows, system, CASE, (COMPUTE, compute)).map(show).unwrap_or_default()
+                };
+                let cells: Vec<_> = self.compute.iter().map(cell).collect();
+                [system.label().to_owned()].into_iter().chain(cells)
+            };
+            means.row(cells(mean_cell));
+            percentiles.row(cells(percentile_cell));
+            if let Some(paper) = self.paper_cells(system) {
+                means.row(paper);
+            }
+        }
+        format!(
+            "{means}\n\n{percentiles}\n\
+             p99 is shown if every cell has 1000 samples (`--samples`, `--budget`); {}.\n",
+            self.paper_note()
+        )
+    }
+
+    /// The paper's row, where our table has its columns and its quantum.
+    fn paper_cells(&self, system: System) -> Option<Vec<String>> {
+        let (_, means) = PAPER.iter().find(|(row, _)| *row == system)?;
+        let cell = |compute: &u32| {
+            let column = PAPER_COMPUTE.iter().position(|paper| paper == compute);
+            column.map_or_else(String::new, |column| format!("{:.3}", means[column]))
+        };
+        let label = "   the paper, 2002 (quantum 10 ms)".to_owned();
+        Some([label].into_iter().chain(self.compute.iter().map(cell)).collect())
+    }
+
+    fn paper_note(&self) -> &'static str {
+        if self.yield_every == YieldEvery::Step(Duration::from_millis(10)) {
+            "the paper's shape: naive grows as N·quantum/2, enhanced stays at quantum/2, blocking \
+             does not depend on N"
+        } else {
+            "the paper's rows are for a quantum of 10 ms: compare them with `--yield-every 10ms`"
+        }
+    }
+}
+
+fn mean_cell(row: &Row) -> String {
+    let failed = || no_reaction(row);
+    let cell = || {
+        let (mean, error) = (row.figure("mean_us")?, row.figure("mean_error_us")?);
+        Some(format!("{} ± {}", three_digits(mean / 1e3), three_digits(error / 1e3)))
+    };
+    cell().unwrap_or_else(failed)
+}
+
+fn figures_cell(row: &Row, keys: &[&str]) -> String {
+    if row.figures.is_empty() {
+        return no_reaction(row);
+    }
+    let figure = |key: &&str| row.figure(key).map_or_else(|| "–".to_owned(), |us| time(us * 1e3));
+    keys.iter().map(figure).collect::<Vec<_>>().join(" / ")
+}
+
+fn no_reaction(row: &Row) -> String {
+    row.failure.as_ref().map_or_else(String::new, |_| "no echo".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_paper_stands_beside_our_rows() {
+        // Goal: the paper's figures are in the right columns, also when some are left out.
+        // Method: a table without measurements.
+        let mut plan = ReactionPlan::new(vec![System::VigieNaive, System::Tokio]);
+        plan.compute = vec![10, 0];
+        let shown = plan.tables(&[]);
+        let paper = shown.lines().find(|line| line.contains("the paper, 2002")).unwrap();
+        let cells: Vec<_> = paper.split_whitespace().rev().take(2).collect();
+        assert_eq!(cells, ["0.130", "50.010"]);
+    }
+
+    #[test]
+    fn a_system_without_reaction_says_so() {
+        // Goal: a failed case is seen in the table. Method: a row with a failure.
+        let mut row = Row::new(System::Tokio, CASE).parameter(COMPUTE, 2);
+        row.failure = Some("no echo within 3s".to_owned());
+        assert_eq!(mean_cell(&row), "no echo");
+        assert_eq!(figures_cell(&row, &["p50_us"]), "no echo");
+    }
+}

@@ -1,0 +1,166 @@
+//! The server under test, in a process of its own.
+//!
+//! [`ServerPlan`] says which system serves which load, [`ServerPlan::start`] starts the process and
+//! returns once it listens, and dropping the [`Server`] kills it. What the process does is one text
+//! for all systems (`workload`), so that they differ in their scheduler only.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::child::{Child, Message, Role};
+use crate::compute::YieldEvery;
+use crate::error::{BenchError, Failure};
+use crate::limits;
+use crate::system::System;
+
+/// How long a server may take to listen.
+const START_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Size of a [`Command`] on the control connection.
+pub(crate) const COMMAND_BYTES: usize = 12;
+
+/// A server: which system, with which load beside the echo.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[must_use = "a plan serves nothing before `start`"]
+pub struct ServerPlan {
+    pub(crate) system: System,
+    pub(crate) workers: usize,
+    pub(crate) compute: u32,
+    pub(crate) yield_every: YieldEvery,
+    pub(crate) connections: u32,
+    pub(crate) has_control: bool,
+}
+
+impl ServerPlan {
+    /// Plans an echo server for one connection, on two worker threads, with nothing beside it.
+    pub const fn new(system: System) -> Self {
+        Self {
+            system,
+            workers: 2,
+            compute: 0,
+            yield_every: YieldEvery::Never,
+            connections: 1,
+            has_control: false,
+        }
+    }
+
+    /// Sets how many threads run tasks, where the system has a choice. Default: 2, as many
+    /// processors as the machine of [scheduler-centric-io, §4] had.
+    pub const fn workers(mut self, workers: usize) -> Self {
+        self.workers = workers;
+        self
+    }
+
+    /// Sets how many compute tasks run all the time, and how often each yields. Default: none.
+    pub const fn compute(mut self, count: u32, yield_every: YieldEvery) -> Self {
+        self.compute = count;
+        self.yield_every = yield_every;
+        self
+    }
+
+    /// Sets how many connections are accepted; after that the server stops listening, so that no
+    /// pending accept disturbs the measurement. Default: 1.
+    pub const fn connections(mut self, connections: u32) -> Self {
+        self.connections = connections;
+        self
+    }
+
+    /// Adds a control connection on which a client starts compute tasks and learns their time.
+    pub(crate) const fn control(mut self) -> Self {
+        self.has_control = true;
+        self
+    }
+
+    /// Starts the server process and waits until it listens.
+    ///
+    /// # Errors
+    /// [`BenchError::Failed`] with the server's own reason, or another variant if the process does
+    /// not get that far.
+    pub fn start(&self) -> Result<Server, BenchError> {
+        self.start_under(&[])
+    }
+
+    /// Starts the server process under a tracer whose command line is `wrapper`.
+    pub(crate) fn start_under(&self, wrapper: &[String]) -> Result<Server, BenchError> {
+        let mut child = Child::start_under(wrapper, &Role::Server(self.clone()))?;
+        match child.next(START_PATIENCE)? {
+            Message::Listening { process, echo, control } => {
+                Ok(Server { _child: child, process, echo, control })
+            }
+            other => Err(child.unexpected(&other)),
+        }
+    }
+}
+
+/// A running server process; dropping it kills it.
+#[derive(Debug)]
+#[must_use = "dropping a server kills it"]
+pub struct Server {
+    _child: Child,
+    process: u32,
+    echo: SocketAddr,
+    control: Option<SocketAddr>,
+}
+
+impl Server {
+    /// Returns where the server echoes.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.echo
+    }
+
+    /// Returns the process that serves.
+    #[must_use]
+    pub const fn process(&self) -> u32 {
+        self.process
+    }
+
+    pub(crate) const fn control(&self) -> Option<SocketAddr> {
+        self.control
+    }
+}
+
+/// Serves `plan` in this process, until it is killed.
+pub(crate) fn serve(plan: &ServerPlan) -> Result<(), Failure> {
+    limits::allow_connections(plan.connections)?;
+    plan.system.runner().map_err(Failure::runtime)?.serve(plan)
+}
+
+/// What a client writes on the control connection: run this many steps, each of this length. The
+/// server answers with eight bytes: the nanoseconds that it took, little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Command {
+    pub(crate) steps: u32,
+    pub(crate) step: Duration,
+}
+
+impl Command {
+    pub(crate) fn to_bytes(self) -> [u8; COMMAND_BYTES] {
+        let mut bytes = [0; COMMAND_BYTES];
+        bytes[..4].copy_from_slice(&self.steps.to_le_bytes());
+        bytes[4..].copy_from_slice(&crate::clock::nanoseconds(self.step).to_le_bytes());
+        bytes
+    }
+
+    pub(crate) fn from_bytes(bytes: [u8; COMMAND_BYTES]) -> Self {
+        let [a, b, c, d, step @ ..] = bytes;
+        Self {
+            steps: u32::from_le_bytes([a, b, c, d]),
+            step: Duration::from_nanos(u64::from_le_bytes(step)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_survives_its_bytes() {
+        // Goal: client and server agree on the control connection. Method: there and back.
+        let command = Command { steps: 100_000, step: Duration::from_micros(5) };
+        assert_eq!(Command::from_bytes(command.to_bytes()), command);
+    }
+}

@@ -1,0 +1,215 @@
+//! The systems under test: vigie in the ways of the paper, and its peers.
+//!
+//! [`System`] names them all. An async system is an implementation of [`AsyncSystem`], a dozen
+//! operations on which the one workload runs; the closed set [`System`] dispatches once per process.
+
+mod async_system;
+#[cfg(feature = "smol")]
+pub mod smol;
+mod threads;
+pub mod tokio;
+pub mod vigie;
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+pub use self::async_system::AsyncSystem;
+
+use self::async_system::Async;
+#[cfg(feature = "smol")]
+use self::smol::Smol;
+use self::threads::Threads;
+use self::tokio::{TokioCurrentThread, TokioMultiThread};
+use self::vigie::{VigieBlocking, VigieEnhanced, VigieHybrid, VigieNaive, VigieUserLevel};
+use crate::error::Failure;
+use crate::server::ServerPlan;
+use crate::switches::{SwitchCounts, SwitchPlan};
+
+/// A scheduler that a measurement can run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+#[non_exhaustive]
+pub enum System {
+    /// Row 1 of the paper's tables: each task polls its own socket when it is scheduled.
+    VigieNaive,
+    /// Row 2: user-level flavor, the scheduler polls the group of all sockets at every switch.
+    VigieEnhanced,
+    /// Row 3 of Table 1: hybrid flavor, each connection is served by blocking calls on a kernel thread.
+    VigieBlocking,
+    /// The user-level flavor as a program gets it by default.
+    VigieUserLevel,
+    /// The hybrid flavor as a program gets it by default.
+    Vigie,
+    /// tokio, multi-thread.
+    Tokio,
+    /// tokio, current-thread.
+    TokioCurrentThread,
+    /// smol's executor.
+    Smol,
+    /// A kernel thread per connection and per compute task.
+    Threads,
+}
+
+impl System {
+    /// All systems, compiled in or not, in the order of the tables.
+    pub const ALL: [Self; 9] = [
+        Self::VigieNaive,
+        Self::VigieEnhanced,
+        Self::VigieBlocking,
+        Self::VigieUserLevel,
+        Self::Vigie,
+        Self::Tokio,
+        Self::TokioCurrentThread,
+        Self::Smol,
+        Self::Threads,
+    ];
+
+    /// Returns the name on the command line and in results.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::VigieNaive => "vigie-naive",
+            Self::VigieEnhanced => "vigie-enhanced",
+            Self::VigieBlocking => "vigie-blocking",
+            Self::VigieUserLevel => "vigie-user-level",
+            Self::Vigie => "vigie",
+            Self::Tokio => "tokio",
+            Self::TokioCurrentThread => "tokio-current-thread",
+            Self::Smol => "smol",
+            Self::Threads => "threads",
+        }
+    }
+
+    /// Returns the label of the system's rows in tables.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::VigieNaive => "naive polling (vigie user-level)",
+            Self::VigieEnhanced => "enhanced polling (vigie user-level)",
+            Self::VigieBlocking => "blocking calls (vigie hybrid)",
+            Self::VigieUserLevel => "vigie user-level, adaptive",
+            Self::Vigie => "vigie hybrid, adaptive",
+            Self::Tokio => "tokio multi-thread",
+            Self::TokioCurrentThread => "tokio current-thread",
+            Self::Smol => "smol",
+            Self::Threads => "kernel threads",
+        }
+    }
+
+    /// Tells whether this program contains the system.
+    #[must_use]
+    pub fn is_compiled(self) -> bool {
+        self.runner().is_ok()
+    }
+
+    /// Returns what runs this system.
+    pub(crate) fn runner(self) -> Result<&'static dyn Runner, SystemError> {
+        Ok(match self {
+            Self::VigieNaive => &Async::<VigieNaive>::NEW,
+            Self::VigieEnhanced => &Async::<VigieEnhanced>::NEW,
+            Self::VigieBlocking => &Async::<VigieBlocking>::NEW,
+            Self::VigieUserLevel => &Async::<VigieUserLevel>::NEW,
+            Self::Vigie => &Async::<VigieHybrid>::NEW,
+            Self::Tokio => &Async::<TokioMultiThread>::NEW,
+            Self::TokioCurrentThread => &Async::<TokioCurrentThread>::NEW,
+            #[cfg(feature = "smol")]
+            Self::Smol => &Async::<Smol>::NEW,
+            #[cfg(not(feature = "smol"))]
+            Self::Smol => {
+                return Err(SystemError::NotCompiled { name: self.name(), feature: "smol" });
+            }
+            Self::Threads => &Threads,
+        })
+    }
+}
+
+impl fmt::Display for System {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for System {
+    type Err = SystemError;
+
+    /// Finds a system by its name; the error tells which there are.
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let known = Self::ALL.into_iter().find(|system| system.name() == name);
+        let system = known.ok_or_else(|| SystemError::Unknown { name: name.to_owned() })?;
+        system.runner().map(|_| system)
+    }
+}
+
+impl From<System> for String {
+    fn from(system: System) -> Self {
+        system.name().to_owned()
+    }
+}
+
+impl TryFrom<String> for System {
+    type Error = SystemError;
+
+    fn try_from(name: String) -> Result<Self, Self::Error> {
+        name.parse()
+    }
+}
+
+/// A name that stands for no system of this program.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum SystemError {
+    /// There is no such system.
+    #[error("no system is named {name:?}; there are {}", names())]
+    Unknown {
+        /// What was given.
+        name: String,
+    },
+    /// There is, but not in this program.
+    #[error(
+        "{name} is not compiled in: build vigie-bench with `--features {feature}`; there are {}",
+        names()
+    )]
+    NotCompiled {
+        /// Name of the system.
+        name: &'static str,
+        /// The cargo feature that brings it.
+        feature: &'static str,
+    },
+}
+
+fn names() -> String {
+    let compiled = System::ALL.into_iter().filter(|system| system.is_compiled());
+    compiled.map(System::name).collect::<Vec<_>>().join(", ")
+}
+
+/// Runs the workloads on one system, in this process.
+pub(crate) trait Runner: Sync {
+    /// Serves until the process is killed.
+    fn serve(&self, plan: &ServerPlan) -> Result<(), Failure>;
+
+    /// Makes tasks switch, and counts what that costs.
+    fn switch(&self, plan: &SwitchPlan) -> Result<SwitchCounts, Failure>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_find_their_systems() {
+        // Goal: every compiled system is found by its own name. Method: exhaustive.
+        for system in System::ALL.into_iter().filter(|system| system.is_compiled()) {
+            assert_eq!(system.name().parse(), Ok(system));
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_tells_the_known_ones() {
+        // Goal: the error says what to write instead. Method: a misspelt name.
+        let error = "tokyo".parse::<System>().unwrap_err().to_string();
+        assert!(error.contains("\"tokyo\"") && error.contains("tokio, "), "{error}");
+    }
+}

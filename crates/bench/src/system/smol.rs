@@ -1,0 +1,87 @@
+//! smol's executor, on threads of our own as its documentation shows.
+
+use std::future;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::thread;
+use std::time::Duration;
+
+use smol::Executor;
+use smol::io::{AsyncReadExt, AsyncWriteExt};
+use smol::net::{TcpListener, TcpStream};
+
+use super::AsyncSystem;
+use crate::error::Failure;
+
+/// One per process, as in `smol::spawn`, which reads its number of threads from the environment.
+static EXECUTOR: Executor<'static> = Executor::new();
+
+/// smol's executor.
+#[derive(Debug)]
+pub struct Smol(());
+
+impl AsyncSystem for Smol {
+    type Listener = TcpListener;
+    type Stream = TcpStream;
+
+    fn start(workers: usize) -> Result<Self, Failure> {
+        for index in 0..workers {
+            thread::Builder::new()
+                .name(format!("smol-{index}"))
+                .spawn(|| smol::block_on(EXECUTOR.run(future::pending::<()>())))
+                .map_err(Failure::runtime)?;
+        }
+        Ok(Self(()))
+    }
+
+    fn block_on<F>(&self, future: F) -> F::Output
+    where
+        F: Future + Send,
+        F::Output: Send,
+    {
+        smol::block_on(future)
+    }
+
+    fn spawn<F>(future: F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        EXECUTOR.spawn(future).detach();
+    }
+
+    fn call<F, T>(future: F) -> impl Future<Output = T> + Send
+    where
+        F: Future<Output = T> + Send + 'static,
+        T: Send + 'static,
+    {
+        EXECUTOR.spawn(future)
+    }
+
+    async fn yield_now() {
+        smol::future::yield_now().await;
+    }
+
+    async fn sleep(duration: Duration) {
+        smol::Timer::after(duration).await;
+    }
+
+    fn listen() -> io::Result<(Self::Listener, SocketAddr)> {
+        let listener = smol::Async::<std::net::TcpListener>::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let address = listener.get_ref().local_addr()?;
+        Ok((listener.into(), address))
+    }
+
+    async fn accept(listener: &Self::Listener) -> io::Result<Self::Stream> {
+        let (stream, _) = listener.accept().await?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+
+    async fn read(stream: &mut Self::Stream, buffer: &mut [u8]) -> io::Result<usize> {
+        stream.read(buffer).await
+    }
+
+    async fn write_all(stream: &mut Self::Stream, bytes: &[u8]) -> io::Result<()> {
+        stream.write_all(bytes).await
+    }
+}

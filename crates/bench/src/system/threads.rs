@@ -1,0 +1,122 @@
+//! Plain kernel threads: one per connection, one per compute task, blocking calls everywhere.
+//!
+//! What the kernel's scheduler achieves with this is the mark for a runtime under load.
+
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::process;
+use std::thread;
+use std::time::Duration;
+
+use super::{Runner, System};
+use crate::child::Message;
+use crate::clock;
+use crate::compute::{YieldEvery, busy};
+use crate::error::Failure;
+use crate::server::{COMMAND_BYTES, Command, ServerPlan};
+use crate::switches::{SwitchCounts, SwitchPlan};
+
+/// Stack of a thread: ten thousand of them must fit.
+const STACK_BYTES: usize = 128 * 1024;
+
+/// Runs the workloads without any runtime.
+#[derive(Debug)]
+pub(crate) struct Threads;
+
+impl Runner for Threads {
+    fn serve(&self, plan: &ServerPlan) -> Result<(), Failure> {
+        let (listener, echo) = listen()?;
+        let mut control = None;
+        if plan.has_control {
+            let (listener, address) = listen()?;
+            control = Some(address);
+            spawn(move || {
+                if let Err(error) = serve_control(&listener) {
+                    eprintln!("control connection: {error}");
+                }
+            })?;
+        }
+        let every = plan.yield_every;
+        for _ in 0..plan.compute {
+            spawn(move || compute(every))?;
+        }
+        Message::Listening { process: process::id(), echo, control }.print();
+        for _ in 0..plan.connections {
+            let stream = accept(&listener).map_err(Failure::io("accepting"))?;
+            spawn(move || serve_blocking(stream))?;
+        }
+        drop(listener);
+        loop {
+            thread::park();
+        }
+    }
+
+    fn switch(&self, _plan: &SwitchPlan) -> Result<SwitchCounts, Failure> {
+        Err(Failure::Unsupported {
+            system: System::Threads.name().to_owned(),
+            reason: "the kernel switches its threads".to_owned(),
+        })
+    }
+}
+
+/// Echoes by blocking calls, until the peer closes or fails.
+pub(crate) fn serve_blocking(mut stream: TcpStream) {
+    let mut buffer = [0; 1024];
+    loop {
+        let Ok(count @ 1..) = stream.read(&mut buffer) else { return };
+        if stream.write_all(&buffer[..count]).is_err() {
+            return;
+        }
+    }
+}
+
+/// Accepts one connection and turns Nagle's algorithm off on it.
+pub(crate) fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
+    let (stream, _) = listener.accept()?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+fn listen() -> Result<(TcpListener, SocketAddr), Failure> {
+    let bind = || -> io::Result<_> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let address = listener.local_addr()?;
+        Ok((listener, address))
+    };
+    bind().map_err(Failure::io("listening on 127.0.0.1"))
+}
+
+fn spawn(body: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
+    let thread = thread::Builder::new().stack_size(STACK_BYTES).spawn(body);
+    thread.map(drop).map_err(Failure::io("starting a thread (see `ulimit -u`)"))
+}
+
+fn compute(every: YieldEvery) {
+    loop {
+        busy(every.step());
+        if every.yields() {
+            thread::yield_now();
+        }
+    }
+}
+
+fn serve_control(listener: &TcpListener) -> io::Result<()> {
+    let mut stream = accept(listener)?;
+    loop {
+        let mut bytes = [0; COMMAND_BYTES];
+        if stream.read_exact(&mut bytes).is_err() {
+            return Ok(());
+        }
+        let elapsed = run_steps(Command::from_bytes(bytes));
+        stream.write_all(&clock::nanoseconds(elapsed).to_le_bytes())?;
+    }
+}
+
+fn run_steps(command: Command) -> Duration {
+    let start = clock::now();
+    for _ in 0..command.steps {
+        busy(command.step);
+        thread::yield_now();
+    }
+    start.elapsed()
+}

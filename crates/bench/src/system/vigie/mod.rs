@@ -1,0 +1,153 @@
+//! vigie, in the two ways in which programs get it and in the three ways of the paper.
+//!
+//! | system | flavor | who detects the echo's events |
+//! | --- | --- | --- |
+//! | [`VigieNaive`] | user-level | the echo task itself, whenever it is scheduled |
+//! | [`VigieEnhanced`] | user-level | the scheduler, by one poll of the group at each switch |
+//! | [`VigieBlocking`] | hybrid | the kernel: a blocking call on a thread of its own |
+//! | [`VigieUserLevel`] | user-level | the scheduler, as its policy decides |
+//! | [`VigieHybrid`] | hybrid | the scheduler, as its policy decides |
+
+mod blocking;
+mod naive;
+
+use std::fmt;
+use std::io;
+use std::marker::PhantomData;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use vigie_detect::net::{TcpListener, TcpStream};
+use vigie_detect::{Fixed, Frequency, Strategy};
+use vigie_runtime::{Flavor, Runtime};
+
+pub(super) use self::blocking::VigieBlocking;
+pub(super) use self::naive::VigieNaive;
+use super::AsyncSystem;
+use crate::error::Failure;
+
+/// The user-level flavor with its default policy.
+pub type VigieUserLevel = Vigie<UserLevel>;
+
+/// The hybrid flavor with its default policy.
+pub type VigieHybrid = Vigie<Hybrid>;
+
+/// The user-level flavor with the paper's polling: the group, at each switch [scheduler-centric-io, §3.1].
+pub(super) type VigieEnhanced = Vigie<EnhancedPolling>;
+
+/// vigie, built as `S` says.
+pub struct Vigie<S> {
+    runtime: Runtime,
+    setting: PhantomData<fn() -> S>,
+}
+
+impl<S> fmt::Debug for Vigie<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Vigie").finish_non_exhaustive()
+    }
+}
+
+/// A way to build the runtime.
+pub trait Setting: 'static {
+    /// Builds the runtime, on `workers` threads where the flavor has a choice.
+    ///
+    /// # Errors
+    /// [`Failure::Runtime`] with the builder's reason.
+    fn build(workers: usize) -> Result<Runtime, Failure>;
+}
+
+/// Names the default of the user-level flavor.
+#[derive(Debug)]
+#[expect(clippy::exhaustive_enums, reason = "it has no value, and will not get one")]
+pub enum UserLevel {}
+
+impl Setting for UserLevel {
+    fn build(_workers: usize) -> Result<Runtime, Failure> {
+        Runtime::builder().flavor(Flavor::UserLevel).build().map_err(Failure::runtime)
+    }
+}
+
+/// Names the default of the hybrid flavor.
+#[derive(Debug)]
+#[expect(clippy::exhaustive_enums, reason = "it has no value, and will not get one")]
+pub enum Hybrid {}
+
+impl Setting for Hybrid {
+    fn build(workers: usize) -> Result<Runtime, Failure> {
+        let builder = Runtime::builder().flavor(Flavor::Hybrid).workers(workers);
+        builder.build().map_err(Failure::runtime)
+    }
+}
+
+/// Names the paper's "enhanced polling".
+#[derive(Debug)]
+pub(super) enum EnhancedPolling {}
+
+impl Setting for EnhancedPolling {
+    fn build(_workers: usize) -> Result<Runtime, Failure> {
+        let every_switch = Strategy::PollGroup { every: Frequency::Switches(1) };
+        let builder = Runtime::builder().flavor(Flavor::UserLevel);
+        builder.readiness_policy(Fixed(every_switch)).build().map_err(Failure::runtime)
+    }
+}
+
+impl<S: Setting> AsyncSystem for Vigie<S> {
+    type Listener = TcpListener;
+    type Stream = TcpStream;
+
+    fn start(workers: usize) -> Result<Self, Failure> {
+        Ok(Self { runtime: S::build(workers)?, setting: PhantomData })
+    }
+
+    fn block_on<F>(&self, future: F) -> F::Output
+    where
+        F: Future + Send,
+        F::Output: Send,
+    {
+        self.runtime.block_on(future)
+    }
+
+    fn spawn<F>(future: F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        drop(vigie_runtime::spawn(future));
+    }
+
+    async fn call<F, T>(future: F) -> T
+    where
+        F: Future<Output = T> + Send + 'static,
+        T: Send + 'static,
+    {
+        vigie_runtime::spawn(future).await.expect("invariant: a task of the workload never panics")
+    }
+
+    fn yield_now() -> impl Future<Output = ()> + Send {
+        vigie_runtime::yield_now()
+    }
+
+    fn sleep(duration: Duration) -> impl Future<Output = ()> + Send {
+        vigie_runtime::time::sleep(duration)
+    }
+
+    fn listen() -> io::Result<(Self::Listener, SocketAddr)> {
+        let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+        let address = listener.local_addr()?;
+        Ok((listener, address))
+    }
+
+    async fn accept(listener: &Self::Listener) -> io::Result<Self::Stream> {
+        let (stream, _) = listener.accept().await?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+
+    async fn read(stream: &mut Self::Stream, buffer: &mut [u8]) -> io::Result<usize> {
+        stream.read(buffer).await
+    }
+
+    async fn write_all(stream: &mut Self::Stream, bytes: &[u8]) -> io::Result<()> {
+        stream.write_all(bytes).await
+    }
+}

@@ -1,0 +1,102 @@
+//! Tables in the terminal.
+
+use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
+use comfy_table::{Cell, CellAlignment, TableComponent};
+
+/// A table whose first column is text and whose other columns are figures, aligned to the right.
+#[derive(Debug)]
+#[must_use = "a table shows itself through `to_string`"]
+pub struct Table {
+    title: String,
+    inner: comfy_table::Table,
+}
+
+impl Table {
+    /// Creates a table with a title above it and a heading per column.
+    pub fn new(title: impl Into<String>, headings: impl IntoIterator<Item = String>) -> Self {
+        let mut inner = comfy_table::Table::new();
+        inner.load_preset(UTF8_HORIZONTAL_ONLY).set_header(aligned(headings));
+        // One line under the headings is enough; lines between rows would be half of the table.
+        for line in [
+            TableComponent::HorizontalLines,
+            TableComponent::MiddleIntersections,
+            TableComponent::LeftBorderIntersections,
+            TableComponent::RightBorderIntersections,
+        ] {
+            inner.remove_style(line);
+        }
+        Self { title: title.into(), inner }
+    }
+
+    /// Adds a row.
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.inner.add_row(aligned(cells));
+    }
+}
+
+impl std::fmt::Display for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "{}", self.title)?;
+        write!(f, "{}", self.inner.trim_fmt())
+    }
+}
+
+fn aligned(cells: impl IntoIterator<Item = String>) -> Vec<Cell> {
+    let alignment = |index| if index == 0 { CellAlignment::Left } else { CellAlignment::Right };
+    let cells = cells.into_iter().enumerate();
+    cells.map(|(index, text)| Cell::new(text).set_alignment(alignment(index))).collect()
+}
+
+/// Shows a time with three digits and the unit that suits it: `850 ns`, `17.3 µs`, `5.01 ms`, `1.07 s`.
+#[must_use]
+pub fn time(nanoseconds: f64) -> String {
+    let (value, unit) = match nanoseconds.abs() {
+        n if n < 1e3 => (nanoseconds, "ns"),
+        n if n < 1e6 => (nanoseconds / 1e3, "µs"),
+        n if n < 1e9 => (nanoseconds / 1e6, "ms"),
+        _ => (nanoseconds / 1e9, "s"),
+    };
+    format!("{} {unit}", three_digits(value))
+}
+
+/// Shows a figure with three significant digits, without exponent.
+#[must_use]
+pub fn three_digits(value: f64) -> String {
+    match value.abs() {
+        v if v == 0.0 || v >= 99.95 => format!("{value:.0}"),
+        v if v >= 9.995 => format!("{value:.1}"),
+        v if v >= 0.9995 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_three_digits_and_a_unit() {
+        // Goal: units change where they should. Method: a table.
+        for (nanoseconds, shown) in [
+            (0.0, "0 ns"),
+            (850.0, "850 ns"),
+            (17_340.0, "17.3 µs"),
+            (999_400.0, "999 µs"),
+            (5_011_000.0, "5.01 ms"),
+            (1_070_000_000.0, "1.07 s"),
+        ] {
+            assert_eq!(time(nanoseconds), shown);
+        }
+    }
+
+    #[test]
+    fn a_table_has_its_title_and_all_cells() {
+        // Goal: nothing is lost or wrapped. Method: a small table, looked at as text.
+        let mut table = Table::new("Times", ["system", "N = 0"].map(str::to_owned));
+        table.row(["tokio", "17.3 µs"].map(str::to_owned));
+        let shown = table.to_string();
+        assert!(shown.starts_with("Times\n"), "{shown}");
+        assert!(shown.contains("tokio") && shown.contains("17.3 µs"), "{shown}");
+        assert!(shown.lines().all(|line| line.trim_end() == line), "{shown}");
+    }
+}

@@ -1,0 +1,101 @@
+//! What a server process does: one text for every async system.
+//!
+//! ```text
+//!   main future:  listen ── accept `connections` times ──▶ one echo task each, then wait for ever
+//!   compute:      `compute` tasks, each: busy step, yield, busy step, yield, …
+//!   control:      command ──▶ a fresh task of `steps` steps ──▶ its time
+//! ```
+
+use std::future;
+use std::io;
+use std::process;
+use std::time::Duration;
+
+use crate::child::Message;
+use crate::clock;
+use crate::compute::{YieldEvery, busy};
+use crate::error::Failure;
+use crate::server::{COMMAND_BYTES, Command, ServerPlan};
+use crate::system::AsyncSystem;
+
+/// Size of the echo's buffer; messages have eight bytes.
+const BUFFER_BYTES: usize = 1024;
+
+/// Serves `plan` on `S` until the process is killed.
+pub(crate) fn serve<S: AsyncSystem>(plan: &ServerPlan) -> Result<(), Failure> {
+    let system = S::start(plan.workers)?;
+    let plan = plan.clone();
+    system.block_on(async move {
+        let listen = || S::listen().map_err(Failure::io("listening on 127.0.0.1"));
+        let (listener, echo) = listen()?;
+        let mut control = None;
+        if plan.has_control {
+            let (listener, address) = listen()?;
+            S::spawn(async move {
+                if let Err(error) = serve_control::<S>(listener).await {
+                    eprintln!("control connection: {error}");
+                }
+            });
+            control = Some(address);
+        }
+        for _ in 0..plan.compute {
+            S::spawn(compute::<S>(plan.yield_every));
+        }
+        Message::Listening { process: process::id(), echo, control }.print();
+        for _ in 0..plan.connections {
+            let stream = S::accept(&listener).await.map_err(Failure::io("accepting"))?;
+            S::spawn_echo(stream);
+        }
+        drop(listener);
+        future::pending().await
+    })
+}
+
+/// Sends back whatever comes, until the peer closes or fails.
+pub(crate) async fn echo<S: AsyncSystem>(mut stream: S::Stream) {
+    let mut buffer = [0; BUFFER_BYTES];
+    loop {
+        let Ok(count @ 1..) = S::read(&mut stream, &mut buffer).await else { return };
+        if S::write_all(&mut stream, &buffer[..count]).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Computes as long as the process lives.
+async fn compute<S: AsyncSystem>(every: YieldEvery) {
+    loop {
+        busy(every.step());
+        if every.yields() {
+            S::yield_now().await;
+        }
+    }
+}
+
+/// Runs the task of Table 2 for whoever asks on the control connection.
+async fn serve_control<S: AsyncSystem>(listener: S::Listener) -> io::Result<()> {
+    let mut stream = S::accept(&listener).await?;
+    drop(listener);
+    loop {
+        let mut bytes = [0; COMMAND_BYTES];
+        let mut filled = 0;
+        while filled < bytes.len() {
+            match S::read(&mut stream, &mut bytes[filled..]).await? {
+                0 => return Ok(()),
+                count => filled += count,
+            }
+        }
+        let elapsed = S::call(run_steps::<S>(Command::from_bytes(bytes))).await;
+        S::write_all(&mut stream, &clock::nanoseconds(elapsed).to_le_bytes()).await?;
+    }
+}
+
+/// "A computational task involving a lot of context switches" [scheduler-centric-io, §4.2].
+async fn run_steps<S: AsyncSystem>(command: Command) -> Duration {
+    let start = clock::now();
+    for _ in 0..command.steps {
+        busy(command.step);
+        S::yield_now().await;
+    }
+    start.elapsed()
+}

@@ -1,0 +1,229 @@
+//! Any descriptor as an asynchronous one: the ground that the sockets of [`net`](crate::net) stand on.
+
+use std::{
+    fmt, io,
+    os::fd::{AsFd, AsRawFd, RawFd},
+    task::{Context, Poll, ready},
+};
+
+use crate::{
+    handle::{EventStream, Handle},
+    server::Server,
+    wait_point::Interest,
+    stock::readiness::{Awaited, Direction, Readable, Readiness, Source},
+    sync::Arc,
+};
+
+/// A descriptor that is watched for readiness: sockets, pipes, terminals, eventfds, pidfds.
+///
+/// The descriptor must be in non-blocking mode. It is watched at one server for as long as this
+/// lives. One task may wait in each direction with the `poll_` methods (a later one replaces it), any
+/// number with the `async` ones.
+pub struct AsyncFd<T: AsFd> {
+    /// Gone only in `into_inner` and `drop`.
+    inner: Option<T>,
+    readiness: Handle<Readiness>,
+    source: Arc<Source>,
+    reader: EventStream<Readiness>,
+    writer: EventStream<Readiness>,
+}
+
+impl<T: AsFd> AsyncFd<T> {
+    /// Watches `inner` at the [current](Server::current) server.
+    ///
+    /// # Errors
+    /// [`NoServer`](crate::NoServer) as [`io::ErrorKind::NotConnected`]; the kernel's error if the
+    /// descriptor cannot be watched: `EPERM` for a regular file, `EBADF` for a closed one.
+    pub fn new(inner: T) -> io::Result<Self> {
+        Self::new_on(&Server::current()?, inner)
+    }
+
+    /// Watches `inner` at `server`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn new_on(server: &Server, inner: T) -> io::Result<Self> {
+        // Tried before it is waited for: a fresh socket can nearly always be written, and a
+        // connection that was just accepted often has its first request with it.
+        let this = Self::new_unready_on(server, inner)?;
+        this.source.assume_ready();
+        Ok(this)
+    }
+
+    /// Watches `inner`, which is known not to be ready: a socket that still connects.
+    pub(crate) fn new_unready_on(server: &Server, inner: T) -> io::Result<Self> {
+        let readiness = server.readiness().clone();
+        let source = readiness.watch(inner.as_fd(), Interest::Both)?;
+        let streams = [Direction::Read, Direction::Write]
+            .map(|direction| readiness.stream(Awaited { source: Arc::clone(&source), direction }));
+        match streams {
+            [Ok(reader), Ok(writer)] => {
+                Ok(Self { inner: Some(inner), readiness, source, reader, writer })
+            }
+            [Err(error), _] | [_, Err(error)] => {
+                readiness.unwatch(inner.as_fd(), &source);
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Returns what was given to [`new`](Self::new).
+    #[must_use]
+    pub fn as_inner(&self) -> &T {
+        self.inner.as_ref().expect("invariant: gone only in into_inner and drop")
+    }
+
+    /// Stops watching the descriptor and returns it.
+    #[must_use]
+    pub fn into_inner(mut self) -> T {
+        let inner = self.inner.take().expect("invariant: gone only in into_inner and drop");
+        self.readiness.unwatch(inner.as_fd(), &self.source);
+        inner
+    }
+
+    /// Returns what the descriptor is ready for, or leaves the waker of `cx` for the next
+    /// announcement.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotConnected`] once the server is shut down.
+    #[inline]
+    pub fn poll_ready(
+        &self,
+        direction: Direction,
+        cx: &Context<'_>,
+    ) -> Poll<io::Result<Readable>> {
+        let stream = match direction {
+            Direction::Read => &self.reader,
+            Direction::Write => &self.writer,
+        };
+        loop {
+            let readable = self.source.ready(direction);
+            if !readable.ready.is_empty() {
+                return Poll::Ready(Ok(readable));
+            }
+            match ready!(stream.poll_event(cx)) {
+                // The bits tell more than the event: they may have been cleared since.
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return Poll::Ready(Err(error.into())),
+                None => return Poll::Ready(Err(crate::WaitError::ServerClosed.into())),
+            }
+        }
+    }
+
+    /// Says that the descriptor was not ready after all; a newer announcement than `seen` stays.
+    #[inline]
+    pub fn clear_ready(&self, seen: Readable) {
+        self.source.clear(seen);
+    }
+
+    /// Waits until the descriptor is ready in `direction`. That may turn out to be over: try, and
+    /// [clear](Self::clear_ready) on [`io::ErrorKind::WouldBlock`].
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// As [`poll_ready`](Self::poll_ready).
+    pub async fn ready(&self, direction: Direction) -> io::Result<Readable> {
+        let awaited = Awaited { source: Arc::clone(&self.source), direction };
+        Ok(self.readiness.wait(awaited).await?)
+    }
+
+    /// Calls `operation` if the descriptor is ready in `direction`, and clears the readiness if the
+    /// operation would block.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] if it is not ready; what `operation` returns.
+    #[inline]
+    pub fn try_io<R>(
+        &self,
+        direction: Direction,
+        operation: impl FnOnce(&T) -> io::Result<R>,
+    ) -> io::Result<R> {
+        let seen = self.source.ready(direction);
+        if seen.ready.is_empty() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let result = operation(self.as_inner());
+        if matches!(&result, Err(error) if error.kind() == io::ErrorKind::WouldBlock) {
+            self.source.clear(seen);
+        }
+        result
+    }
+
+    /// Calls `operation` until it does not block, waiting in between.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: `operation` is never cut off.
+    ///
+    /// # Errors
+    /// What `operation` returns; as [`poll_ready`](Self::poll_ready).
+    pub async fn async_io<R>(
+        &self,
+        direction: Direction,
+        mut operation: impl FnMut(&T) -> io::Result<R>,
+    ) -> io::Result<R> {
+        loop {
+            match self.try_io(direction, &mut operation) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                result => return result,
+            }
+            self.ready(direction).await?;
+        }
+    }
+
+    /// The poll-style [`async_io`](Self::async_io); one waiting task in each direction.
+    ///
+    /// # Errors
+    /// As [`async_io`](Self::async_io).
+    #[inline]
+    pub fn poll_io<R>(
+        &self,
+        direction: Direction,
+        cx: &Context<'_>,
+        mut operation: impl FnMut(&T) -> io::Result<R>,
+    ) -> Poll<io::Result<R>> {
+        loop {
+            let seen = ready!(self.poll_ready(direction, cx))?;
+            match operation(self.as_inner()) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.source.clear(seen),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => return Poll::Ready(result),
+            }
+        }
+    }
+
+    /// Clears the readiness after a stream socket moved fewer bytes than it was asked to: the kernel's
+    /// queue is used up, and the next edge announces more. Spares the call that would block.
+    #[inline]
+    pub(crate) fn clear_after_partial(&self, seen: Readable) {
+        self.source.clear(seen);
+    }
+}
+
+impl<T: AsFd> Drop for AsyncFd<T> {
+    fn drop(&mut self) {
+        if let Some(inner) = &self.inner {
+            self.readiness.unwatch(inner.as_fd(), &self.source);
+        }
+    }
+}
+
+impl<T: AsFd> AsRawFd for AsyncFd<T> {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_inner().as_fd().as_raw_fd()
+    }
+}
+
+impl<T: AsFd> AsFd for AsyncFd<T> {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.as_inner().as_fd()
+    }
+}
+
+impl<T: AsFd + fmt::Debug> fmt::Debug for AsyncFd<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AsyncFd").field("inner", &self.inner).finish_non_exhaustive()
+    }
+}

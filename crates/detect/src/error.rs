@@ -1,0 +1,130 @@
+//! What registering and waiting can end in, other than an event.
+
+use std::{
+    any::Any,
+    io,
+    panic::{self, AssertUnwindSafe},
+};
+
+use thiserror::Error;
+
+/// Why a detector could not be registered.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum RegisterError {
+    /// The detector offers no method at all.
+    #[error("the detector offers no method: `methods()` must return at least one")]
+    NoMethod,
+    /// The policy's strategy needs a method that the detector does not offer.
+    #[error("the strategy {strategy} needs a method that the detector does not offer")]
+    Unsupported {
+        /// The strategy, as its `Display` shows it.
+        strategy: String,
+    },
+    /// [`Detector::attach`](crate::Detector::attach) failed.
+    #[error("the detector could not be attached to its site")]
+    Attach(#[source] io::Error),
+    /// [`Detector::attach`](crate::Detector::attach) panicked.
+    #[error("the detector panicked while it was attached: {message}")]
+    Panicked {
+        /// The panic's message.
+        message: String,
+    },
+    /// The server has been shut down.
+    #[error("the detection server has been shut down")]
+    ServerClosed,
+    /// The server holds as many handles as its tokens can number.
+    #[error("the detection server holds its maximum of {limit} handles")]
+    TooManyHandles {
+        /// The largest number of handles of one server.
+        limit: usize,
+    },
+}
+
+/// Why a wait ended without an event.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum WaitError {
+    /// The detection server was shut down while the request was pending, or before.
+    #[error("the detection server has been shut down")]
+    ServerClosed,
+    /// The detector refused the request or gave it up.
+    #[error("the detector failed the request")]
+    Failed(#[from] io::Error),
+    /// A callback of the detector panicked.
+    #[error("the detector panicked in `{callback}`: {message}")]
+    Panicked {
+        /// The name of the callback.
+        callback: &'static str,
+        /// The panic's message.
+        message: String,
+    },
+    /// The handle has as many pending requests as its registration allows.
+    #[error("{limit} requests are pending already; raise `Registration::max_pending` or wait for some")]
+    TooManyPending {
+        /// The bound that was reached.
+        limit: usize,
+    },
+    /// The request ended without an event: a stream that was waited on once more after its end.
+    #[error("the request has ended")]
+    Ended,
+}
+
+impl WaitError {
+    /// Returns whether the detection server is gone, so that no later wait can succeed either.
+    #[must_use]
+    pub const fn is_closed(&self) -> bool {
+        matches!(self, Self::ServerClosed)
+    }
+
+    /// A copy for one more of several requests that one failure ends.
+    pub(crate) fn duplicate(&self) -> Self {
+        match self {
+            Self::ServerClosed => Self::ServerClosed,
+            Self::Failed(error) => Self::Failed(duplicate(error)),
+            Self::Panicked { callback, message } => {
+                Self::Panicked { callback, message: message.clone() }
+            }
+            Self::TooManyPending { limit } => Self::TooManyPending { limit: *limit },
+            Self::Ended => Self::Ended,
+        }
+    }
+}
+
+impl From<WaitError> for io::Error {
+    fn from(error: WaitError) -> Self {
+        match error {
+            WaitError::Failed(error) => error,
+            WaitError::ServerClosed => Self::new(io::ErrorKind::NotConnected, error),
+            WaitError::TooManyPending { .. } => Self::new(io::ErrorKind::QuotaExceeded, error),
+            _ => Self::other(error),
+        }
+    }
+}
+
+fn duplicate(error: &io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(code) => io::Error::from_raw_os_error(code),
+        None => io::Error::new(error.kind(), error.to_string()),
+    }
+}
+
+/// Calls foreign code; a panic in it becomes an error that names the callback.
+pub(crate) fn caught<T>(callback: &'static str, call: impl FnOnce() -> T) -> Result<T, WaitError> {
+    // What a panicking callback leaves half-changed is its own: the server closes the handle or ends
+    // the request, and touches the detector's state no more on that request's behalf.
+    panic::catch_unwind(AssertUnwindSafe(call)).map_err(|payload| {
+        let message = panic_message(&*payload);
+        tracing::error!(callback, message, "a detector panicked");
+        WaitError::Panicked { callback, message }
+    })
+}
+
+/// Returns the text that a panic was given.
+pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> String {
+    payload
+        .downcast_ref::<&str>()
+        .map(|message| (*message).to_owned())
+        .or_else(|| payload.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "(no message)".to_owned())
+}

@@ -1,0 +1,294 @@
+//! The waiter's side: [`Registration`], [`Handle`], the [`Wait`] future and the [`EventStream`].
+
+use std::{
+    borrow::Borrow,
+    fmt,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use crate::{
+    detector::{Detector, Mode},
+    error::WaitError,
+    history::History,
+    pending::Key,
+    policy::{Policy, Strategy},
+    registered::{Inner, Submission},
+    slot::{End, Slot, Taken},
+    sync::Arc,
+};
+
+/// How a detector is registered.
+///
+/// # Source
+/// [bouge02, §2.2]: `thread_IO_registration_t`.
+#[derive(Debug)]
+#[must_use = "a registration does nothing before it is given to `Server::register`"]
+pub struct Registration {
+    pub(crate) name: &'static str,
+    pub(crate) policy: Option<Box<dyn Policy>>,
+    pub(crate) max_pending: usize,
+    pub(crate) stream_capacity: usize,
+    pub(crate) batch: usize,
+}
+
+impl Registration {
+    /// Returns a registration under a name that metrics and traces show.
+    pub const fn named(name: &'static str) -> Self {
+        Self {
+            name,
+            policy: None,
+            max_pending: 1 << 20,
+            stream_capacity: 1024,
+            batch: 256,
+        }
+    }
+
+    /// Sets who chooses the strategy. Default [`Adaptive`](crate::Adaptive).
+    pub fn policy(mut self, policy: impl Policy) -> Self {
+        self.policy = Some(Box::new(policy));
+        self
+    }
+
+    /// Sets how many requests may be pending at once, 1 to 2^31; more are refused with
+    /// [`WaitError::TooManyPending`]. Default 2^20.
+    pub fn max_pending(mut self, count: usize) -> Self {
+        self.max_pending = count.clamp(1, 1 << 31);
+        self
+    }
+
+    /// Sets how many events of one stream wait for their waiter, at least 1; then the detector has to
+    /// hold them back. Default 1024.
+    pub fn stream_capacity(mut self, events: usize) -> Self {
+        self.stream_capacity = events.max(1);
+        self
+    }
+
+    /// Sets after how many events a round leaves the rest to the next one, at least 1. Default 256.
+    pub fn batch(mut self, events: usize) -> Self {
+        self.batch = events.max(1);
+        self
+    }
+}
+
+impl Default for Registration {
+    fn default() -> Self {
+        Self::named("detector")
+    }
+}
+
+/// A registered detector, through which its events are waited for. Clones are the same handle; when
+/// the last is dropped, the detector is deregistered, once nothing of it is in flight.
+pub struct Handle<D: Detector> {
+    user: Arc<User<D>>,
+}
+
+/// Apart from [`Inner`], which the server keeps too: so the last user's drop is noticed.
+struct User<D: Detector> {
+    inner: Arc<Inner<D>>,
+}
+
+impl<D: Detector> Drop for User<D> {
+    fn drop(&mut self) {
+        if self.inner.drain() {
+            self.inner.site.shared().deregister(self.inner.site.address());
+        }
+    }
+}
+
+impl<D: Detector> Handle<D> {
+    pub(crate) fn new(inner: Arc<Inner<D>>) -> Self {
+        Self { user: Arc::new(User { inner }) }
+    }
+
+    /// Waits for one event.
+    ///
+    /// # Source
+    /// [bouge02, §2.2]: `thread_IO_wait(handle, arg)`.
+    ///
+    /// # Cost
+    /// An event that is there already is returned by the first poll. Otherwise two short locks and,
+    /// once the handle has seen as many requests at a time before, no allocation.
+    ///
+    /// # Cancel safety
+    /// Cancel safe as far as the detector is: a future dropped before its event asks the detector to
+    /// forget the request. An event that came in meanwhile is dropped with it; the detector's
+    /// documentation says whether that loses something.
+    ///
+    /// # Errors
+    /// [`WaitError`].
+    pub fn wait(&self, request: D::Request) -> Wait<D, &Self> {
+        Wait { handle: self, state: WaitState::New(Some(request)) }
+    }
+
+    /// Like [`wait`](Self::wait), with a future that keeps the handle alive by itself.
+    pub fn wait_owned(&self, request: D::Request) -> Wait<D> {
+        Wait { handle: self.clone(), state: WaitState::New(Some(request)) }
+    }
+
+    /// Makes one request with many events (multishot). It is submitted at once and stays pending
+    /// until the stream is dropped or the detector ends it: the reusable waiter of poll-style code.
+    ///
+    /// # Errors
+    /// [`WaitError`] if the detector refuses the request.
+    pub fn stream(&self, request: D::Request) -> Result<EventStream<D>, WaitError> {
+        match self.user.inner.submit(request, Mode::Stream)? {
+            Submission::Pending(key, slot) => {
+                Ok(EventStream { handle: self.clone(), key, slot })
+            }
+            Submission::Ready(_) => unreachable!("invariant: a stream is never over at once"),
+        }
+    }
+
+    /// Calls `f` with the detector, under the handle's lock: for what the detector's own interface
+    /// offers beside waiting. Returns `None` once the server is shut down.
+    pub fn with_detector<T>(&self, f: impl FnOnce(&mut D) -> T) -> Option<T> {
+        self.user.inner.with_detector(f)
+    }
+
+    /// Returns what was seen of this handle so far, and the present strategy.
+    #[must_use]
+    pub fn history(&self) -> (History, Strategy) {
+        self.user.inner.history()
+    }
+
+    /// Returns how many requests wait.
+    #[must_use]
+    pub fn pending_count(&self) -> usize {
+        self.user.inner.pending_count()
+    }
+
+    /// Returns the name that the handle was registered under.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.user.inner.name
+    }
+}
+
+impl<D: Detector> Clone for Handle<D> {
+    fn clone(&self) -> Self {
+        Self { user: Arc::clone(&self.user) }
+    }
+}
+
+impl<D: Detector> fmt::Debug for Handle<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").field("name", &self.name()).finish_non_exhaustive()
+    }
+}
+
+/// The future of [`Handle::wait`].
+#[must_use = "nothing is waited for before the future is polled"]
+pub struct Wait<D: Detector, H: Borrow<Handle<D>> = Handle<D>> {
+    handle: H,
+    state: WaitState<D>,
+}
+
+enum WaitState<D: Detector> {
+    New(Option<D::Request>),
+    Pending(Key, Arc<Slot<D::Event>>),
+    Over,
+}
+
+/// The request is moved to the detector's side before it needs a stable address.
+impl<D: Detector, H: Borrow<Handle<D>>> Unpin for Wait<D, H> {}
+
+impl<D: Detector, H: Borrow<Handle<D>>> Future for Wait<D, H> {
+    type Output = Result<D::Event, WaitError>;
+
+    /// # Panics
+    /// Panics if polled again after it has returned its result.
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        let inner = &this.handle.borrow().user.inner;
+        if let WaitState::New(request) = &mut this.state {
+            let request = request.take().expect("invariant: a new wait has its request");
+            // Over, should the submission panic.
+            this.state = WaitState::Over;
+            match inner.submit(request, Mode::Once) {
+                Ok(Submission::Ready(event)) => return Poll::Ready(Ok(event)),
+                Ok(Submission::Pending(key, slot)) => this.state = WaitState::Pending(key, slot),
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        let WaitState::Pending(key, slot) = &this.state else {
+            panic!("a wait was polled after it had returned its result");
+        };
+        let Poll::Ready(taken) = slot.poll(cx) else { return Poll::Pending };
+        inner.release(*key, slot);
+        this.state = WaitState::Over;
+        Poll::Ready(match taken {
+            Taken::Event(event) => Ok(event),
+            Taken::End(End::Failed(error)) => Err(error),
+            Taken::End(End::Finished) => Err(WaitError::Ended),
+        })
+    }
+}
+
+impl<D: Detector, H: Borrow<Handle<D>>> Drop for Wait<D, H> {
+    fn drop(&mut self) {
+        if let WaitState::Pending(key, slot) = &self.state {
+            self.handle.borrow().user.inner.release(*key, slot);
+        }
+    }
+}
+
+impl<D: Detector, H: Borrow<Handle<D>>> fmt::Debug for Wait<D, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match self.state {
+            WaitState::New(_) => "new",
+            WaitState::Pending(..) => "pending",
+            WaitState::Over => "over",
+        };
+        f.debug_struct("Wait").field("state", &state).finish_non_exhaustive()
+    }
+}
+
+/// The events of one request that has many: see [`Handle::stream`].
+pub struct EventStream<D: Detector> {
+    handle: Handle<D>,
+    key: Key,
+    slot: Arc<Slot<D::Event>>,
+}
+
+impl<D: Detector> EventStream<D> {
+    /// Takes the oldest event, or leaves the waker of `cx` for the next one; one waker at a time.
+    /// `Ready(None)` is the end.
+    ///
+    /// # Cost
+    /// One lock that only this stream's waiter and the round that fills it share. No allocation.
+    ///
+    /// # Errors
+    /// [`WaitError`], once; then the stream is at its end.
+    pub fn poll_event(&self, cx: &Context<'_>) -> Poll<Option<Result<D::Event, WaitError>>> {
+        self.slot.poll(cx).map(|taken| match taken {
+            Taken::Event(event) => Some(Ok(event)),
+            Taken::End(End::Failed(error)) => Some(Err(error)),
+            Taken::End(End::Finished) => None,
+        })
+    }
+
+    /// Waits for the next event; `None` is the end.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: an event is either returned or still in the stream.
+    ///
+    /// # Errors
+    /// As [`poll_event`](Self::poll_event).
+    pub async fn next(&mut self) -> Option<Result<D::Event, WaitError>> {
+        std::future::poll_fn(|cx| self.poll_event(cx)).await
+    }
+}
+
+impl<D: Detector> Drop for EventStream<D> {
+    fn drop(&mut self) {
+        self.handle.user.inner.release(self.key, &self.slot);
+    }
+}
+
+impl<D: Detector> fmt::Debug for EventStream<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventStream").field("handle", &self.handle).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,395 @@
+//! The host's side of a server: looking at switches, sleeping when there is nothing to run.
+
+use std::{fmt, mem, time::Duration};
+
+use crate::{
+    clock::Instant,
+    detector::Notice,
+    pending::Batch,
+    park::Park,
+    registered::{BeforeSleep, Cause, Registered},
+    shared::{Row, Shared},
+    sync::{Arc, MutexGuard, Ordering, lock, try_lock},
+    wait_point::{Address, Routed, Timeout, WaitPoint},
+};
+
+/// The host's side of a server: detection at switches, and sleep. One for each thread that hosts.
+pub struct Lookout {
+    shared: Arc<Shared>,
+    batch: Batch,
+    switches: usize,
+}
+
+impl Lookout {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, batch: Batch::default(), switches: 0 }
+    }
+
+    /// Returns whether the host should [`detect`](Self::detect) at this switch: three loads.
+    #[inline]
+    pub fn is_due(&mut self, now: Instant) -> bool {
+        let shared = &*self.shared;
+        let nanos = now.as_nanos();
+        if shared.word.is_rung()
+            || nanos >= shared.next_deadline.load(Ordering::Relaxed)
+            || nanos >= shared.next_look.load(Ordering::Relaxed)
+        {
+            return true;
+        }
+        let every = shared.look_switches.load(Ordering::Relaxed);
+        if every == 0 {
+            return false;
+        }
+        self.switches += 1;
+        self.switches >= every
+    }
+
+    /// Looks for events without sleeping and wakes the tasks that waited for them.
+    ///
+    /// # Cost
+    /// One `epoll_wait`, one lock for each handle that is polled. No allocation.
+    pub fn detect(&mut self) -> Detected {
+        self.switches = 0;
+        let Some(mut driver) = try_lock(&self.shared.driver) else { return Detected::Busy };
+        let events = self.shared.look(&mut driver, &mut self.batch, Timeout::Zero);
+        finish(driver, &mut self.batch, events)
+    }
+
+    /// Sleeps until an event is delivered, [`Server::unpark`](crate::Server::unpark) is called or `until` has passed. Polls
+    /// for a while first where the policies want that. May return early.
+    pub fn park(&mut self, until: Option<Instant>) -> Detected {
+        let Some(mut driver) = try_lock(&self.shared.driver) else { return Detected::Busy };
+        let shared = Arc::clone(&self.shared);
+        let mut events = shared.spin(&mut driver, &mut self.batch);
+        if events == 0 {
+            match shared.prepare(&mut driver, &mut self.batch, until) {
+                Prepared::Events(count) => events = count,
+                Prepared::Sleep(timeout) => {
+                    shared.metrics.count_sleep();
+                    events = shared.look(&mut driver, &mut self.batch, timeout);
+                }
+            }
+            shared.word.end_park();
+        }
+        finish(driver, &mut self.batch, events)
+    }
+
+    /// Does everything that [`park`](Self::park) does before it sleeps, for a host that moves the
+    /// clock instead.
+    pub(crate) fn prepare(&mut self) -> Result<Option<Instant>, Detected> {
+        let Some(mut driver) = try_lock(&self.shared.driver) else { return Err(Detected::Busy) };
+        let shared = Arc::clone(&self.shared);
+        let prepared = shared.prepare(&mut driver, &mut self.batch, None);
+        shared.word.end_park();
+        match prepared {
+            Prepared::Events(count) => Err(finish(driver, &mut self.batch, count)),
+            Prepared::Sleep(timeout) => {
+                finish(driver, &mut self.batch, 0);
+                match timeout {
+                    Timeout::Zero => Ok(Some(shared.now())),
+                    Timeout::Until(deadline) => Ok(Some(deadline)),
+                    Timeout::Never => Ok(None),
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Lookout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lookout").finish_non_exhaustive()
+    }
+}
+
+/// What a host's look or sleep brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Detected {
+    /// Nothing happened.
+    Nothing,
+    /// So many events were delivered and their tasks woken.
+    Events(usize),
+    /// Another thread is turning the server at this moment.
+    Busy,
+}
+
+impl Detected {
+    fn from_count(count: usize) -> Self {
+        if count == 0 { Self::Nothing } else { Self::Events(count) }
+    }
+}
+
+/// Releases the lock, then wakes: what a waker runs may use the server.
+fn finish(mut driver: MutexGuard<'_, Driver>, batch: &mut Batch, events: usize) -> Detected {
+    let retired =
+        if driver.retired.is_empty() { Vec::new() } else { mem::take(&mut driver.retired) };
+    drop(driver);
+    drop(retired);
+    batch.wake_all();
+    Detected::from_count(events)
+}
+
+/// What the thread that turns the server works with.
+pub(crate) struct Driver {
+    wait_point: WaitPoint,
+    version: usize,
+    rows: Vec<Row>,
+    /// Handles that left the table, dropped after the lock is released.
+    retired: Vec<Row>,
+    routed: Vec<Routed>,
+    notices: Vec<Notice>,
+    rung: Vec<Address>,
+    /// The rows that the server must poll by itself, and those that have had a deadline.
+    active: Vec<u32>,
+    with_deadlines: Vec<u32>,
+    /// How long to poll before a sleep.
+    spin: Duration,
+    every: Duration,
+}
+
+enum Prepared {
+    Events(usize),
+    Sleep(Timeout),
+}
+
+/// The rounds of detection. Every function here runs under the driver's lock.
+impl Shared {
+    /// One round over everything that is due, after waiting at the wait point for `timeout`.
+    fn look(&self, driver: &mut Driver, batch: &mut Batch, timeout: Timeout) -> usize {
+        self.refresh(driver);
+        driver.routed.clear();
+        if let Err(error) = driver.wait_point.wait(timeout, &mut driver.routed) {
+            tracing::error!(%error, "the wait point failed");
+        }
+        let now = self.now();
+        let next = now.as_nanos().saturating_add(
+            u64::try_from(driver.every.as_nanos()).unwrap_or(u64::MAX),
+        );
+        self.next_look.store(next, Ordering::Relaxed);
+        let mut events = self.answer_rings(driver, batch, now);
+        events += self.deliver(driver, batch, now);
+        events += self.poll_due(driver, batch, now);
+        events += self.poll_deadlines(driver, batch, now);
+        self.metrics.count_round(events);
+        events
+    }
+
+    /// Copies the table if it has changed, and the shortest polling interval if one has.
+    fn refresh(&self, driver: &mut Driver) {
+        if !self.frequencies_changed.load(Ordering::Relaxed)
+            || !self.frequencies_changed.swap(false, Ordering::AcqRel)
+        {
+            return;
+        }
+        let version = self.version.load(Ordering::Acquire);
+        if version != driver.version {
+            let rows = lock(&self.table).rows.clone();
+            driver.retired.append(&mut driver.rows);
+            driver.rows = rows;
+            driver.version = version;
+        }
+        let (mut every_ns, mut switches, mut spin_ns) = (u64::MAX, 0, 0);
+        driver.active.clear();
+        driver.with_deadlines.clear();
+        for (row, index) in driver.rows.iter().zip(0..) {
+            let Some(watch) = row.handle.as_ref().map(|handle| handle.watch_state()) else { continue };
+            if watch.is_active.load(Ordering::Relaxed) {
+                driver.active.push(index);
+            }
+            if watch.has_deadlines.load(Ordering::Relaxed) {
+                driver.with_deadlines.push(index);
+            }
+            every_ns = every_ns.min(watch.every_ns.load(Ordering::Relaxed));
+            spin_ns = spin_ns.max(watch.spin_ns.load(Ordering::Relaxed));
+            let count = watch.every_switches.load(Ordering::Relaxed);
+            if count > 0 && (switches == 0 || count < switches) {
+                switches = count;
+            }
+        }
+        driver.every = Duration::from_nanos(every_ns);
+        driver.spin = Duration::from_nanos(spin_ns);
+        self.look_switches.store(switches, Ordering::Relaxed);
+    }
+
+    fn answer_rings(&self, driver: &mut Driver, batch: &mut Batch, now: Instant) -> usize {
+        if !self.word.take_ring() {
+            return 0;
+        }
+        let mut addresses = mem::take(&mut driver.rung);
+        addresses.append(&mut lock(&self.rung));
+        let mut events = 0;
+        for address in addresses.drain(..) {
+            if let Some(handle) = self.find(driver, address) {
+                // Cleared before the poll: a ring during the poll asks for another one. Acquire, with
+                // the ringer's release: the poll sees what was done before the ring.
+                handle.watch_state().is_rung.swap(false, Ordering::AcqRel);
+                events += handle.round(Cause::Poll, now, batch);
+            }
+        }
+        driver.rung = addresses;
+        events
+    }
+
+    /// Finds the handle of `address`, in the table itself if the driver's copy is older.
+    fn find(&self, driver: &Driver, address: Address) -> Option<Arc<dyn Registered>> {
+        driver.find(address).cloned().or_else(|| {
+            let table = lock(&self.table);
+            let row = table.rows.get(address.index as usize)?;
+            if row.generation == address.generation { row.handle.clone() } else { None }
+        })
+    }
+
+    /// Hands the announcements over: one call for each run that is for the same handle.
+    fn deliver(&self, driver: &mut Driver, batch: &mut Batch, now: Instant) -> usize {
+        let routed = mem::take(&mut driver.routed);
+        let mut notices = mem::take(&mut driver.notices);
+        let mut events = 0;
+        let mut rest = &routed[..];
+        while let Some(first) = rest.first() {
+            let count = rest.iter().take_while(|r| r.address == first.address).count();
+            let (run, others) = rest.split_at(count);
+            notices.clear();
+            notices.extend(run.iter().map(|routed| routed.notice));
+            match driver.find(first.address) {
+                Some(handle) => events += handle.round(Cause::Notices(&notices), now, batch),
+                None => {
+                    if let Some(handle) = self.find(driver, first.address) {
+                        events += handle.round(Cause::Notices(&notices), now, batch);
+                    }
+                }
+            }
+            rest = others;
+        }
+        driver.routed = routed;
+        driver.notices = notices;
+        events
+    }
+
+    fn poll_due(&self, driver: &Driver, batch: &mut Batch, now: Instant) -> usize {
+        let mut events = 0;
+        for handle in driver.active() {
+            if now.as_nanos() >= handle.watch_state().next_poll_ns.load(Ordering::Relaxed) {
+                events += handle.round(Cause::Poll, now, batch);
+            }
+        }
+        events
+    }
+
+    /// Polls the handles whose deadline has come, and finds the next one.
+    fn poll_deadlines(&self, driver: &mut Driver, batch: &mut Batch, now: Instant) -> usize {
+        if now.as_nanos() < self.next_deadline.load(Ordering::Relaxed) {
+            return 0;
+        }
+        // Raised first: a deadline that is submitted during the search lowers it again. A swap, so
+        // that the first deadline of a handle is seen together with the changed table.
+        self.next_deadline.swap(u64::MAX, Ordering::SeqCst);
+        self.refresh(driver);
+        let mut events = 0;
+        for &index in &driver.with_deadlines {
+            let Some(handle) = driver.rows.get(index as usize).and_then(|row| row.handle.as_ref())
+            else {
+                continue;
+            };
+            if handle.watch_state().known_count.load(Ordering::Acquire) == 0 {
+                continue;
+            }
+            let Some(mut deadline) = handle.next_deadline() else { continue };
+            if deadline <= now {
+                events += handle.round(Cause::Poll, now, batch);
+                match handle.next_deadline() {
+                    // A detector that leaves its deadline in the past is polled at each look.
+                    Some(next) => deadline = next,
+                    None => continue,
+                }
+            }
+            self.next_deadline.fetch_min(deadline.as_nanos(), Ordering::SeqCst);
+        }
+        events
+    }
+
+    /// Polls for as long as the policies find that cheaper than sleeping.
+    fn spin(&self, driver: &mut Driver, batch: &mut Batch) -> usize {
+        if driver.spin.is_zero() {
+            return 0;
+        }
+        let end = self.now() + driver.spin;
+        loop {
+            let events = self.look(driver, batch, Timeout::Zero);
+            if events > 0 || self.word.is_rung() {
+                return events;
+            }
+            if self.now() >= end {
+                return 0;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Arms and re-polls everything before a sleep, and says how long that may be. Leaves the host
+    /// parked: the caller ends that.
+    fn prepare(&self, driver: &mut Driver, batch: &mut Batch, until: Option<Instant>) -> Prepared {
+        self.refresh(driver);
+        if self.word.begin_park() == Park::Rung {
+            return Prepared::Sleep(Timeout::Zero);
+        }
+        let now = self.now();
+        let mut events = 0;
+        let mut wake_at = until.map_or(u64::MAX, Instant::as_nanos);
+        for handle in driver.active() {
+            match handle.before_sleep(now, batch) {
+                BeforeSleep::Events(count) => events += count,
+                BeforeSleep::Until(Some(deadline)) => wake_at = wake_at.min(deadline.as_nanos()),
+                BeforeSleep::Until(None) => {}
+            }
+        }
+        if events > 0 {
+            return Prepared::Events(events);
+        }
+        // SeqCst: see `publish_deadline`.
+        wake_at = wake_at.min(self.next_deadline.load(Ordering::SeqCst));
+        if self.frequencies_changed.load(Ordering::Acquire) {
+            // A handle came while we armed the others: look again.
+            wake_at = 0;
+        }
+        Prepared::Sleep(match wake_at {
+            u64::MAX => Timeout::Never,
+            nanos if nanos <= now.as_nanos() => Timeout::Zero,
+            nanos => Timeout::Until(Instant::from_nanos(nanos)),
+        })
+    }
+}
+
+impl Driver {
+    pub(crate) const fn new(wait_point: WaitPoint) -> Self {
+        Self {
+            wait_point,
+            version: 0,
+            rows: Vec::new(),
+            retired: Vec::new(),
+            routed: Vec::new(),
+            notices: Vec::new(),
+            rung: Vec::new(),
+            active: Vec::new(),
+            with_deadlines: Vec::new(),
+            spin: Duration::ZERO,
+            every: Duration::MAX,
+        }
+    }
+
+    /// Gives up all handles, to be dropped by the caller outside the lock.
+    pub(crate) fn take_rows(&mut self) -> impl Sized + use<> {
+        (mem::take(&mut self.rows), mem::take(&mut self.retired))
+    }
+
+    fn find(&self, address: Address) -> Option<&Arc<dyn Registered>> {
+        let row = self.rows.get(address.index as usize)?;
+        if row.generation == address.generation { row.handle.as_ref() } else { None }
+    }
+
+    /// The handles that the server must poll by itself and that have requests.
+    fn active(&self) -> impl Iterator<Item = &Arc<dyn Registered>> {
+        let rows = self.active.iter().filter_map(|&index| self.rows.get(index as usize));
+        rows.filter_map(|row| row.handle.as_ref())
+            .filter(|handle| handle.watch_state().known_count.load(Ordering::Acquire) > 0)
+    }
+}

@@ -1,0 +1,65 @@
+//! What a server counts about itself.
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// Counters of one server. `Relaxed` throughout: each is a number for a reader, nothing more.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    rounds: AtomicU64,
+    hits: AtomicU64,
+    events: AtomicU64,
+    sleeps: AtomicU64,
+}
+
+/// What a server has counted since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// Rounds of detection, at switches and after sleeps.
+    pub rounds: u64,
+    /// Rounds that found an event.
+    pub hits: u64,
+    /// Events delivered.
+    pub events: u64,
+    /// Sleeps at the wait point.
+    pub sleeps: u64,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            rounds: AtomicU64::new(0),
+            hits: AtomicU64::new(0),
+            events: AtomicU64::new(0),
+            sleeps: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Metrics {
+    /// Only the thread that holds the driver's lock counts, so a load and a store suffice.
+    pub(crate) fn count_round(&self, event_count: usize) {
+        add(&self.rounds, 1);
+        if event_count > 0 {
+            add(&self.hits, 1);
+            add(&self.events, event_count as u64);
+        }
+    }
+
+    pub(crate) fn count_sleep(&self) {
+        add(&self.sleeps, 1);
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            rounds: self.rounds.load(Ordering::Relaxed),
+            hits: self.hits.load(Ordering::Relaxed),
+            events: self.events.load(Ordering::Relaxed),
+            sleeps: self.sleeps.load(Ordering::Relaxed),
+        }
+    }
+}
+
+fn add(counter: &AtomicU64, count: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
+}

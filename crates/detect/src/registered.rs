@@ -1,0 +1,550 @@
+//! One registered detector with its pending requests, history and decision, behind one lock: what a
+//! [`Handle`](crate::Handle) points to and what the server polls.
+//!
+//! Lock order: driver, then one handle's core, then one slot. Wakers run, and requests and events are
+//! dropped, with none of them held.
+
+use std::{io, mem, time::Duration};
+
+use crate::{
+    clock::Instant,
+    detector::{Armed, Arming, Cancel, Detector, Methods, Notice, Submitted},
+    error::{WaitError, caught},
+    handle::Registration,
+    history::History,
+    pending::{Batch, Key, Mode, Pending, PendingSet, Round, Trash},
+    policy::{Adaptive, Decision, Frequency, Policy, Situation, Strategy},
+    shared::Shared,
+    site::Site,
+    slot::Slot,
+    sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, lock},
+};
+
+/// Why a round runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Cause<'a> {
+    /// The strategy, a bell or a deadline wants a poll.
+    Poll,
+    /// The wait point announced these.
+    Notices(&'a [Notice]),
+}
+
+/// What one handle says before a sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BeforeSleep {
+    /// Events came in: do not sleep.
+    Events(usize),
+    /// Sleep until then at most.
+    Until(Option<Instant>),
+}
+
+/// What the server sees of a registered detector: dynamic dispatch once per round.
+pub(crate) trait Registered: Send + Sync {
+    fn round(&self, cause: Cause<'_>, now: Instant, batch: &mut Batch) -> usize;
+    fn before_sleep(&self, now: Instant, batch: &mut Batch) -> BeforeSleep;
+    fn next_deadline(&self) -> Option<Instant>;
+    fn close(&self, batch: &mut Batch);
+    fn watch_state(&self) -> &WatchState;
+}
+
+/// What the server reads of a handle without its lock.
+#[derive(Debug)]
+pub(crate) struct WatchState {
+    /// Requests that a detector still knows: pending and cancelling. Written under the core's lock;
+    /// read by the driver to skip idle handles. A stale zero is followed by a ring: see
+    /// `Core::submit`.
+    pub(crate) known_count: AtomicUsize,
+    /// Nanoseconds between polls while tasks run; `u64::MAX` for never.
+    pub(crate) every_ns: AtomicU64,
+    /// Switches between polls while tasks run; zero for none.
+    pub(crate) every_switches: AtomicUsize,
+    /// How long to poll before a sleep, in nanoseconds.
+    pub(crate) spin_ns: AtomicU64,
+    /// The server must look by itself: a polling strategy, or arming before each sleep.
+    pub(crate) is_active: AtomicBool,
+    /// The time of the next poll of an active handle, in nanoseconds.
+    pub(crate) next_poll_ns: AtomicU64,
+    /// The detector has had a deadline.
+    pub(crate) has_deadlines: AtomicBool,
+    /// A bell was rung and not answered yet.
+    pub(crate) is_rung: AtomicBool,
+}
+
+pub(crate) struct Inner<D: Detector> {
+    core: Mutex<Core<D>>,
+    watch: WatchState,
+    methods: Methods,
+    arming: Arming,
+    pub(crate) site: Site,
+    pub(crate) name: &'static str,
+    max_pending: usize,
+    stream_capacity: usize,
+    budget: usize,
+    policy: Box<dyn Policy>,
+}
+
+struct Core<D: Detector> {
+    /// Gone once it may no longer be called: the server closed, or a callback panicked.
+    detector: Option<D>,
+    pending: PendingSet<D>,
+    history: History,
+    decision: Decision,
+    ended_by: Option<WaitError>,
+    /// No user holds the handle any more; it goes once nothing is in flight.
+    is_draining: bool,
+}
+
+/// What came of a new request.
+pub(crate) enum Submission<D: Detector> {
+    Ready(D::Event),
+    Pending(Key, Arc<Slot<D::Event>>),
+}
+
+impl<D: Detector> Inner<D> {
+    pub(crate) fn new(
+        detector: D,
+        registration: Registration,
+        policy: Box<dyn Policy>,
+        site: Site,
+    ) -> Self {
+        let methods = detector.methods();
+        let arming = detector.arming();
+        let history = History::default();
+        let now = site.now();
+        let situation = Situation { now, flavor: site.flavor(), methods, history: &history, pending_count: 0 };
+        let decision = decide(&*policy, &situation);
+        let inner = Self {
+            core: Mutex::new(Core {
+                detector: Some(detector),
+                pending: PendingSet::new(),
+                history,
+                decision,
+                ended_by: None,
+                is_draining: false,
+            }),
+            watch: WatchState {
+                known_count: AtomicUsize::new(0),
+                every_ns: AtomicU64::new(u64::MAX),
+                every_switches: AtomicUsize::new(0),
+                spin_ns: AtomicU64::new(0),
+                is_active: AtomicBool::new(false),
+                next_poll_ns: AtomicU64::new(0),
+                has_deadlines: AtomicBool::new(false),
+                is_rung: AtomicBool::new(false),
+            },
+            methods,
+            arming,
+            site,
+            name: registration.name,
+            max_pending: registration.max_pending,
+            stream_capacity: registration.stream_capacity,
+            budget: registration.batch,
+            policy,
+        };
+        inner.publish(decision.strategy);
+        inner
+    }
+
+    fn shared(&self) -> &Shared {
+        self.site.shared()
+    }
+
+    pub(crate) fn attach(&self) -> Result<io::Result<()>, WaitError> {
+        let mut core = lock(&self.core);
+        let detector = core.detector.as_mut().expect("invariant: a new handle has its detector");
+        caught("attach", || detector.attach(&self.site))
+    }
+
+    /// Hands a new request to the detector: inline, on the waiter's thread, so that an event which is
+    /// there already costs no hop to the host.
+    pub(crate) fn submit(
+        &self,
+        request: D::Request,
+        mode: Mode,
+    ) -> Result<Submission<D>, WaitError> {
+        let mut guard = lock(&self.core);
+        let core = &mut *guard;
+        let (Some(detector), None) = (core.detector.as_mut(), &core.ended_by) else {
+            return Err(core.ended_by.as_ref().map_or(WaitError::ServerClosed, WaitError::duplicate));
+        };
+        if core.pending.len() >= self.max_pending {
+            return Err(WaitError::TooManyPending { limit: self.max_pending });
+        }
+        let was_idle = core.pending.len() + core.pending.cancelling_count() == 0;
+        let key = core.pending.insert(request, mode);
+        let slot = core.pending.slot(key);
+        let submitted = {
+            let request = core.pending.request_mut(key).expect("invariant: just inserted");
+            caught("submit", || detector.submit(key, request, mode))
+        };
+        let mut is_queued = false;
+        match submitted {
+            Ok(Submitted::Pending) => {}
+            Ok(Submitted::Queued) => is_queued = true,
+            Ok(Submitted::Ready(event)) if mode == Mode::Once => {
+                let request = core.pending.release(key, |_| Some(Cancel::Released));
+                drop(guard);
+                drop(request);
+                return Ok(Submission::Ready(event));
+            }
+            Ok(Submitted::Ready(event)) => {
+                let full = slot.push(event, self.stream_capacity, D::merge);
+                debug_assert!(matches!(full, Ok(None)), "invariant: a new slot has room");
+            }
+            Ok(Submitted::Rejected(error)) => {
+                let request = core.pending.release(key, |_| Some(Cancel::Released));
+                drop(guard);
+                drop(request);
+                return Err(WaitError::Failed(error));
+            }
+            Err(panicked) => {
+                core.pending.release(key, |_| None);
+                return Err(panicked);
+            }
+        }
+        let deadline = core.detector.as_ref().and_then(deadline_of);
+        self.publish_known(core);
+        drop(guard);
+        if let Some(deadline) = deadline {
+            self.publish_deadline(deadline);
+        }
+        if is_queued {
+            self.site.ring_again();
+        } else if was_idle && self.watch.is_active.load(Ordering::Relaxed) {
+            // A host that parks from now on takes the core's lock first and sees the request.
+            self.shared().wake_if_parked();
+        }
+        Ok(Submission::Pending(key, slot))
+    }
+
+    /// The waiter of `key` goes.
+    pub(crate) fn release(&self, key: Key, slot: &Arc<Slot<D::Event>>) {
+        let mut guard = lock(&self.core);
+        let core = &mut *guard;
+        let detector = &mut core.detector;
+        let request = core.pending.release(key, |request| match detector {
+            Some(detector) => caught("cancel", || detector.cancel(key, request)).ok(),
+            None => None,
+        });
+        let mut leftover = slot.reset();
+        let mut has_unclaimed = false;
+        let mut unwanted = None;
+        for event in leftover.events.by_ref() {
+            has_unclaimed = true;
+            unwanted = match detector {
+                Some(detector) => caught("unclaimed", || detector.unclaimed(event)).ok().flatten(),
+                None => Some(event),
+            };
+        }
+        self.publish_known(core);
+        let in_flight = core.pending.cancelling_count() > 0;
+        drop(guard);
+        drop(request);
+        drop(leftover);
+        drop(unwanted);
+        if in_flight || has_unclaimed {
+            // A cancellation to submit and completions to collect, or an event for somebody else.
+            self.site.ring_again();
+        }
+    }
+
+    /// The last user of the handle goes. Returns whether it may be removed at once.
+    pub(crate) fn drain(&self) -> bool {
+        let mut core = lock(&self.core);
+        core.is_draining = true;
+        core.pending.cancelling_count() == 0
+    }
+
+    pub(crate) fn history(&self) -> (History, Strategy) {
+        let core = lock(&self.core);
+        (core.history, core.decision.strategy)
+    }
+
+    pub(crate) fn pending_count(&self) -> usize {
+        lock(&self.core).pending.len()
+    }
+
+    /// Calls `f` with the detector, or returns `None` once it is gone.
+    pub(crate) fn with_detector<T>(&self, f: impl FnOnce(&mut D) -> T) -> Option<T> {
+        let mut core = lock(&self.core);
+        core.detector.as_mut().map(f)
+    }
+
+    fn publish_known(&self, core: &Core<D>) {
+        let known = core.pending.len() + core.pending.cancelling_count();
+        self.watch.known_count.store(known, Ordering::Release);
+    }
+
+    fn publish(&self, strategy: Strategy) {
+        let (nanos, switches) = match strategy.every() {
+            Some(Frequency::Time(time)) => (nanos(time), 0),
+            Some(Frequency::Switches(count)) => (u64::MAX, count.max(1) as usize),
+            None => (u64::MAX, 0),
+        };
+        let watch = &self.watch;
+        let changed = watch.every_ns.swap(nanos, Ordering::Relaxed) != nanos
+            || watch.every_switches.swap(switches, Ordering::Relaxed) != switches;
+        watch.spin_ns.store(self::nanos(strategy.spin()), Ordering::Relaxed);
+        let arms = self.methods.contains(Methods::NOTIFY) && self.arming == Arming::BeforeSleep;
+        let is_active = strategy.is_polling() || arms;
+        if watch.is_active.swap(is_active, Ordering::Relaxed) != is_active || changed {
+            self.shared().frequencies_changed();
+        }
+    }
+
+    fn publish_deadline(&self, deadline: Instant) {
+        if !self.watch.has_deadlines.load(Ordering::Relaxed) {
+            self.watch.has_deadlines.store(true, Ordering::Release);
+            self.shared().frequencies_changed();
+        }
+        self.shared().publish_deadline(deadline);
+    }
+
+    fn reconsider(&self, core: &mut Core<D>, now: Instant) {
+        let situation = Situation {
+            now,
+            flavor: self.site.flavor(),
+            methods: self.methods,
+            history: &core.history,
+            pending_count: core.pending.len(),
+        };
+        let decision = decide(&*self.policy, &situation);
+        if decision.strategy != core.decision.strategy {
+            tracing::trace!(handle = self.name, strategy = %decision.strategy, "strategy changed");
+            self.publish(decision.strategy);
+        }
+        core.decision = decision;
+    }
+
+    /// Polls under the lock and brings all books up to date. Returns how many events were reported.
+    fn poll_core(
+        &self,
+        core: &mut Core<D>,
+        cause: Cause<'_>,
+        now: Instant,
+        batch: &mut Batch,
+    ) -> usize {
+        let Some(detector) = core.detector.as_mut() else { return 0 };
+        if mem::take(&mut core.pending.changed) && self.methods.contains(Methods::GROUP) {
+            let pending = Pending::new(&core.pending);
+            if let Err(panicked) = caught("group", || detector.group(&pending)) {
+                return self.give_up(core, &panicked, batch);
+            }
+        }
+        let mut round =
+            Round::new(&mut core.pending, batch, now, self.budget, self.stream_capacity);
+        let strategy = core.decision.strategy;
+        let outcome = match cause {
+            Cause::Notices(notices) => {
+                caught("notified", || detector.notified(notices, &mut round))
+            }
+            Cause::Poll if matches!(strategy, Strategy::CheckEach { .. }) => {
+                caught("check", || round.check_each(detector))
+            }
+            Cause::Poll => caught("poll", || detector.poll(&mut round)),
+        };
+        let (reported, more) = (round.reported(), round.wants_more());
+        if let Err(panicked) = outcome {
+            return reported + self.give_up(core, &panicked, batch);
+        }
+        core.history.record(now, reported);
+        if now >= core.decision.until {
+            self.reconsider(core, now);
+        }
+        if self.watch.is_active.load(Ordering::Relaxed) {
+            let every = self.watch.every_ns.load(Ordering::Relaxed);
+            let next = if every == u64::MAX { 0 } else { now.as_nanos().saturating_add(every) };
+            self.watch.next_poll_ns.store(next, Ordering::Relaxed);
+        }
+        if more {
+            self.site.ring_again();
+        }
+        if let Some(deadline) = core.detector.as_ref().and_then(deadline_of) {
+            self.publish_deadline(deadline);
+        }
+        self.publish_known(core);
+        reported
+    }
+
+    /// Ends every request and forgets the detector, after one of its callbacks panicked.
+    fn give_up(&self, core: &mut Core<D>, error: &WaitError, batch: &mut Batch) -> usize {
+        core.ended_by = Some(error.duplicate());
+        // Neither the detector nor what its requests own may be freed: a device may still use both.
+        mem::forget(core.detector.take());
+        let known = core.pending.known();
+        for &key in &known {
+            batch.wakers.extend(core.pending.fail(key, error.duplicate(), true));
+        }
+        self.publish_known(core);
+        known.len()
+    }
+
+    fn finish_round(&self, mut guard: crate::sync::MutexGuard<'_, Core<D>>) {
+        let trash: Vec<Trash<D>> = mem::take(&mut guard.pending.trash);
+        let is_over = guard.is_draining
+            && guard.pending.cancelling_count() == 0
+            && guard.pending.len() == 0;
+        drop(guard);
+        drop(trash);
+        if is_over {
+            self.shared().deregister(self.site.address());
+        }
+    }
+}
+
+impl<D: Detector> Registered for Inner<D> {
+    fn round(&self, cause: Cause<'_>, now: Instant, batch: &mut Batch) -> usize {
+        let mut guard = lock(&self.core);
+        let reported = self.poll_core(&mut guard, cause, now, batch);
+        self.finish_round(guard);
+        reported
+    }
+
+    fn before_sleep(&self, now: Instant, batch: &mut Batch) -> BeforeSleep {
+        let mut guard = lock(&self.core);
+        let core = &mut *guard;
+        if core.pending.len() + core.pending.cancelling_count() == 0 {
+            return BeforeSleep::Until(None);
+        }
+        let strategy = core.decision.strategy;
+        if !strategy.is_polling()
+            && self.methods.contains(Methods::NOTIFY)
+            && self.arming == Arming::BeforeSleep
+            && let Some(detector) = core.detector.as_mut()
+        {
+            let armed = match caught("arm", || detector.arm()) {
+                Ok(Ok(armed)) => armed,
+                Ok(Err(error)) => {
+                    let ended = self.give_up(core, &WaitError::Failed(error), batch);
+                    self.finish_round(guard);
+                    return BeforeSleep::Events(ended);
+                }
+                Err(panicked) => {
+                    let ended = self.give_up(core, &panicked, batch);
+                    self.finish_round(guard);
+                    return BeforeSleep::Events(ended);
+                }
+            };
+            let mut reported = self.poll_core(core, Cause::Poll, now, batch);
+            if armed == Armed::Ready {
+                reported = reported.max(1);
+            }
+            let deadline = core.detector.as_ref().and_then(deadline_of);
+            self.finish_round(guard);
+            return if reported > 0 {
+                BeforeSleep::Events(reported)
+            } else {
+                BeforeSleep::Until(deadline)
+            };
+        }
+        let reported = self.poll_core(core, Cause::Poll, now, batch);
+        let next = match core.decision.strategy.every() {
+            _ if !core.decision.strategy.is_polling() => None,
+            Some(Frequency::Time(every)) => Some(now + every),
+            Some(Frequency::Switches(_)) | None => Some(now),
+        };
+        self.finish_round(guard);
+        if reported > 0 { BeforeSleep::Events(reported) } else { BeforeSleep::Until(next) }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        lock(&self.core).detector.as_ref().and_then(deadline_of)
+    }
+
+    fn close(&self, batch: &mut Batch) {
+        let mut guard = lock(&self.core);
+        let core = &mut *guard;
+        if core.ended_by.is_none() {
+            core.ended_by = Some(WaitError::ServerClosed);
+        }
+        let Some(mut detector) = core.detector.take() else { return };
+        let mut in_flight = Vec::new();
+        for key in core.pending.known() {
+            let Some(request) = core.pending.request_mut(key) else { continue };
+            match caught("cancel", || detector.cancel(key, request)) {
+                Ok(Cancel::Released) => {
+                    let waker = core.pending.fail(key, WaitError::ServerClosed, false);
+                    batch.wakers.extend(waker);
+                }
+                Ok(Cancel::InFlight) => in_flight.push(key),
+                Err(_) => {
+                    let waker = core.pending.fail(key, WaitError::ServerClosed, true);
+                    batch.wakers.extend(waker);
+                }
+            }
+        }
+        let is_clean = self.collect(core, &mut detector, &mut in_flight, batch);
+        for key in in_flight {
+            batch.wakers.extend(core.pending.fail(key, WaitError::ServerClosed, true));
+        }
+        self.publish_known(core);
+        let trash = mem::take(&mut core.pending.trash);
+        drop(guard);
+        drop(trash);
+        if is_clean {
+            let _ = caught("drop", || drop(detector));
+        } else {
+            tracing::warn!(handle = self.name, "requests were in flight at shutdown: leaked");
+            mem::forget(detector);
+        }
+    }
+
+    fn watch_state(&self) -> &WatchState {
+        &self.watch
+    }
+
+}
+
+/// How long a closing server waits for completions of what a device may still write to.
+const COLLECT_MAX: Duration = Duration::from_millis(100);
+
+impl<D: Detector> Inner<D> {
+    /// Polls until nothing is in flight any more, for a bounded time. Returns whether that was so.
+    fn collect(
+        &self,
+        core: &mut Core<D>,
+        detector: &mut D,
+        in_flight: &mut Vec<Key>,
+        batch: &mut Batch,
+    ) -> bool {
+        // A virtual clock stands still here, hence the bound in rounds as well.
+        let deadline = self.site.now() + COLLECT_MAX;
+        for _ in 0..COLLECT_ROUNDS_MAX {
+            if in_flight.is_empty() {
+                return true;
+            }
+            let now = self.site.now();
+            let mut round = Round::new(&mut core.pending, batch, now, usize::MAX, usize::MAX);
+            if caught("poll", || detector.poll(&mut round)).is_err() {
+                return false;
+            }
+            in_flight.retain(|&key| core.pending.request_mut(key).is_some());
+            if now >= deadline {
+                break;
+            }
+            crate::sync::thread::yield_now();
+        }
+        in_flight.is_empty()
+    }
+}
+
+const COLLECT_ROUNDS_MAX: u32 = 1_000_000;
+
+fn deadline_of<D: Detector>(detector: &D) -> Option<Instant> {
+    caught("next_deadline", || detector.next_deadline()).unwrap_or(None)
+}
+
+/// Asks the policy, and the default one if its answer does not fit the methods.
+fn decide(policy: &dyn Policy, situation: &Situation<'_>) -> Decision {
+    let decision = policy.decide(situation);
+    if decision.strategy.is_offered_by(situation.methods) {
+        return decision;
+    }
+    tracing::warn!(strategy = %decision.strategy, "the policy chose what the detector lacks");
+    Adaptive::default().decide(situation)
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+

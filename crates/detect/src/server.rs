@@ -1,0 +1,241 @@
+//! The detection server: all registered detectors, the wait point, and the rounds of detection.
+//!
+//! A server does nothing by itself. A *host* turns it: a scheduler at its task switches and when it
+//! has nothing to run, a thread of its own ([`Server::spawn_thread`]), or the simulator. The host's
+//! side is the [`Lookout`].
+//!
+//! ```text
+//!  any thread                 shared                         host (holds the driver's lock)
+//!  ──────────                 ──────                         ──────────────────────────────
+//!  wait ──▶ submit ─────────▶ handle's core                  Lookout::detect, at a switch:
+//!  Bell::ring ──────────────▶ rung list, park word ────────▶   1 rung handles
+//!  Site::watch ─────────────▶ epoll ───────────────────────▶   2 announcements of the wait point
+//!                             next_deadline ───────────────▶   3 handles that are polled
+//!                                                              4 handles with a deadline
+//!  future polled again ◀───── waker ◀──── slot ◀── event ◀───  then, without locks: wake
+//! ```
+
+use std::{cell::RefCell, fmt, io, marker::PhantomData, mem};
+
+use thiserror::Error;
+
+use crate::{
+    clock::{Clock, ClockSource, Instant},
+    detector::Detector,
+    error::RegisterError,
+    handle::{Handle, Registration},
+    lookout::Lookout,
+    metrics::Snapshot,
+    policy::{Adaptive, Flavor, Policy},
+    shared::Shared,
+    stock::readiness::Readiness,
+    sync::{Arc, thread_local},
+    timer::Timers,
+    wait_point::{self, Gate, WaitPoint},
+};
+
+/// A detection server. Clones are the same server; when the last is dropped, it is
+/// [shut down](Self::shutdown).
+#[derive(Clone)]
+pub struct Server {
+    owner: Arc<Owner>,
+}
+
+/// Apart from [`Shared`], which handles keep alive: so the last user's drop is noticed.
+struct Owner {
+    shared: Arc<Shared>,
+    timers: Handle<Timers>,
+    readiness: Handle<Readiness>,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.shared.close();
+    }
+}
+
+/// There is no detection server where the caller runs.
+#[derive(Clone, Copy, Debug, Error)]
+#[error(
+    "no detection server hosts this task: run it in a vigie runtime, or make a server with \
+     `Server::spawn_thread` and `enter` it"
+)]
+#[non_exhaustive]
+pub struct NoServer;
+
+impl From<NoServer> for io::Error {
+    fn from(error: NoServer) -> Self {
+        Self::new(io::ErrorKind::NotConnected, error)
+    }
+}
+
+impl Server {
+    /// Makes a server for a scheduler of `flavor`, which then turns it through a [`Lookout`].
+    ///
+    /// # Errors
+    /// Fails if the kernel gives no epoll, eventfd or timerfd, which needs three descriptors.
+    pub fn new(flavor: Flavor) -> io::Result<Self> {
+        Self::with_readiness_policy(flavor, Adaptive::default())
+    }
+
+    /// Like [`new`](Self::new), with the policy for the readiness of descriptors.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_readiness_policy(flavor: Flavor, policy: impl Policy) -> io::Result<Self> {
+        let (wait_point, gate) = wait_point::epoll()?;
+        Self::build(flavor, ClockSource::Monotonic, wait_point, gate, Box::new(policy))
+    }
+
+    pub(crate) fn new_virtual(flavor: Flavor, clock: Arc<dyn Clock>) -> io::Result<Self> {
+        let policy = Box::new(Adaptive::default());
+        Self::build(flavor, ClockSource::Other(clock), WaitPoint::Virtual, Gate::Virtual, policy)
+    }
+
+    fn build(
+        flavor: Flavor,
+        clock: ClockSource,
+        wait_point: WaitPoint,
+        gate: Gate,
+        policy: Box<dyn Policy>,
+    ) -> io::Result<Self> {
+        let shared = Arc::new(Shared::new(flavor, clock, wait_point, gate));
+        let timers = Shared::register(&shared, Timers::new(), Registration::named("timers"), None)
+            .map_err(io::Error::other)?;
+        let registration = Registration::named("readiness");
+        let readiness = Shared::register(&shared, Readiness::new(), registration, Some(policy))
+            .map_err(io::Error::other)?;
+        Ok(Self { owner: Arc::new(Owner { shared, timers, readiness }) })
+    }
+
+    /// Registers a detector and returns the handle through which its events are waited for. Only
+    /// requests made through the same handle are watched for together [bouge02, §2.2].
+    ///
+    /// # Errors
+    /// [`RegisterError`] if the detector offers no method or cannot be attached, or if the server is
+    /// shut down or full.
+    pub fn register<D: Detector>(
+        &self,
+        detector: D,
+        registration: Registration,
+    ) -> Result<Handle<D>, RegisterError> {
+        Shared::register(&self.owner.shared, detector, registration, None)
+    }
+
+    /// Returns the server that hosts the running task, or that this thread has
+    /// [entered](Self::enter).
+    ///
+    /// # Errors
+    /// [`NoServer`] if there is none.
+    pub fn current() -> Result<Self, NoServer> {
+        with_current(|server| server.cloned()).ok_or(NoServer)
+    }
+
+    /// Makes this the [current](Self::current) server of the thread until the guard is dropped.
+    pub fn enter(&self) -> Entered {
+        let previous = CURRENT.with(|current| current.borrow_mut().replace(self.clone()));
+        Entered { previous, _not_send: PhantomData }
+    }
+
+    /// Returns the host's side, one for each thread that turns the server.
+    #[must_use]
+    pub fn lookout(&self) -> Lookout {
+        Lookout::new(Arc::clone(&self.owner.shared))
+    }
+
+    /// Returns the handle of the timers.
+    #[must_use]
+    pub fn timers(&self) -> &Handle<Timers> {
+        &self.owner.timers
+    }
+
+    /// Returns the handle of the readiness of descriptors.
+    #[must_use]
+    pub fn readiness(&self) -> &Handle<Readiness> {
+        &self.owner.readiness
+    }
+
+    /// Returns the present instant of this server's clock.
+    #[must_use]
+    pub fn now(&self) -> Instant {
+        self.owner.shared.now()
+    }
+
+    /// Returns the flavor of the scheduler that this server is for.
+    #[must_use]
+    pub fn flavor(&self) -> Flavor {
+        self.owner.shared.flavor()
+    }
+
+    /// Wakes the host from its sleep, or keeps it from the next one. May be called from any thread.
+    pub fn unpark(&self) {
+        self.owner.shared.unpark();
+    }
+
+    /// Returns what was counted so far.
+    #[must_use]
+    pub fn metrics(&self) -> Snapshot {
+        self.owner.shared.metrics.snapshot()
+    }
+
+    /// Ends every pending request with [`WaitError::ServerClosed`](crate::WaitError::ServerClosed)
+    /// and frees the detectors. What a device may still write to is waited for, for at most 100 ms a
+    /// handle, and leaked after that. Later waits and registrations fail.
+    pub fn shutdown(&self) {
+        self.owner.shared.close();
+    }
+
+    /// Returns whether [`shutdown`](Self::shutdown) was called.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.owner.shared.is_closed()
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server")
+            .field("flavor", &self.flavor())
+            .field("is_closed", &self.is_closed())
+            .finish_non_exhaustive()
+    }
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Server>> = const { RefCell::new(None) };
+}
+
+/// Calls `f` with the current server, if there is one. `f` must not enter another.
+pub(crate) fn with_current<T>(f: impl FnOnce(Option<&Server>) -> T) -> T {
+    let mut f = Some(f);
+    let mut call = |server: Option<&Server>| (f.take().expect("invariant: called once"))(server);
+    match CURRENT.try_with(|current| call(current.borrow().as_ref())) {
+        Ok(value) => value,
+        // The thread is ending and its variables are gone.
+        Err(_) => call(None),
+    }
+}
+
+/// Keeps a server [current](Server::current) on this thread.
+#[must_use = "the server is current only until this is dropped"]
+pub struct Entered {
+    previous: Option<Server>,
+    /// The guard must be dropped on the thread that it was made on.
+    _not_send: PhantomData<*mut ()>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        let previous = self.previous.take();
+        // The server may be dropped by this, and its detectors with it: outside the borrow.
+        let left = CURRENT.try_with(|current| mem::replace(&mut *current.borrow_mut(), previous));
+        drop(left);
+    }
+}
+
+impl fmt::Debug for Entered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Entered").finish_non_exhaustive()
+    }
+}
+

@@ -1,0 +1,256 @@
+//! What all clones of a server share: the table of handles, the rings, the deadlines.
+
+use std::mem;
+
+use crate::{
+    clock::{ClockSource, Instant},
+    detector::Detector,
+    error::RegisterError,
+    handle::{Handle, Registration},
+    history::History,
+    lookout::Driver,
+    metrics::Metrics,
+    park::ParkWord,
+    pending::Batch,
+    policy::{Adaptive, Flavor, Policy, Situation},
+    registered::{Inner, Registered},
+    site::Site,
+    sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, lock, try_lock},
+    wait_point::{Address, Gate, HANDLES_MAX, WaitPoint},
+};
+
+pub(crate) struct Shared {
+    clock: ClockSource,
+    flavor: Flavor,
+    pub(crate) word: ParkWord,
+    gate: Gate,
+    /// Handles whose bell was rung, each at most once.
+    pub(crate) rung: Mutex<Vec<Address>>,
+    pub(crate) table: Mutex<Table>,
+    /// Raised with every change of `table`; the driver copies the table when its own copy is older.
+    pub(crate) version: AtomicUsize,
+    pub(crate) driver: Mutex<Driver>,
+    /// Nanoseconds; `u64::MAX` for none. Lowered by submitters, recomputed by the driver.
+    pub(crate) next_deadline: AtomicU64,
+    /// When the next look is due while tasks run.
+    pub(crate) next_look: AtomicU64,
+    /// Looks by switches: how many; zero for none.
+    pub(crate) look_switches: AtomicUsize,
+    pub(crate) frequencies_changed: AtomicBool,
+    is_closed: AtomicBool,
+    pub(crate) metrics: Metrics,
+}
+
+#[derive(Default)]
+pub(crate) struct Table {
+    pub(crate) rows: Vec<Row>,
+    free: Vec<u32>,
+}
+
+#[derive(Clone, Default)]
+pub(crate) struct Row {
+    pub(crate) generation: u8,
+    pub(crate) handle: Option<Arc<dyn Registered>>,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        flavor: Flavor,
+        clock: ClockSource,
+        wait_point: WaitPoint,
+        gate: Gate,
+    ) -> Self {
+        Self {
+            clock,
+            flavor,
+            word: ParkWord::new(),
+            gate,
+            rung: Mutex::new(Vec::new()),
+            table: Mutex::new(Table::default()),
+            version: AtomicUsize::new(0),
+            driver: Mutex::new(Driver::new(wait_point)),
+            next_deadline: AtomicU64::new(u64::MAX),
+            next_look: AtomicU64::new(0),
+            look_switches: AtomicUsize::new(0),
+            frequencies_changed: AtomicBool::new(true),
+            is_closed: AtomicBool::new(false),
+            metrics: Metrics::default(),
+        }
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
+    pub(crate) const fn flavor(&self) -> Flavor {
+        self.flavor
+    }
+
+    pub(crate) const fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn register<D: Detector>(
+        this: &Arc<Self>,
+        detector: D,
+        mut registration: Registration,
+        policy: Option<Box<dyn Policy>>,
+    ) -> Result<Handle<D>, RegisterError> {
+        let methods = detector.methods();
+        if methods.is_empty() {
+            return Err(RegisterError::NoMethod);
+        }
+        let policy = policy.or_else(|| registration.policy.take());
+        let policy = policy.unwrap_or_else(|| Box::new(Adaptive::default()));
+        let history = History::default();
+        let situation = Situation {
+            now: this.now(),
+            flavor: this.flavor,
+            methods,
+            history: &history,
+            pending_count: 0,
+        };
+        let strategy = policy.decide(&situation).strategy;
+        if !strategy.is_offered_by(methods) {
+            return Err(RegisterError::Unsupported { strategy: strategy.to_string() });
+        }
+        let address = this.reserve()?;
+        let site = Site::new(Arc::clone(this), address);
+        let inner = Arc::new(Inner::new(detector, registration, policy, site));
+        {
+            let mut table = lock(&this.table);
+            let handle: Arc<dyn Registered> = Arc::<Inner<D>>::clone(&inner);
+            table.rows[address.index as usize].handle = Some(handle);
+        }
+        this.table_changed();
+        let attached = match inner.attach() {
+            Ok(Ok(())) => Ok(Handle::new(inner)),
+            Ok(Err(error)) => Err(RegisterError::Attach(error)),
+            Err(panicked) => Err(RegisterError::Panicked { message: panicked.to_string() }),
+        };
+        if attached.is_err() {
+            this.deregister(address);
+        }
+        // A server that closed meanwhile has not seen this handle.
+        if this.is_closed() {
+            this.deregister(address);
+            return Err(RegisterError::ServerClosed);
+        }
+        attached
+    }
+
+    fn reserve(&self) -> Result<Address, RegisterError> {
+        let mut table = lock(&self.table);
+        if self.is_closed() {
+            return Err(RegisterError::ServerClosed);
+        }
+        let index = match table.free.pop() {
+            Some(index) => index,
+            None if table.rows.len() >= HANDLES_MAX => {
+                return Err(RegisterError::TooManyHandles { limit: HANDLES_MAX });
+            }
+            None => {
+                table.rows.push(Row::default());
+                u32::try_from(table.rows.len() - 1).expect("invariant: HANDLES_MAX fits in a u32")
+            }
+        };
+        let row = &mut table.rows[index as usize];
+        row.generation = row.generation.wrapping_add(1);
+        Ok(Address { index, generation: row.generation })
+    }
+
+    /// Removes a handle from the table; the driver forgets it with its next round.
+    pub(crate) fn deregister(&self, address: Address) {
+        let removed = {
+            let mut table = lock(&self.table);
+            let Some(row) = table.rows.get_mut(address.index as usize) else { return };
+            if row.generation != address.generation {
+                return;
+            }
+            let removed = row.handle.take();
+            if removed.is_some() {
+                table.free.push(address.index);
+            }
+            removed
+        };
+        if let Some(handle) = removed {
+            self.table_changed();
+            let mut batch = Batch::default();
+            handle.close(&mut batch);
+            batch.wake_all();
+        }
+    }
+
+    fn table_changed(&self) {
+        self.version.fetch_add(1, Ordering::Release);
+        self.frequencies_changed();
+    }
+
+    pub(crate) fn frequencies_changed(&self) {
+        self.frequencies_changed.store(true, Ordering::Release);
+    }
+
+    /// Makes sure that the host does not sleep past `deadline`.
+    pub(crate) fn publish_deadline(&self, deadline: Instant) {
+        // SeqCst, as in `park`: the host sets its parked bit and then reads the deadline, we lower the
+        // deadline and then read the bit; one of the two sees the other.
+        let nanos = deadline.as_nanos();
+        if self.next_deadline.fetch_min(nanos, Ordering::SeqCst) > nanos {
+            self.wake_if_parked();
+        }
+    }
+
+    pub(crate) fn wake_if_parked(&self) {
+        if self.word.is_parked() {
+            self.unpark();
+        }
+    }
+
+    pub(crate) fn unpark(&self) {
+        if self.word.ring() {
+            self.gate.wake();
+        }
+    }
+
+    pub(crate) fn ring(&self, address: Address) {
+        {
+            let table = lock(&self.table);
+            let Some(row) = table.rows.get(address.index as usize) else { return };
+            let Some(handle) = &row.handle else { return };
+            if row.generation != address.generation
+                || handle.watch_state().is_rung.swap(true, Ordering::AcqRel)
+            {
+                // Gone, or rung already: the host has not looked yet.
+                return;
+            }
+        }
+        lock(&self.rung).push(address);
+        self.unpark();
+    }
+
+    pub(crate) fn close(&self) {
+        let rows = {
+            let mut table = lock(&self.table);
+            self.is_closed.store(true, Ordering::Release);
+            mem::take(&mut table.rows)
+        };
+        self.table_changed();
+        // A host inside the wait point leaves it and sees the closed server.
+        self.unpark();
+        let mut batch = Batch::default();
+        for handle in rows.iter().filter_map(|row| row.handle.as_ref()) {
+            handle.close(&mut batch);
+        }
+        drop(rows);
+        if let Some(mut driver) = try_lock(&self.driver) {
+            let rows = driver.take_rows();
+            drop(driver);
+            drop(rows);
+        }
+        batch.wake_all();
+    }
+}

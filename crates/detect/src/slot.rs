@@ -1,0 +1,149 @@
+//! The place where an event meets its waiter: filled by a detection round, emptied by a future.
+//!
+//! ```text
+//!            push (1)               push (1)
+//!   empty ────────────▶ event ────────────────▶ event, more…      finish (2): the slot is over
+//!     ▲                   │
+//!     └───────────────────┘ poll (3) takes one, or leaves a waker
+//! ```
+//!
+//! (1) and (2) are called by the round under the handle's lock, (3) by the waiter without it: waiting
+//! again and again for a stream touches this small lock alone. No foreign code runs under it, except
+//! [`Detector::merge`](crate::Detector::merge); wakers are cloned and dropped outside where they
+//! could be the last reference to a task.
+
+use std::{
+    collections::{VecDeque, vec_deque},
+    iter::Chain,
+    mem, option,
+    task::{Context, Poll, Waker},
+};
+
+use crate::{
+    error::WaitError,
+    sync::{Mutex, lock},
+};
+
+/// How a slot's life ended.
+#[derive(Debug)]
+pub(crate) enum End {
+    /// No event will follow.
+    Finished,
+    Failed(WaitError),
+}
+
+/// What a waiter took out of its slot.
+#[derive(Debug)]
+pub(crate) enum Taken<E> {
+    Event(E),
+    End(End),
+}
+
+#[derive(Debug)]
+pub(crate) struct Slot<E> {
+    state: Mutex<SlotState<E>>,
+}
+
+#[derive(Debug)]
+struct SlotState<E> {
+    /// The oldest event. Apart from `more`, so that a waiter of single events allocates no queue.
+    first: Option<E>,
+    more: VecDeque<E>,
+    end: Option<End>,
+    waker: Option<Waker>,
+}
+
+impl<E> Slot<E> {
+    pub(crate) fn new() -> Self {
+        let state = SlotState { first: None, more: VecDeque::new(), end: None, waker: None };
+        Self { state: Mutex::new(state) }
+    }
+
+    /// Adds an event; gives back the waker to wake once all locks are released.
+    ///
+    /// # Errors
+    /// Gives the event back when `capacity` events wait already.
+    pub(crate) fn push(
+        &self,
+        event: E,
+        capacity: usize,
+        merge: impl FnOnce(&mut E, E) -> Option<E>,
+    ) -> Result<Option<Waker>, E> {
+        let mut guard = lock(&self.state);
+        let state = &mut *guard;
+        match state.more.back_mut().or(state.first.as_mut()) {
+            None => state.first = Some(event),
+            Some(newest) => {
+                if let Some(event) = merge(newest, event) {
+                    if 1 + state.more.len() >= capacity {
+                        return Err(event);
+                    }
+                    state.more.push_back(event);
+                }
+            }
+        }
+        Ok(state.waker.take())
+    }
+
+    /// Says that no further event comes; events that wait are still taken first.
+    pub(crate) fn finish(&self, end: End) -> Option<Waker> {
+        let mut state = lock(&self.state);
+        state.end.get_or_insert(end);
+        state.waker.take()
+    }
+
+    /// Takes the oldest event, or leaves the waker of `cx` to be woken by the next.
+    pub(crate) fn poll(&self, cx: &Context<'_>) -> Poll<Taken<E>> {
+        let replaced;
+        {
+            let mut state = lock(&self.state);
+            if let Some(taken) = state.take() {
+                return Poll::Ready(taken);
+            }
+            match &state.waker {
+                Some(waker) if waker.will_wake(cx.waker()) => return Poll::Pending,
+                _ => replaced = state.waker.replace(cx.waker().clone()),
+            }
+        }
+        drop(replaced);
+        Poll::Pending
+    }
+
+    /// Makes the slot as new, keeping its memory, and gives back what it held: to be dropped by the
+    /// caller outside all locks.
+    pub(crate) fn reset(&self) -> Leftover<E> {
+        let mut guard = lock(&self.state);
+        let state = &mut *guard;
+        // An empty queue keeps its memory; a queue with events in it is given away whole.
+        let more =
+            if state.more.is_empty() { VecDeque::new() } else { mem::take(&mut state.more) };
+        Leftover {
+            events: state.first.take().into_iter().chain(more),
+            _end: state.end.take(),
+            _waker: state.waker.take(),
+        }
+    }
+}
+
+/// What a waiter left in its slot.
+#[derive(Debug)]
+pub(crate) struct Leftover<E> {
+    /// Events that nobody took, oldest first.
+    pub(crate) events: Chain<option::IntoIter<E>, vec_deque::IntoIter<E>>,
+    _end: Option<End>,
+    _waker: Option<Waker>,
+}
+
+impl<E> SlotState<E> {
+    fn take(&mut self) -> Option<Taken<E>> {
+        if let Some(event) = self.first.take() {
+            self.first = self.more.pop_front();
+            return Some(Taken::Event(event));
+        }
+        match self.end.as_mut()? {
+            // An error is told once; that the slot is over, as often as it is asked.
+            End::Finished => Some(Taken::End(End::Finished)),
+            failed => Some(Taken::End(mem::replace(failed, End::Finished))),
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! The readiness of descriptors: one handle for all sockets of a server, so that one look at the wait
+//! point serves them all.
+//!
+//! Each watched descriptor is a [`Source`], shared by its owner and the detector. The kernel announces
+//! edges; the source keeps what was announced as bits with a *tick*, which every announcement raises.
+//! An owner that found the descriptor not ready after all clears the bits *with the tick it had seen*:
+//! a newer announcement has raised it, and stays.
+//!
+//! A request names a source and a direction. It is ready at once if the source's bits say so.
+
+use std::{io, os::fd::BorrowedFd};
+
+use slab::Slab;
+
+use crate::{
+    detector::{
+        Arming, Cancel, Detector, Emitted, Key, Methods, Mode, Notice, Ready, Round, Submitted,
+    },
+    handle::Handle,
+    site::Site,
+    wait_point::Interest,
+    sync::{Arc, AtomicU64, Ordering},
+};
+
+/// Which of a descriptor's directions a request waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_enums, reason = "a descriptor has two directions")]
+pub enum Direction {
+    /// Bytes, datagrams, connections come in.
+    Read,
+    /// There is room for bytes to go out.
+    Write,
+}
+
+impl Direction {
+    /// Returns all bits that end the wait in this direction.
+    #[must_use]
+    pub const fn mask(self) -> Ready {
+        match self {
+            Self::Read => Ready::FOR_READ,
+            Self::Write => Ready::FOR_WRITE,
+        }
+    }
+}
+
+/// What a source was ready for, and the tick of the announcement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Readable {
+    /// The bits.
+    pub ready: Ready,
+    /// Raised by every announcement; give it back to [`Source::clear`].
+    pub tick: u64,
+}
+
+/// The readiness of one descriptor.
+#[derive(Debug)]
+pub struct Source {
+    /// Bits in the lowest byte, the tick above. Raised by the round that delivers an announcement
+    /// (release: what the kernel has queued is there); read by owners (acquire); cleared by owners.
+    state: AtomicU64,
+    key: u32,
+}
+
+impl Source {
+    /// Returns what the source is ready for now, of the bits that matter in `direction`.
+    #[inline]
+    #[must_use]
+    pub fn ready(&self, direction: Direction) -> Readable {
+        let state = unpack(self.state.load(Ordering::Acquire));
+        Readable { ready: state.ready.intersection(direction.mask()), tick: state.tick }
+    }
+
+    /// Clears what `seen` showed, unless something was announced since. A closed direction and an
+    /// error stay: they do not go away by reading.
+    pub fn clear(&self, seen: Readable) {
+        let clearable = Ready::READABLE | Ready::WRITABLE | Ready::PRIORITY;
+        let bits = u64::from(seen.ready.intersection(clearable).bits());
+        let current = self.state.load(Ordering::Acquire);
+        if unpack(current).tick == seen.tick {
+            // Should the exchange fail, something was announced or cleared meanwhile. Then the bit
+            // stays and costs one more attempt, which is never wrong.
+            let _ = self.state.compare_exchange(
+                current,
+                current & !bits,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            );
+        }
+    }
+
+    /// Lets the owner try before the first announcement.
+    pub(crate) fn assume_ready(&self) {
+        let bits = Ready::READABLE | Ready::WRITABLE;
+        self.state.fetch_or(u64::from(bits.bits()), Ordering::AcqRel);
+    }
+
+    fn announce(&self, ready: Ready) -> Readable {
+        let raised = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
+            Some((state + TICK) | u64::from(ready.bits()))
+        });
+        match raised {
+            Ok(before) | Err(before) => unpack((before + TICK) | u64::from(ready.bits())),
+        }
+    }
+}
+
+const TICK: u64 = 1 << 8;
+
+fn unpack(state: u64) -> Readable {
+    Readable { ready: Ready::from_bits(state.to_le_bytes()[0]), tick: state >> 8 }
+}
+
+/// A request for the readiness of one source in one direction.
+#[derive(Clone, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "a request is its two parts")]
+pub struct Awaited {
+    /// The descriptor.
+    pub source: Arc<Source>,
+    /// The direction.
+    pub direction: Direction,
+}
+
+/// The detector of descriptors' readiness: see [`Server::readiness`](crate::Server::readiness).
+///
+/// Its poll is the wait point's own: announcements come in through
+/// [`notified`](Detector::notified) and need no arming.
+#[derive(Debug, Default)]
+pub struct Readiness {
+    site: Option<Site>,
+    sources: Slab<Watched>,
+    /// Raised with every source, so that an announcement for a closed one does not reach its
+    /// successor in the slab.
+    generation: u8,
+}
+
+#[derive(Debug)]
+struct Watched {
+    source: Arc<Source>,
+    /// Nearly always one reader and one writer.
+    waiters: Vec<(Key, Direction)>,
+}
+
+impl Readiness {
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    /// Watches `descriptor`, which must stay open until [`unwatch`](Self::unwatch).
+    fn watch(&mut self, descriptor: BorrowedFd<'_>, interest: Interest) -> io::Result<Arc<Source>> {
+        let site = self.site.as_ref().expect("invariant: attached at registration");
+        let entry = self.sources.vacant_entry();
+        if entry.key() >= SOURCES_MAX {
+            return Err(io::Error::new(
+                io::ErrorKind::QuotaExceeded,
+                "16 777 215 descriptors are watched already",
+            ));
+        }
+        self.generation = self.generation.wrapping_add(1);
+        let index = u32::try_from(entry.key()).expect("invariant: below SOURCES_MAX");
+        let key = u32::from(self.generation) << 24 | index;
+        site.watch(descriptor, key, interest)?;
+        let source = Arc::new(Source { state: AtomicU64::new(0), key });
+        entry.insert(Watched { source: Arc::clone(&source), waiters: Vec::with_capacity(2) });
+        Ok(source)
+    }
+
+    /// Watches `descriptor` no more, and ends its waits in an error.
+    fn unwatch(&mut self, descriptor: BorrowedFd<'_>, source: &Source) {
+        let site = self.site.as_ref().expect("invariant: attached at registration");
+        if let Err(error) = site.unwatch(descriptor) {
+            // The descriptor was closed behind our back; the kernel has forgotten it then.
+            tracing::debug!(%error, "a descriptor was closed before its source");
+        }
+        self.sources.try_remove(index_of(source.key));
+    }
+
+    fn watched(&mut self, key: u32) -> Option<&mut Watched> {
+        self.sources.get_mut(index_of(key)).filter(|watched| watched.source.key == key)
+    }
+}
+
+const SOURCES_MAX: usize = (1 << 24) - 1;
+
+fn index_of(key: u32) -> usize {
+    (key & 0x00FF_FFFF) as usize
+}
+
+impl Handle<Readiness> {
+    /// Watches a descriptor. It must stay open until [`unwatch`](Self::unwatch);
+    /// [`AsyncFd`](crate::AsyncFd) sees to that.
+    ///
+    /// # Errors
+    /// The kernel's: a closed descriptor, one that is watched already, or one that cannot be watched
+    /// (`EPERM` for a regular file); [`io::ErrorKind::NotConnected`] if the server is shut down.
+    pub fn watch(
+        &self,
+        descriptor: BorrowedFd<'_>,
+        interest: Interest,
+    ) -> io::Result<Arc<Source>> {
+        self.with_detector(|readiness| readiness.watch(descriptor, interest))
+            .unwrap_or_else(|| Err(crate::WaitError::ServerClosed.into()))
+    }
+
+    /// Watches a descriptor no more.
+    pub fn unwatch(&self, descriptor: BorrowedFd<'_>, source: &Source) {
+        // A closed server has closed its epoll as well.
+        self.with_detector(|readiness| readiness.unwatch(descriptor, source));
+    }
+}
+
+impl Detector for Readiness {
+    type Request = Awaited;
+    type Event = Readable;
+
+    fn methods(&self) -> Methods {
+        Methods::CHECK | Methods::GROUP | Methods::NOTIFY
+    }
+
+    fn arming(&self) -> Arming {
+        Arming::Permanent
+    }
+
+    fn attach(&mut self, site: &Site) -> io::Result<()> {
+        self.site = Some(site.clone());
+        Ok(())
+    }
+
+    fn submit(&mut self, key: Key, awaited: &mut Awaited, mode: Mode) -> Submitted<Readable> {
+        let Awaited { source, direction } = awaited;
+        let Some(watched) = self.watched(source.key) else {
+            return Submitted::Rejected(io::Error::new(
+                io::ErrorKind::NotConnected,
+                "the descriptor is not watched any more",
+            ));
+        };
+        // An announcement between this look and the insertion cannot be: both run under the
+        // handle's lock, as `notified` does.
+        let readable = source.ready(*direction);
+        if mode == Mode::Once && !readable.ready.is_empty() {
+            return Submitted::Ready(readable);
+        }
+        watched.waiters.push((key, *direction));
+        if readable.ready.is_empty() { Submitted::Pending } else { Submitted::Ready(readable) }
+    }
+
+    fn check(&mut self, _: Key, awaited: &mut Awaited) -> Option<Readable> {
+        let readable = awaited.source.ready(awaited.direction);
+        (!readable.ready.is_empty()).then_some(readable)
+    }
+
+    /// Nothing to do: what the wait point has for this detector comes through `notified`.
+    fn poll(&mut self, _: &mut Round<'_, Self>) {}
+
+    fn notified(&mut self, notices: &[Notice], round: &mut Round<'_, Self>) {
+        for notice in notices {
+            let Some(watched) = self.watched(notice.key) else { continue };
+            let readable = watched.source.announce(notice.ready);
+            watched.waiters.retain(|&(key, direction)| {
+                let ready = readable.ready.intersection(direction.mask());
+                if !notice.ready.intersects(direction.mask()) {
+                    return true;
+                }
+                matches!(
+                    round.emit(key, Readable { ready, tick: readable.tick }),
+                    Emitted::Kept | Emitted::Full(_)
+                )
+            });
+        }
+    }
+
+    fn cancel(&mut self, key: Key, awaited: &mut Awaited) -> Cancel {
+        if let Some(watched) = self.watched(awaited.source.key) {
+            watched.waiters.retain(|&(waiter, _)| waiter != key);
+        }
+        Cancel::Released
+    }
+
+    fn merge(queued: &mut Readable, newer: Readable) -> Option<Readable> {
+        *queued = Readable { ready: queued.ready.union(newer.ready), tick: newer.tick };
+        None
+    }
+}

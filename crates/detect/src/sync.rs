@@ -1,0 +1,35 @@
+//! The only door to atomics, locks and threads: std, or loom under `--cfg loom`.
+//!
+//! Code that is model-checked must not reach around this module; a test of the workspace looks.
+
+#[cfg(loom)]
+pub(crate) use loom::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+};
+#[cfg(not(loom))]
+pub(crate) use std::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+};
+pub(crate) use std::{
+    sync::{Arc, PoisonError},
+    thread, thread_local,
+};
+
+/// Locks `mutex`, whether or not a thread panicked while it held the lock.
+///
+/// Every panic of foreign code is caught before it can cross a lock of ours, so that a poisoned
+/// lock says nothing about the data behind it.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locks `mutex` if it is free at this moment.
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(std::sync::TryLockError::WouldBlock) => None,
+    }
+}

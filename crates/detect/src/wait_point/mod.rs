@@ -1,0 +1,111 @@
+//! The one place where a host sleeps: epoll with a timerfd, or nothing at all in virtual time.
+//!
+//! The wait point has two sides. The [`Gate`] is shared: any thread may watch a descriptor or wake the
+//! sleeper through it. The [`WaitPoint`] itself belongs to the thread that holds the driver's lock.
+
+mod epoll;
+
+use std::{io, os::fd::BorrowedFd};
+
+use crate::{clock::Instant, detector::Notice};
+
+/// A notice and the address of the handle that it is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Routed {
+    pub(crate) address: Address,
+    pub(crate) notice: Notice,
+}
+
+/// Names a registered handle in the tokens of the wait point: index and generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Address {
+    /// Below [`HANDLES_MAX`].
+    pub(crate) index: u32,
+    pub(crate) generation: u8,
+}
+
+/// The most handles of one server: an index takes 24 bits of a token.
+pub(crate) const HANDLES_MAX: usize = (1 << 24) - 1;
+
+/// Which edges of a descriptor are watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "a descriptor has two directions")]
+pub enum Interest {
+    /// It can be read.
+    Readable,
+    /// It can be written.
+    Writable,
+    /// Either.
+    Both,
+}
+
+/// How long the host may sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Timeout {
+    /// Not at all: look and return.
+    Zero,
+    Until(Instant),
+    Never,
+}
+
+pub(crate) enum WaitPoint {
+    Epoll(epoll::Epoll),
+    /// The simulator moves the clock instead of sleeping.
+    Virtual,
+}
+
+pub(crate) enum Gate {
+    Epoll(epoll::EpollGate),
+    Virtual,
+}
+
+/// Makes the two sides of an epoll wait point.
+pub(crate) fn epoll() -> io::Result<(WaitPoint, Gate)> {
+    let (epoll, gate) = epoll::Epoll::new()?;
+    Ok((WaitPoint::Epoll(epoll), Gate::Epoll(gate)))
+}
+
+impl WaitPoint {
+    /// Sleeps until something is announced, the host is woken or `timeout` is over, and appends what
+    /// was announced. Returns early without harm.
+    pub(crate) fn wait(&mut self, timeout: Timeout, notices: &mut Vec<Routed>) -> io::Result<()> {
+        match self {
+            Self::Epoll(epoll) => epoll.wait(timeout, notices),
+            Self::Virtual => Ok(()),
+        }
+    }
+}
+
+impl Gate {
+    /// Wakes the host from its sleep, or keeps it from the next one.
+    pub(crate) fn wake(&self) {
+        match self {
+            Self::Epoll(gate) => gate.wake(),
+            Self::Virtual => {}
+        }
+    }
+
+    pub(crate) fn watch(
+        &self,
+        descriptor: BorrowedFd<'_>,
+        address: Address,
+        key: u32,
+        interest: Interest,
+    ) -> io::Result<()> {
+        match self {
+            Self::Epoll(gate) => gate.watch(descriptor, address, key, interest),
+            Self::Virtual => Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "descriptors cannot be watched in virtual time: use simulated sources, or a host \
+                 with a real wait point",
+            )),
+        }
+    }
+
+    pub(crate) fn unwatch(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        match self {
+            Self::Epoll(gate) => gate.unwatch(descriptor),
+            Self::Virtual => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,400 @@
+//! The rules of the tree that no lint can see, checked over its text.
+//!
+//! Each rule is a function from a file to the problems it finds there. A rule has two tests: the
+//! tree has no such problem, and a planted fault is found. The rules read words, not types: they
+//! catch what is forgotten, not what is hidden on purpose.
+//!
+//! How the tree, manifests and Rust text are read stands in the folder `tidy`.
+
+#[path = "tidy/manifest.rs"]
+mod manifest;
+#[path = "tidy/rust_text.rs"]
+mod rust_text;
+#[path = "tidy/tree.rs"]
+mod tree;
+
+use std::collections::BTreeSet;
+
+use crate::{
+    manifest::{Table, dependencies, package_name},
+    rust_text::{code_of, paths, tokens, without_test_modules},
+    tree::{File, lines, manifests, read, rust_files},
+};
+
+#[track_caller]
+fn assert_clean(files: &[File], check: impl Fn(&File) -> Vec<String>) {
+    let problems: Vec<String> = files.iter().flat_map(check).collect();
+    assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
+}
+
+// ------------------------------------------------------------------------------ rule: arrows
+
+/// Which crates of the workspace a crate may depend on; `None`: any of them.
+///
+/// Dev-dependencies are free: a test or an example may need an executor.
+const ARROWS: &[(&str, Option<&[&str]>)] = &[
+    ("vigie-detect", Some(&[])),
+    ("vigie-runtime", Some(&["vigie-detect"])),
+    ("vigie-via", Some(&["vigie-detect"])),
+    ("vigie-barrier", Some(&["vigie-detect", "vigie-via"])),
+    ("vigie-forward", Some(&["vigie-detect", "vigie-via"])),
+    (
+        "vigie",
+        Some(&["vigie-detect", "vigie-runtime", "vigie-via", "vigie-barrier", "vigie-forward"]),
+    ),
+    ("vigie-bench", None),
+];
+
+fn check_arrows(manifest: &File) -> Vec<String> {
+    let Some(package) = package_name(&manifest.text) else { return Vec::new() };
+    let Some((_, allowed)) = ARROWS.iter().find(|(name, _)| *name == package) else {
+        return vec![manifest.problem(1, &format!("`{package}` has no entry in ARROWS"))];
+    };
+    let Some(allowed) = allowed else { return Vec::new() };
+    dependencies(&manifest.text)
+        .into_iter()
+        .filter(|dependency| matches!(dependency.table, Table::Normal | Table::Build))
+        .filter(|dependency| ARROWS.iter().any(|(name, _)| *name == dependency.package))
+        .filter(|dependency| !allowed.contains(&dependency.package))
+        .map(|dependency| {
+            let what = format!("`{package}` must not depend on `{}`", dependency.package);
+            manifest.problem(dependency.line, &what)
+        })
+        .collect()
+}
+
+#[test]
+fn crates_depend_only_along_the_arrows() {
+    assert_clean(&manifests(), check_arrows);
+}
+
+/// Finds each way of writing a forbidden dependency, and lets allowed and dev-dependencies pass.
+#[test]
+fn a_forbidden_arrow_is_found() {
+    let manifest = |package: &str, rest: &str| {
+        File::new("crates/x/Cargo.toml", &format!("[package]\nname = \"{package}\"\n{rest}"))
+    };
+    for (package, rest) in [
+        ("vigie-detect", "[dependencies]\nvigie-runtime.workspace = true\n"),
+        ("vigie-detect", "[dependencies]\nvigie = { path = \"../..\" }\n"),
+        ("vigie-via", "[dependencies]\nvigie-runtime = { workspace = true, optional = true }\n"),
+        ("vigie-barrier", "[dependencies.vigie-runtime]\nworkspace = true\n"),
+        ("vigie-forward", "[target.'cfg(unix)'.dependencies]\nvigie-runtime.workspace = true\n"),
+        ("vigie-forward", "[build-dependencies]\nvigie-barrier.workspace = true\n"),
+        ("vigie-runtime", "[dependencies]\ninner = { package = \"vigie-via\", path = \"../via\" }"),
+        ("vigie", "[dependencies]\nvigie-bench.workspace = true\n"),
+        ("vigie-new", ""),
+    ] {
+        assert_eq!(check_arrows(&manifest(package, rest)).len(), 1, "{package}: {rest}");
+    }
+    for (package, rest) in [
+        ("vigie-runtime", "[dependencies]\nvigie-detect.workspace = true\nslab.workspace = true\n"),
+        ("vigie-via", "[dev-dependencies]\nvigie-runtime.workspace = true\n"),
+        ("vigie-bench", "[dependencies]\nvigie-runtime.workspace = true\n"),
+    ] {
+        assert_eq!(check_arrows(&manifest(package, rest)), Vec::<String>::new());
+    }
+}
+
+// ------------------------------------------------------------------- rule: the door `crate::sync`
+
+/// What crates that are model-checked may take from `std::sync` anywhere: loom has no part in it.
+const SYNC_FREE: &[&str] = &["Arc", "Weak", "OnceLock", "LazyLock", "PoisonError", "TryLockError"];
+
+/// Atomics, locks, threads and thread-locals come from `crate::sync`, which is std or loom.
+fn check_sync_door(file: &File) -> Vec<String> {
+    let checked = ["crates/detect/src/", "crates/runtime/src/"];
+    if !checked.iter().any(|folder| file.path.starts_with(folder)) || file.name() == "tests.rs" {
+        return Vec::new();
+    }
+    let is_door = file.path.ends_with("/src/sync.rs") || file.path.contains("/src/sync/");
+    let code = code_of(&file.text);
+    let tokens = without_test_modules(&tokens(&code));
+    let paths = paths(&tokens);
+    let mut problems = Vec::new();
+    for (line, path) in &paths {
+        let path = path.replacen("core::", "std::", 1);
+        if path.starts_with("std::sync::mpsc") {
+            problems.push(file.problem(*line, "std's channels cannot be model-checked"));
+        } else if !is_door && reaches_around(&path) {
+            problems.push(file.problem(*line, &format!("`{path}` must come from `crate::sync`")));
+        }
+    }
+    let has_own = paths.iter().any(|(_, path)| path == "crate::sync::thread_local");
+    for pair in tokens.windows(2) {
+        if !is_door && !has_own && pair[0].text == "thread_local" && pair[1].text == "!" {
+            let what = "`thread_local!` must come from `crate::sync`";
+            problems.push(file.problem(pair[0].line, what));
+        }
+    }
+    problems
+}
+
+fn reaches_around(path: &str) -> bool {
+    let mut names = path.split("::");
+    match (names.next(), names.next(), names.next()) {
+        (Some("std"), Some("sync"), name) => name.is_none_or(|name| !SYNC_FREE.contains(&name)),
+        (Some("std"), Some("thread"), _) | (Some("loom"), Some(_), _) => true,
+        (Some("std"), Some("cell"), name) => name == Some("UnsafeCell"),
+        _ => false,
+    }
+}
+
+#[test]
+fn model_checked_crates_use_one_door_for_concurrency() {
+    assert_clean(&rust_files(), check_sync_door);
+}
+
+/// Finds each way of naming a forbidden item, alone and in nested imports, with its line.
+#[test]
+fn a_way_around_the_door_is_found() {
+    let file = |text: &str| File::new("crates/runtime/src/worker.rs", text);
+    for text in [
+        "use std::sync::atomic::AtomicBool;",
+        "use core::sync::atomic::Ordering;",
+        "use std::{fmt, sync::{Arc, Mutex}};",
+        "use std::sync::{self, Arc};",
+        "use std::sync as s;",
+        "use std::sync::*;",
+        "use std::thread;",
+        "fn f() { ::std::thread::yield_now(); }",
+        "struct S { m: std::sync::Condvar }",
+        "use std::sync::mpsc;",
+        "use std::cell::UnsafeCell;",
+        "use loom::sync::Mutex;",
+        "thread_local! { static A: u8 = 0; }",
+        "#[cfg(not(test))] mod m { use std::thread; }",
+    ] {
+        assert_eq!(check_sync_door(&file(text)).len(), 1, "{text}");
+    }
+    for text in [
+        "use std::{sync::{Arc, OnceLock}, cell::Cell}; use crate::sync::{Mutex, thread};",
+        "// std::thread::spawn\nconst A: &str = \"std::sync::Mutex\"; // use std::thread;",
+        "#[cfg(test)]\nmod tests { use std::thread; fn f() { thread::yield_now() } }",
+        "#[cfg(all(test, not(loom)))] mod m;",
+        "use crate::sync::thread_local; thread_local! { static A: u8 = 0; }",
+        "fn f<'a>() -> impl Sized + use<'a> { other::thread::spawn }",
+    ] {
+        assert_eq!(check_sync_door(&file(text)), Vec::<String>::new(), "{text}");
+    }
+    let nested = "use std::{\n    fmt,\n    sync::{\n        Arc,\n        RwLock,\n    },\n};";
+    assert!(check_sync_door(&file(nested))[0].starts_with("crates/runtime/src/worker.rs:5: "));
+    let door = |text: &str| check_sync_door(&File::new("crates/detect/src/sync.rs", text)).len();
+    assert_eq!(door("pub(crate) use std::{sync::Mutex, thread, thread_local};"), 0);
+    assert_eq!(door("pub(crate) use std::sync::mpsc;"), 1);
+}
+
+// ------------------------------------------------------------------------ rule: unsafe modules
+
+const UNSAFE_HEADING: &str = "## Where unsafe code is";
+
+/// Reads the list of files that may hold unsafe code: the bullets that start with a path in
+/// backticks, in the section of `ARCHITECTURE.md` with that heading. It may be empty, not missing.
+fn unsafe_files(architecture: &str) -> Result<BTreeSet<String>, String> {
+    let mut lines = architecture.lines();
+    if !lines.any(|line| line.trim_end() == UNSAFE_HEADING) {
+        return Err(format!("ARCHITECTURE.md has no section `{UNSAFE_HEADING}`"));
+    }
+    let is_heading = |line: &&str| line.starts_with("# ") || line.starts_with("## ");
+    Ok(lines
+        .take_while(|line| !is_heading(line))
+        .filter_map(|line| line.trim_start().strip_prefix("- `")?.split_once('`'))
+        .map(|(path, _)| path.to_owned())
+        .collect())
+}
+
+fn unsafe_lines(file: &File) -> Vec<usize> {
+    let code = code_of(&file.text);
+    tokens(&code).iter().filter(|token| token.text == "unsafe").map(|token| token.line).collect()
+}
+
+fn check_unsafe(file: &File, listed: &BTreeSet<String>) -> Vec<String> {
+    let is_listed = listed.contains(&file.path);
+    match unsafe_lines(file).first() {
+        Some(&line) if !is_listed => {
+            let what = format!("unsafe code, but `{UNSAFE_HEADING}` does not list this file");
+            vec![file.problem(line, &what)]
+        }
+        None if is_listed => {
+            vec![file.problem(1, &format!("no unsafe code, but `{UNSAFE_HEADING}` lists it"))]
+        }
+        _ => Vec::new(),
+    }
+}
+
+#[test]
+fn unsafe_code_is_where_architecture_says() {
+    let architecture = read("ARCHITECTURE.md").expect("ARCHITECTURE.md must exist");
+    let listed = unsafe_files(&architecture).unwrap();
+    let files = rust_files();
+    for path in &listed {
+        let exists = files.iter().any(|file| file.path == *path);
+        assert!(exists, "ARCHITECTURE.md: `{path}` of `{UNSAFE_HEADING}` is no file");
+    }
+    assert_clean(&files, |file| check_unsafe(file, &listed));
+}
+
+/// Finds unsafe code outside the list, a list that is out of date, and a list that is missing.
+#[test]
+fn unlisted_unsafe_code_is_found() {
+    assert!(unsafe_files("# Architecture\n\n## Threads\n- `a.rs`\n").is_err());
+    assert_eq!(unsafe_files("## Where unsafe code is\n\nNowhere.\n"), Ok(BTreeSet::new()));
+    let list = "## Where unsafe code is\n\n- `a.rs`: rings\n- b.rs\n\n## Next\n\n- `c.rs`: no\n";
+    let listed = unsafe_files(list).unwrap();
+    assert_eq!(listed, BTreeSet::from(["a.rs".to_owned()]));
+
+    let problems = |path: &str, text: &str| check_unsafe(&File::new(path, text), &listed).len();
+    assert_eq!(problems("a.rs", "fn f() { unsafe { g() } }"), 0);
+    assert_eq!(problems("c.rs", "fn f() { unsafe { g() } }"), 1);
+    assert_eq!(problems("c.rs", "unsafe impl Send for S {}"), 1);
+    assert_eq!(problems("a.rs", "fn f() {}"), 1);
+    let words = "#![forbid(unsafe_code)] // unsafe\nconst A: &str = r#\"\"unsafe\"#;";
+    assert_eq!(problems("c.rs", words), 0);
+}
+
+// ---------------------------------------------------------------------------- rule: citations
+
+/// Reads the keys of the bibliography: its headings of the form `### [key]`.
+fn paper_keys(papers: &str) -> BTreeSet<String> {
+    papers
+        .lines()
+        .filter_map(|line| line.strip_prefix("### [")?.trim_end().strip_suffix(']'))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Citations stand in comments and in printed tables, so the whole text is searched.
+fn check_citations(file: &File, keys: &BTreeSet<String>) -> Vec<String> {
+    let mut problems = Vec::new();
+    for (line, text) in lines(&file.text) {
+        for (end, _) in text.match_indices(", §") {
+            let Some(start) = text[..end].rfind('[') else { continue };
+            let key = &text[start + 1..end];
+            let is_key = key.chars().all(|c| c.is_alphanumeric() || c == '-');
+            if is_key && !keys.contains(key) {
+                problems.push(file.problem(line, &format!("docs/papers.md has no key `{key}`")));
+            }
+        }
+    }
+    problems
+}
+
+#[test]
+fn citations_are_in_the_bibliography() {
+    let keys = paper_keys(&read("docs/papers.md").expect("docs/papers.md must exist"));
+    assert!(keys.contains("bouge02"));
+    assert_clean(&rust_files(), |file| check_citations(file, &keys));
+}
+
+/// Finds unknown keys, also behind known ones; the planted text is put together here, so that this
+/// file cites nothing itself.
+#[test]
+fn an_unknown_citation_is_found() {
+    let keys = paper_keys("# Papers\n### [known01]\n## [no-key]\n### other\n");
+    assert_eq!(keys, BTreeSet::from(["known01".to_owned()]));
+    let problems = |text: &str| {
+        let text = text.replace('@', "§");
+        check_citations(&File::new("a.rs", &text), &keys).len()
+    };
+    assert_eq!(problems("// [known01, @3.1], see also [known01, @2, @4]"), 0);
+    assert_eq!(problems("/// Polls [bougé02, @3.1]."), 1);
+    assert_eq!(problems("// [known01, @1] and [no-key, @2, step 1]"), 1);
+    assert_eq!(problems("let a = [1, 2]; // [`Server`], 3, @4"), 0);
+}
+
+// --------------------------------------------------------------------- rule: names and lengths
+
+/// The longest file: beyond this, what it does has more than one name.
+const LINE_COUNT_MAX: usize = 900;
+
+/// Names under which anything could be put, and then is.
+const VAGUE_NAMES: &[&str] = &["utils", "common", "helpers", "misc"];
+
+fn check_name_and_length(file: &File) -> Vec<String> {
+    let mut problems = Vec::new();
+    let is_source = file.path.starts_with("src/") || file.path.contains("/src/");
+    let names = file.path.trim_end_matches(".rs").split('/');
+    if is_source && let Some(name) = names.into_iter().find(|name| VAGUE_NAMES.contains(name)) {
+        problems.push(file.problem(1, &format!("`{name}` says nothing: split by noun")));
+    }
+    let count = file.text.lines().count();
+    if count > LINE_COUNT_MAX {
+        let what = format!("{count} lines, more than {LINE_COUNT_MAX}: split by noun");
+        problems.push(file.problem(count, &what));
+    }
+    problems
+}
+
+#[test]
+fn files_are_named_by_a_noun_and_short() {
+    assert_clean(&rust_files(), check_name_and_length);
+}
+
+#[test]
+fn a_vague_name_and_a_long_file_are_found() {
+    let problems = |path: &str, text: &str| check_name_and_length(&File::new(path, text)).len();
+    assert_eq!(problems("crates/detect/src/utils.rs", ""), 1);
+    assert_eq!(problems("crates/via/src/common/mod.rs", ""), 1);
+    assert_eq!(problems("src/misc.rs", ""), 1);
+    assert_eq!(problems("crates/via/tests/common/mod.rs", ""), 0);
+    assert_eq!(problems("crates/via/src/memory.rs", &"\n".repeat(LINE_COUNT_MAX)), 0);
+    assert_eq!(problems("crates/via/src/memory.rs", &"\n".repeat(LINE_COUNT_MAX + 1)), 1);
+}
+
+// ---------------------------------------------------------------------------- rule: unfinished
+
+fn check_unfinished(file: &File) -> Vec<String> {
+    let code = code_of(&file.text);
+    tokens(&code)
+        .windows(2)
+        .filter(|pair| ["todo", "unimplemented"].contains(&pair[0].text) && pair[1].text == "!")
+        .map(|pair| file.problem(pair[0].line, &format!("`{}!` in the tree", pair[0].text)))
+        .collect()
+}
+
+#[test]
+fn nothing_is_left_unfinished() {
+    assert_clean(&rust_files(), check_unfinished);
+}
+
+#[test]
+fn unfinished_code_is_found() {
+    let problems = |text: &str| check_unfinished(&File::new("a.rs", text)).len();
+    assert_eq!(problems("fn f() { todo!() }"), 1);
+    assert_eq!(problems("fn f() { match a { _ => unimplemented!(\"b\") } }"), 1);
+    assert_eq!(problems("fn todo() {} // todo!()\nconst A: &str = \"unimplemented!()\";"), 0);
+}
+
+// ------------------------------------------------------------------------------ rule: reasons
+
+/// A dependency that brings a foreign crate into the workspace has a comment right above it that
+/// says why. Crates of the workspace, and entries inherited from its table, need none.
+fn check_reasons(manifest: &File) -> Vec<String> {
+    dependencies(&manifest.text)
+        .into_iter()
+        .filter(|entry| !entry.is_inherited && !entry.is_path && !entry.has_comment)
+        .map(|entry| {
+            let what = format!("`{}` needs a comment above it: why do we need it?", entry.package);
+            manifest.problem(entry.line, &what)
+        })
+        .collect()
+}
+
+#[test]
+fn dependencies_have_a_reason() {
+    assert_clean(&manifests(), check_reasons);
+}
+
+#[test]
+fn a_dependency_without_reason_is_found() {
+    let problems = |text: &str| check_reasons(&File::new("Cargo.toml", text)).len();
+    assert_eq!(problems("[workspace.dependencies]\n# Keys.\nslab = \"0.4\"\n"), 0);
+    assert_eq!(problems("[workspace.dependencies]\nslab = \"0.4\"\n"), 1);
+    assert_eq!(problems("[workspace.dependencies]\n# Keys.\nslab = \"0.4\"\nmio = \"1\"\n"), 1);
+    assert_eq!(problems("[workspace.dependencies]\n# Keys.\n\nslab = \"0.4\"\n"), 1);
+    assert_eq!(problems("[dev-dependencies.slab]\nversion = \"0.4\"\n"), 1);
+    assert_eq!(problems("[dependencies]\nslab.workspace = true\n"), 0);
+    assert_eq!(problems("[dependencies]\nmio = { workspace = true, optional = true }\n"), 0);
+    assert_eq!(problems("[workspace.dependencies]\nvigie = { path = \".\" }\n"), 0);
+    assert_eq!(problems("[features]\ndefault = []\n[lints]\nworkspace = true\n"), 0);
+}
