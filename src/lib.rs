@@ -1,1 +1,56 @@
-//! placeholder
+//! An async runtime in which *the scheduler itself detects I/O events*.
+//!
+//! ```
+//! use std::net::{Ipv4Addr, SocketAddr};
+//! use tokio_io::{AsyncReadExt, AsyncWriteExt};
+//! use vigie::net::{TcpListener, TcpStream};
+//! # use tokio::io as tokio_io;
+//!
+//! let runtime = vigie::Runtime::builder().build()?;
+//! runtime.block_on(async {
+//!     let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
+//!     let address = listener.local_addr()?;
+//!     let server = vigie::spawn(async move {
+//!         let (mut stream, _) = listener.accept().await?;
+//!         let mut message = [0; 5];
+//!         stream.read_exact(&mut message).await?;
+//!         stream.write_all(&message).await
+//!     });
+//!     let mut stream = TcpStream::connect(address).await?;
+//!     stream.write_all(b"ahoy!").await?;
+//!     let mut echo = [0; 5];
+//!     stream.read_exact(&mut echo).await?;
+//!     server.await??;
+//!     assert_eq!(&echo, b"ahoy!");
+//!     Ok::<(), Box<dyn std::error::Error>>(())
+//! })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # The parts
+//! - [`Runtime`], [`spawn`], [`time`] and the rest of [`vigie_runtime`]: tasks and their scheduler.
+//! - [`net`]: TCP, UDP and Unix sockets with tokio's `AsyncRead` and `AsyncWrite`.
+//! - [`detect`]: what the scheduler watches. Every source of events is a
+//!   [`Detector`](detect::Detector), sockets and timers included; yours is registered like them.
+//! - [`via`](https://docs.rs/vigie-via), [`barrier`](https://docs.rs/vigie-barrier) and
+//!   [`forward`](https://docs.rs/vigie-forward), behind features of those names: their crates hold no
+//!   code yet.
+//!
+//! # Features
+//! `via`, `barrier`, `forward`: off by default. None changes what existing calls do.
+
+#![forbid(unsafe_code)]
+
+#[cfg(feature = "barrier")]
+pub use vigie_barrier as barrier;
+pub use vigie_detect as detect;
+#[cfg(feature = "forward")]
+pub use vigie_forward as forward;
+#[cfg(feature = "via")]
+pub use vigie_via as via;
+
+pub use vigie_detect::{Instant, net, stock};
+pub use vigie_runtime::{
+    BuildError, Flavor, Handle, JoinError, JoinHandle, NoRuntime, Runtime, RuntimeBuilder,
+    YieldNow, spawn, spawn_blocking, spawn_local, time, yield_now,
+};

@@ -7,10 +7,11 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::client::OpenConnections;
+use crate::client::{Connections, PingPong};
 use crate::clock;
 use crate::error::BenchError;
 use crate::progress::Progress;
@@ -68,9 +69,15 @@ impl IdlePlan {
         Ok(outcome)
     }
 
+    /// Opens the connections from this process; each is proven by an echo, then all are silent.
+    fn connect(&self, address: SocketAddr) -> Result<Connections, BenchError> {
+        let connections = PingPong::new(address).connections(self.connections).open();
+        connections.map_err(|failure| BenchError::Failed { role: "client", failure })
+    }
+
     fn context_switches(&self, system: System) -> Result<u64, BenchError> {
         let server = ServerPlan::new(system).connections(self.connections).start()?;
-        let _open = OpenConnections::to(server.address(), self.connections)?;
+        let _open = self.connect(server.address())?;
         clock::sleep(SETTLE);
         let before = switches_of(server.process())?;
         clock::sleep(self.span);
@@ -86,7 +93,7 @@ impl IdlePlan {
         let trace = Trace::new();
         let plan = ServerPlan::new(system).connections(self.connections);
         let server = plan.start_under(&trace.dating())?;
-        let _open = OpenConnections::to(server.address(), self.connections)?;
+        let _open = self.connect(server.address())?;
         clock::sleep(SETTLE);
         let from = since_epoch();
         clock::sleep(self.span);

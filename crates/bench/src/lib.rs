@@ -68,6 +68,7 @@ pub mod idle;
 pub mod pending;
 pub mod reaction;
 pub mod switches;
+pub mod turns;
 
 pub mod machine;
 pub mod progress;

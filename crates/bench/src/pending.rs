@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use crate::client::{Echoes, PingPong, RemoteTask};
+use crate::client::{Echoes, PingPong};
 use crate::clock::nanoseconds;
 use crate::error::BenchError;
 use crate::limits;
@@ -19,7 +19,7 @@ use crate::report::{Outcome, Row, find};
 use crate::server::ServerPlan;
 use crate::statistics::{Samples, median};
 use crate::system::System;
-use crate::table::{Table, three_digits, time};
+use crate::table::{Table, three_digits};
 
 /// Name of the case in rows.
 pub const CASE: &str = "pending";
@@ -137,7 +137,7 @@ impl PendingPlan {
             .spacing(SPACING_LEAST, SPACING_SPAN)
             .patience(PATIENCE)
             .seed(seed)
-            .until_completed(RemoteTask { control, steps: self.steps, step: self.step })
+            .until_completed(control, self.steps, self.step)
             .run(&mut |_done| ())
     }
 
@@ -177,7 +177,7 @@ impl PendingPlan {
         let mut completions = Table::new(title, headings("completion (ms)"));
         let mut ratios = Table::new("Ratio to the first column", headings("ratio"));
         let mut reactions =
-            Table::new("Reaction time of the messages meanwhile", headings("p50 / p99"));
+            Table::new("Reaction time of the messages meanwhile", headings("p50 / p99 (µs)"));
         for &system in &self.systems {
             let cells = |show: fn(&Row) -> Option<String>| {
                 let cell = |&waiting| {
@@ -234,10 +234,8 @@ impl Cell {
 }
 
 fn reaction_cell(row: &Row) -> Option<String> {
-    let p50 = row.figure("p50_us")?;
-    let p99 = row.figure("p99_us").map_or_else(|| "–".to_owned(), |us| time(us * 1e3));
-    let p50 = if p50 < 1e3 { format!("{} µs", three_digits(p50)) } else { time(p50 * 1e3) };
-    Some(format!("{p50} / {p99}"))
+    let p99 = row.figure("p99_us").map_or_else(|| "–".to_owned(), three_digits);
+    Some(format!("{} / {p99}", three_digits(row.figure("p50_us")?)))
 }
 
 #[cfg(test)]

@@ -166,11 +166,12 @@ impl ReactionPlan {
             let columns = self.compute.iter().map(|compute| format!("N = {compute}"));
             [first.to_owned()].into_iter().chain(columns).collect::<Vec<_>>()
         };
-        let every = self.yield_every;
+        let every = match self.yield_every {
+            YieldEvery::Step(step) => format!("yield every {step:?}"),
+            YieldEvery::Never => "never yield".to_owned(),
+        };
         let mut means = Table::new(
-            format!(
-                "Table 1: mean reaction time (ms) beside N compute tasks that yield every {every}"
-            ),
+            format!("Table 1: mean reaction time (ms) beside N compute tasks that {every}"),
             headings("mean ± 95 % (ms)"),
         );
         let has_p99 =

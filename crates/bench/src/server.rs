@@ -68,7 +68,7 @@ impl ServerPlan {
     }
 
     /// Adds a control connection on which a client starts compute tasks and learns their time.
-    pub(crate) const fn control(mut self) -> Self {
+    pub const fn control(mut self) -> Self {
         self.has_control = true;
         self
     }
@@ -117,7 +117,9 @@ impl Server {
         self.process
     }
 
-    pub(crate) const fn control(&self) -> Option<SocketAddr> {
+    /// Returns where clients start compute tasks, if the plan asked for it.
+    #[must_use]
+    pub const fn control(&self) -> Option<SocketAddr> {
         self.control
     }
 }

@@ -43,16 +43,24 @@ impl<T: AsFd> AsyncFd<T> {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn new_on(server: &Server, inner: T) -> io::Result<Self> {
+        Self::watched_by(server.readiness(), inner)
+    }
+
+    /// Watches `inner` at the server of `readiness`.
+    pub(crate) fn watched_by(readiness: &Handle<Readiness>, inner: T) -> io::Result<Self> {
         // Tried before it is waited for: a fresh socket can nearly always be written, and a
         // connection that was just accepted often has its first request with it.
-        let this = Self::new_unready_on(server, inner)?;
+        let this = Self::unready_watched_by(readiness, inner)?;
         this.source.assume_ready();
         Ok(this)
     }
 
     /// Watches `inner`, which is known not to be ready: a socket that still connects.
-    pub(crate) fn new_unready_on(server: &Server, inner: T) -> io::Result<Self> {
-        let readiness = server.readiness().clone();
+    pub(crate) fn unready_watched_by(
+        readiness: &Handle<Readiness>,
+        inner: T,
+    ) -> io::Result<Self> {
+        let readiness = readiness.clone();
         let source = readiness.watch(inner.as_fd(), Interest::Both)?;
         let streams = [Direction::Read, Direction::Write]
             .map(|direction| readiness.stream(Awaited { source: Arc::clone(&source), direction }));
@@ -65,6 +73,11 @@ impl<T: AsFd> AsyncFd<T> {
                 Err(error.into())
             }
         }
+    }
+
+    /// Returns the handle at which the descriptor is watched. It does not keep the server alive.
+    pub(crate) const fn readiness(&self) -> &Handle<Readiness> {
+        &self.readiness
     }
 
     /// Returns what was given to [`new`](Self::new).
@@ -194,11 +207,62 @@ impl<T: AsFd> AsyncFd<T> {
         }
     }
 
-    /// Clears the readiness after a stream socket moved fewer bytes than it was asked to: the kernel's
-    /// queue is used up, and the next edge announces more. Spares the call that would block.
+    /// Like [`try_io`](Self::try_io), for a transfer of `asked` bytes of which a smaller part shows
+    /// that the kernel's queue is used up; 0 if a smaller part shows nothing.
     #[inline]
-    pub(crate) fn clear_after_partial(&self, seen: Readable) {
-        self.source.clear(seen);
+    pub(crate) fn try_transfer(
+        &self,
+        direction: Direction,
+        asked: usize,
+        operation: impl FnOnce(&T) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let seen = self.source.ready(direction);
+        if seen.ready.is_empty() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let result = operation(self.as_inner());
+        self.learn(seen, asked, &result);
+        result
+    }
+
+    /// Like [`poll_io`](Self::poll_io), for a transfer as in [`try_transfer`](Self::try_transfer).
+    #[inline]
+    pub(crate) fn poll_transfer(
+        &self,
+        direction: Direction,
+        cx: &Context<'_>,
+        asked: usize,
+        mut operation: impl FnMut(&T) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            let seen = ready!(self.poll_ready(direction, cx))?;
+            let result = operation(self.as_inner());
+            self.learn(seen, asked, &result);
+            match result {
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                    ) => {}
+                result => return Poll::Ready(result),
+            }
+        }
+    }
+
+    /// Clears the readiness that a transfer has shown to be over.
+    ///
+    /// epoll announces edges. One comes when bytes arrive after a queue was found empty, or room after
+    /// it was found full; and a transfer that fell short has found it so as surely as
+    /// [`io::ErrorKind::WouldBlock`]. Trusting it spares the call that would block. Should the queue
+    /// have changed since, its edge was announced after `seen`, and stays.
+    #[inline]
+    fn learn(&self, seen: Readable, asked: usize, result: &io::Result<usize>) {
+        match result {
+            // Nothing at all is the end of the stream, which every later read will see as well.
+            Ok(moved @ 1..) if *moved < asked => self.source.clear_used_up(seen),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.source.clear(seen),
+            _ => {}
+        }
     }
 }
 

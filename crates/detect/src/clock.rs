@@ -136,8 +136,12 @@ impl ClockSource {
     }
 }
 
-/// Reads `CLOCK_MONOTONIC` through the vDSO: about 25 ns, no system call.
-pub(crate) fn monotonic_now() -> Instant {
+/// Returns the present instant of the real clock, whatever server is current.
+///
+/// # Cost
+/// `CLOCK_MONOTONIC` through the vDSO: about 25 ns, no system call.
+#[must_use]
+pub fn monotonic_now() -> Instant {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);

@@ -58,12 +58,25 @@ impl Lookout {
     /// Sleeps until an event is delivered, [`Server::unpark`](crate::Server::unpark) is called or `until` has passed. Polls
     /// for a while first where the policies want that. May return early.
     pub fn park(&mut self, until: Option<Instant>) -> Detected {
+        self.park_unless(until, || false)
+    }
+
+    /// Like [`park`](Self::park), but does not sleep if `is_awaited` says that somebody wants this
+    /// host awake. It is asked after the host has announced its sleep: whoever makes it true and then
+    /// calls [`Server::unpark`](crate::Server::unpark) is heard, even if another host has taken that
+    /// call for its own.
+    pub fn park_unless(
+        &mut self,
+        until: Option<Instant>,
+        is_awaited: impl FnOnce() -> bool,
+    ) -> Detected {
         let Some(mut driver) = try_lock(&self.shared.driver) else { return Detected::Busy };
         let shared = Arc::clone(&self.shared);
         let mut events = shared.spin(&mut driver, &mut self.batch);
         if events == 0 {
             match shared.prepare(&mut driver, &mut self.batch, until) {
                 Prepared::Events(count) => events = count,
+                Prepared::Sleep(_) if is_awaited() => {}
                 Prepared::Sleep(timeout) => {
                     shared.metrics.count_sleep();
                     events = shared.look(&mut driver, &mut self.batch, timeout);

@@ -5,6 +5,7 @@
 //! blocking sockets: it has one message in flight, on a connection drawn at random, and sleeps
 //! between messages.
 
+mod connections;
 mod generator;
 mod spacing;
 
@@ -13,10 +14,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::generator::{OpenConnections, generate};
+pub use self::connections::Connections;
+pub(crate) use self::generator::generate;
 use self::spacing::Spacing;
 use crate::child::{Child, Message, Role};
-use crate::error::BenchError;
+use crate::error::{BenchError, Failure};
 use crate::realtime::Priority;
 use crate::statistics::Samples;
 
@@ -112,10 +114,25 @@ impl PingPong {
         self
     }
 
-    /// Sends until the server has completed `task`, instead of a number of messages.
-    pub(crate) const fn until_completed(mut self, task: RemoteTask) -> Self {
-        self.task = Some(task);
+    /// Has the server run a compute task of `steps` steps, and sends until it is over instead of a
+    /// number of messages. `control` is the server's [control address](crate::server::Server::control).
+    pub const fn until_completed(
+        mut self,
+        control: SocketAddr,
+        steps: u32,
+        step: Duration,
+    ) -> Self {
+        self.task = Some(RemoteTask { control, steps, step });
         self
+    }
+
+    /// Opens the connections in this process, with the priority that it has.
+    ///
+    /// # Errors
+    /// Those of the first echo on each connection, and
+    /// [`Failure::DescriptorLimit`].
+    pub fn open(&self) -> Result<Connections, Failure> {
+        Connections::open(self)
     }
 
     /// Starts the client process, waits for its end, and returns what it measured. `on_progress` is
@@ -156,6 +173,6 @@ pub struct Echoes {
     pub samples: Samples,
     /// How the client was scheduled.
     pub priority: Priority,
-    /// How long the server's compute task took, if there was one.
-    pub(crate) completed: Option<Duration>,
+    /// How long the server's compute task took by its own clock, if there was one.
+    pub completed: Option<Duration>,
 }

@@ -61,6 +61,9 @@ pub trait AsyncSystem: Sized + 'static {
     /// Accepts one connection and turns Nagle's algorithm off on it.
     fn accept(listener: &Self::Listener) -> impl Future<Output = io::Result<Self::Stream>> + Send;
 
+    /// Connects, and turns Nagle's algorithm off.
+    fn connect(address: SocketAddr) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+
     /// Reads what is there, and waits if nothing is; 0 at the end.
     fn read(
         stream: &mut Self::Stream,

@@ -77,6 +77,12 @@ impl AsyncSystem for Smol {
         Ok(stream)
     }
 
+    async fn connect(address: SocketAddr) -> io::Result<Self::Stream> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+
     async fn read(stream: &mut Self::Stream, buffer: &mut [u8]) -> io::Result<usize> {
         stream.read(buffer).await
     }

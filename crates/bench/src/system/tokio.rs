@@ -114,6 +114,12 @@ impl<S: Scheduler> AsyncSystem for Tokio<S> {
         Ok(stream)
     }
 
+    async fn connect(address: SocketAddr) -> io::Result<Self::Stream> {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+
     async fn read(stream: &mut Self::Stream, buffer: &mut [u8]) -> io::Result<usize> {
         stream.read(buffer).await
     }

@@ -17,7 +17,7 @@ use crate::{
         Arming, Cancel, Detector, Emitted, Key, Methods, Mode, Notice, Ready, Round, Submitted,
     },
     handle::Handle,
-    site::Site,
+    site::{Bell, Site},
     wait_point::Interest,
     sync::{Arc, AtomicU64, Ordering},
 };
@@ -71,18 +71,38 @@ impl Source {
         Readable { ready: state.ready.intersection(direction.mask()), tick: state.tick }
     }
 
-    /// Clears what `seen` showed, unless something was announced since. A closed direction and an
-    /// error stay: they do not go away by reading.
+    /// Clears what `seen` showed, after an operation that would block, unless something was announced
+    /// since.
+    ///
+    /// That goes for errors and closed directions too: an operation that finds one does not block. One
+    /// that blocks all the same shows that it is over (the error of an earlier datagram, which epoll
+    /// announces as a closed direction) or was never there (an announcement for a predecessor), and
+    /// whoever kept the bit would try again without end.
     pub fn clear(&self, seen: Readable) {
-        let clearable = Ready::READABLE | Ready::WRITABLE | Ready::PRIORITY;
-        let bits = u64::from(seen.ready.intersection(clearable).bits());
+        self.clear_bits(seen, seen.ready);
+    }
+
+    /// Clears what `seen` showed, after a stream moved fewer bytes than it was asked to, unless
+    /// something was announced since.
+    ///
+    /// A closed direction and an error stay: they are announced once, and seen by the next operation.
+    /// So does all, once the source had urgent data: a read stops short of their place in the stream,
+    /// and bytes may lie behind it.
+    pub(crate) fn clear_used_up(&self, seen: Readable) {
+        let current = unpack(self.state.load(Ordering::Acquire));
+        if !current.ready.intersects(Ready::PRIORITY) {
+            self.clear_bits(seen, seen.ready.intersection(Ready::READABLE | Ready::WRITABLE));
+        }
+    }
+
+    fn clear_bits(&self, seen: Readable, ready: Ready) {
         let current = self.state.load(Ordering::Acquire);
         if unpack(current).tick == seen.tick {
             // Should the exchange fail, something was announced or cleared meanwhile. Then the bit
             // stays and costs one more attempt, which is never wrong.
             let _ = self.state.compare_exchange(
                 current,
-                current & !bits,
+                current & !u64::from(ready.bits()),
                 Ordering::AcqRel,
                 Ordering::Relaxed,
             );
@@ -132,13 +152,22 @@ pub struct Readiness {
     /// Raised with every source, so that an announcement for a closed one does not reach its
     /// successor in the slab.
     generation: u8,
+    /// Single waits for sources that are watched no more, until the next poll ends them.
+    abandoned: Vec<Key>,
 }
 
 #[derive(Debug)]
 struct Watched {
     source: Arc<Source>,
     /// Nearly always one reader and one writer.
-    waiters: Vec<(Key, Direction)>,
+    waiters: Vec<Waiter>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Waiter {
+    key: Key,
+    direction: Direction,
+    mode: Mode,
 }
 
 impl Readiness {
@@ -165,14 +194,20 @@ impl Readiness {
         Ok(source)
     }
 
-    /// Watches `descriptor` no more, and ends its waits in an error.
-    fn unwatch(&mut self, descriptor: BorrowedFd<'_>, source: &Source) {
-        let site = self.site.as_ref().expect("invariant: attached at registration");
+    /// Watches `descriptor` no more. Returns the bell to ring, outside the handle's lock, if waits
+    /// are to be ended.
+    fn unwatch(&mut self, descriptor: BorrowedFd<'_>, source: &Source) -> Option<Bell> {
+        let site = self.site.clone().expect("invariant: attached at registration");
         if let Err(error) = site.unwatch(descriptor) {
             // The descriptor was closed behind our back; the kernel has forgotten it then.
             tracing::debug!(%error, "a descriptor was closed before its source");
         }
-        self.sources.try_remove(index_of(source.key));
+        self.watched(source.key)?;
+        let watched = self.sources.remove(index_of(source.key));
+        let single = watched.waiters.iter().filter(|waiter| waiter.mode == Mode::Once);
+        let count = self.abandoned.len();
+        self.abandoned.extend(single.map(|waiter| waiter.key));
+        (self.abandoned.len() > count).then(|| site.bell())
     }
 
     fn watched(&mut self, key: u32) -> Option<&mut Watched> {
@@ -184,6 +219,10 @@ const SOURCES_MAX: usize = (1 << 24) - 1;
 
 fn index_of(key: u32) -> usize {
     (key & 0x00FF_FFFF) as usize
+}
+
+fn not_watched() -> io::Error {
+    io::Error::new(io::ErrorKind::NotConnected, "the descriptor is not watched any more")
 }
 
 impl Handle<Readiness> {
@@ -202,10 +241,14 @@ impl Handle<Readiness> {
             .unwrap_or_else(|| Err(crate::WaitError::ServerClosed.into()))
     }
 
-    /// Watches a descriptor no more.
+    /// Watches a descriptor no more. Waits for it end in [`io::ErrorKind::NotConnected`]; streams of
+    /// it bring no further event.
     pub fn unwatch(&self, descriptor: BorrowedFd<'_>, source: &Source) {
-        // A closed server has closed its epoll as well.
-        self.with_detector(|readiness| readiness.unwatch(descriptor, source));
+        // A closed server has ended all waits already.
+        let bell = self.with_detector(|readiness| readiness.unwatch(descriptor, source)).flatten();
+        if let Some(bell) = bell {
+            bell.ring();
+        }
     }
 }
 
@@ -229,10 +272,7 @@ impl Detector for Readiness {
     fn submit(&mut self, key: Key, awaited: &mut Awaited, mode: Mode) -> Submitted<Readable> {
         let Awaited { source, direction } = awaited;
         let Some(watched) = self.watched(source.key) else {
-            return Submitted::Rejected(io::Error::new(
-                io::ErrorKind::NotConnected,
-                "the descriptor is not watched any more",
-            ));
+            return Submitted::Rejected(not_watched());
         };
         // An announcement between this look and the insertion cannot be: both run under the
         // handle's lock, as `notified` does.
@@ -240,7 +280,7 @@ impl Detector for Readiness {
         if mode == Mode::Once && !readable.ready.is_empty() {
             return Submitted::Ready(readable);
         }
-        watched.waiters.push((key, *direction));
+        watched.waiters.push(Waiter { key, direction: *direction, mode });
         if readable.ready.is_empty() { Submitted::Pending } else { Submitted::Ready(readable) }
     }
 
@@ -249,14 +289,18 @@ impl Detector for Readiness {
         (!readable.ready.is_empty()).then_some(readable)
     }
 
-    /// Nothing to do: what the wait point has for this detector comes through `notified`.
-    fn poll(&mut self, _: &mut Round<'_, Self>) {}
+    /// Ends abandoned waits. What the wait point has for this detector comes through `notified`.
+    fn poll(&mut self, round: &mut Round<'_, Self>) {
+        for key in self.abandoned.drain(..) {
+            round.fail(key, not_watched());
+        }
+    }
 
     fn notified(&mut self, notices: &[Notice], round: &mut Round<'_, Self>) {
         for notice in notices {
             let Some(watched) = self.watched(notice.key) else { continue };
             let readable = watched.source.announce(notice.ready);
-            watched.waiters.retain(|&(key, direction)| {
+            watched.waiters.retain(|&Waiter { key, direction, .. }| {
                 let ready = readable.ready.intersection(direction.mask());
                 if !notice.ready.intersects(direction.mask()) {
                     return true;
@@ -271,7 +315,7 @@ impl Detector for Readiness {
 
     fn cancel(&mut self, key: Key, awaited: &mut Awaited) -> Cancel {
         if let Some(watched) = self.watched(awaited.source.key) {
-            watched.waiters.retain(|&(waiter, _)| waiter != key);
+            watched.waiters.retain(|waiter| waiter.key != key);
         }
         Cancel::Released
     }

@@ -68,6 +68,12 @@ impl AsyncSystem for VigieBlocking {
         blocking(move || accept(&listener)).await?
     }
 
+    async fn connect(address: SocketAddr) -> io::Result<Self::Stream> {
+        let stream = blocking(move || TcpStream::connect(address)).await??;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+
     async fn read(stream: &mut Self::Stream, buffer: &mut [u8]) -> io::Result<usize> {
         let mut stream = stream.try_clone()?;
         let mut own = vec![0; buffer.len()];

@@ -78,6 +78,14 @@ impl AsyncSystem for VigieNaive {
         Ok(stream)
     }
 
+    async fn connect(address: SocketAddr) -> io::Result<Self::Stream> {
+        // On the loopback interface this never waits.
+        let stream = TcpStream::connect(address)?;
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+
     async fn read(stream: &mut Self::Stream, buffer: &mut [u8]) -> io::Result<usize> {
         test_until_ready(|| stream.read(buffer)).await
     }

@@ -1,0 +1,159 @@
+//! The client's sockets, and the exchange of one message.
+
+use std::fmt;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use super::{PingPong, RemoteTask};
+use crate::clock;
+use crate::error::Failure;
+use crate::limits;
+use crate::server::Command;
+
+/// How much slower than its steps alone a compute task may be before the client gives up: naive
+/// polling of 64 sockets takes about ten times as long as the steps.
+const SLOWDOWN_MAX: u32 = 40;
+
+/// Open connections to an echo server, each proven by one echo.
+///
+/// A [`PingPong`] that runs has these in a process of its own; a Criterion bench, which wants one
+/// message at a time, has them in its own, with ordinary priority: [`PingPong::open`].
+pub struct Connections {
+    streams: Vec<TcpStream>,
+    control: Option<(TcpStream, RemoteTask)>,
+    pauses: Box<dyn Iterator<Item = Duration>>,
+    random: fastrand::Rng,
+    patience: Duration,
+    /// Round trips so far; also the content of the next message.
+    answered: u64,
+}
+
+impl fmt::Debug for Connections {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { streams, answered, .. } = self;
+        let mut shown = f.debug_struct("Connections");
+        shown.field("count", &streams.len()).field("answered", answered).finish_non_exhaustive()
+    }
+}
+
+impl Connections {
+    /// Opens all connections, one after another, and has each echo a message: then a task of the
+    /// server waits on each of them, and no queue of half-open connections distorts the beginning.
+    pub(super) fn open(plan: &PingPong) -> Result<Self, Failure> {
+        limits::allow_connections(plan.connections)?;
+        let mut this = Self {
+            streams: Vec::new(),
+            control: None,
+            pauses: Box::new(plan.spacing.pauses(plan.seed)),
+            random: fastrand::Rng::with_seed(plan.seed),
+            patience: plan.patience,
+            answered: 0,
+        };
+        for index in 0..plan.connections {
+            this.streams.push(connect(plan.address, plan.patience)?);
+            this.round_trip_on(index as usize)?;
+        }
+        this.answered = 0;
+        if let Some(task) = plan.task {
+            this.control = Some((connect(task.control, plan.patience)?, task));
+        }
+        Ok(this)
+    }
+
+    /// Pauses, sends one message on a connection drawn at random, and returns how long its echo took.
+    ///
+    /// # Errors
+    /// [`Failure::NoEcho`] after the plan's patience; [`Failure::WrongEcho`] and [`Failure::Io`] if
+    /// the server fails.
+    pub fn exchange(&mut self) -> Result<Duration, Failure> {
+        let pause = self.pauses.next().unwrap_or_default();
+        clock::sleep(pause);
+        let index = self.random.usize(..self.streams.len());
+        self.round_trip_on(index)
+    }
+
+    /// Starts the plan's compute task in the server, exchanges messages until it is over, and returns
+    /// how long it took by the server's clock. `on_echo` gets the time of each echo.
+    ///
+    /// # Errors
+    /// [`Failure::Unsupported`] if the plan has no compute task, and those of
+    /// [`exchange`](Self::exchange).
+    pub fn exchange_until_completed(
+        &mut self,
+        on_echo: &mut dyn FnMut(Duration),
+    ) -> Result<Duration, Failure> {
+        let Some((control, task)) = &mut self.control else {
+            return Err(Failure::Unsupported {
+                system: "the client".to_owned(),
+                reason: "its plan has no compute task".to_owned(),
+            });
+        };
+        let command = Command { steps: task.steps, step: task.step };
+        control.write_all(&command.to_bytes()).map_err(Failure::io("starting the compute task"))?;
+        let limit = task.step.saturating_mul(task.steps).saturating_mul(SLOWDOWN_MAX);
+        let limit = limit.saturating_add(self.patience);
+        let start = clock::now();
+        while start.elapsed() < limit {
+            on_echo(self.exchange()?);
+            if let Some(elapsed) = self.completed()? {
+                return Ok(elapsed);
+            }
+        }
+        Err(Failure::io(format!("waiting {limit:?} for the compute task"))(
+            ErrorKind::TimedOut.into(),
+        ))
+    }
+
+    /// Returns the time of the compute task if it is over.
+    fn completed(&mut self) -> Result<Option<Duration>, Failure> {
+        let Some((control, _)) = &mut self.control else { return Ok(None) };
+        let mut read = || -> io::Result<Option<Duration>> {
+            let mut answer = [0; 8];
+            control.set_nonblocking(true)?;
+            let first = control.peek(&mut answer);
+            control.set_nonblocking(false)?;
+            match first {
+                Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+                Ok(_) => {
+                    control.read_exact(&mut answer)?;
+                    Ok(Some(Duration::from_nanos(u64::from_le_bytes(answer))))
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+                Err(error) => Err(error),
+            }
+        };
+        read().map_err(Failure::io("waiting for the compute task"))
+    }
+
+    fn round_trip_on(&mut self, index: usize) -> Result<Duration, Failure> {
+        let sent = self.answered.to_le_bytes();
+        let mut received = [0; 8];
+        let stream = &mut self.streams[index];
+        let start = clock::now();
+        let outcome = stream.write_all(&sent).and_then(|()| stream.read_exact(&mut received));
+        let elapsed = start.elapsed();
+        match outcome {
+            Ok(()) if received == sent => {
+                self.answered += 1;
+                Ok(elapsed)
+            }
+            Ok(()) => Err(Failure::WrongEcho { sent, received }),
+            // A socket with a time limit reports its end as `WouldBlock`.
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                Err(Failure::NoEcho { waited: self.patience, answered: self.answered })
+            }
+            Err(error) => Err(Failure::io("exchanging a message")(error)),
+        }
+    }
+}
+
+fn connect(address: SocketAddr, patience: Duration) -> Result<TcpStream, Failure> {
+    let open = || -> io::Result<TcpStream> {
+        let stream = TcpStream::connect_timeout(&address, patience)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(patience))?;
+        Ok(stream)
+    };
+    open().map_err(Failure::io(format!("connecting to {address}")))
+}

@@ -1,0 +1,109 @@
+//! The command as a user runs it: every system serves, results are complete, bad input is refused.
+//!
+//! Nothing here asserts how long anything takes.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use vigie_bench::system::System;
+
+fn bench(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vigie-bench"));
+    command.args(arguments).output().expect("the command starts")
+}
+
+/// Runs a measurement and returns the JSON object that it wrote.
+fn measure(name: &str, arguments: &[&str]) -> Value {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.json"));
+    let path_text = path.to_str().expect("the target directory is UTF-8");
+    let output = bench(&[arguments, &["--json", path_text]].concat());
+    let shown = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{arguments:?}: {shown}");
+    let text = fs::read_to_string(&path).expect("the file was written");
+    serde_json::from_str(&text).expect("the file is JSON")
+}
+
+fn all_systems() -> String {
+    let compiled = System::ALL.into_iter().filter(|system| system.is_compiled());
+    compiled.map(System::name).collect::<Vec<_>>().join(",")
+}
+
+#[test]
+fn every_system_reacts() {
+    // Goal: each system echoes beside compute tasks, and the result file holds all samples.
+    // Method: a few messages on each, in one run.
+    let systems = all_systems();
+    let arguments = ["reaction", "--only", &systems, "--compute", "0,1", "--yield-every", "100us"];
+    let report =
+        measure("reaction", &[&arguments[..], &["--samples", "4", "--rounds", "2"]].concat());
+    let rows = report["rows"].as_array().expect("rows are a list");
+    assert_eq!(rows.len(), 2 * systems.split(',').count());
+    for row in rows {
+        assert_eq!(row["figures"]["samples"], 4, "{row}");
+        assert_eq!(row["samples_ns"]["reaction"].as_array().map(Vec::len), Some(4), "{row}");
+        assert!(row["figures"]["p50_us"].is_number() && row["parameters"]["compute"].is_number());
+    }
+    assert!(report["machine"]["cpu"].is_string() && report["command"].is_string());
+    assert!(report["client_priority"].is_string());
+}
+
+#[test]
+fn every_system_completes_its_task() {
+    // Goal: the task beside waiting tasks ends on each system, and is compared with the first column.
+    // Method: a short task beside one and three waiting tasks.
+    let systems = all_systems();
+    let arguments = ["pending", "--only", &systems, "--waiting", "1,3", "--steps", "200"];
+    let report = measure("pending", &[&arguments[..], &["--rounds", "1"]].concat());
+    for row in report["rows"].as_array().expect("rows are a list") {
+        assert!(row["figures"]["completion_ms"].is_number(), "{row}");
+        assert!(row["figures"]["completion_ratio"].is_number(), "{row}");
+        assert_eq!(row["samples_ns"]["completion"].as_array().map(Vec::len), Some(1), "{row}");
+    }
+}
+
+#[test]
+fn one_seed_measures_the_same_cases() {
+    // Goal: the order of cases and the parameters come from the command line and the seed alone.
+    // Method: two runs, compared without their times.
+    let arguments = ["reaction", "--only", "tokio", "--compute", "0", "--samples", "2"];
+    let parameters = |name| {
+        let report = measure(name, &arguments);
+        let rows = report["rows"].as_array().expect("rows are a list");
+        rows.iter().map(|row| row["parameters"].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(parameters("seed-1"), parameters("seed-2"));
+}
+
+#[test]
+fn bad_input_is_refused_with_advice() {
+    // Goal: each mistake ends with status 2 and says what to write instead. Method: a table.
+    for (arguments, advice) in [
+        (&["reaction", "--peers", "tokyo"][..], "there are "),
+        (&["reaction", "--yield-every", "10"], "100us"),
+        (&["reaction", "--samples", "0"], "0 is not in 1.."),
+        (&["pending", "--step", "0us"], "100us"),
+        (&["pending", "--waiting", "1,0"], "0 is not in 1.."),
+        (&["goals", "latency"], "reaction, pending, idle, costs"),
+        (
+            &[
+                "reaction",
+                "--only",
+                "tokio",
+                "--compute",
+                "0",
+                "--samples",
+                "1",
+                "--json",
+                "/no/such/file",
+            ],
+            "check the path",
+        ),
+    ] {
+        let output = bench(arguments);
+        let shown = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {shown}");
+        assert!(shown.contains(advice), "{arguments:?}: {shown}");
+    }
+}

@@ -1,0 +1,4 @@
+//! The flavors of scheduler [bouge02, §3.3], one file each.
+
+pub(crate) mod hybrid;
+pub(crate) mod user_level;

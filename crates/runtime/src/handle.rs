@@ -1,0 +1,121 @@
+//! A reference to a runtime: what tasks are spawned through.
+
+use std::{fmt, future::Future, panic::Location};
+
+use thiserror::Error;
+use vigie_detect::{Flavor, Server};
+
+use crate::{
+    blocking_pool::BlockingPool,
+    context,
+    flavor::{hybrid, user_level},
+    join::JoinHandle,
+    sync::Arc,
+};
+
+/// A reference to a runtime, for spawning from anywhere. It does not keep the runtime running: tasks
+/// spawned after the shutdown are cancelled at once.
+#[derive(Clone)]
+pub struct Handle {
+    pub(crate) scheduler: Scheduler,
+}
+
+/// The closed set of flavors.
+#[derive(Clone)]
+pub(crate) enum Scheduler {
+    UserLevel(Arc<user_level::Shared>),
+    Hybrid(Arc<hybrid::Shared>),
+}
+
+/// There is no runtime where the caller runs.
+#[derive(Clone, Copy, Debug, Error)]
+#[error("no vigie runtime runs here: call this inside `Runtime::block_on` or a task of a runtime")]
+#[non_exhaustive]
+pub struct NoRuntime;
+
+impl Handle {
+    /// Returns the runtime of the running task.
+    ///
+    /// # Errors
+    /// [`NoRuntime`] outside of any runtime.
+    pub fn current() -> Result<Self, NoRuntime> {
+        context::current().ok_or(NoRuntime)
+    }
+
+    /// Spawns a task.
+    #[track_caller]
+    pub fn spawn<F>(&self, future: F) -> JoinHandle<F::Output>
+    where
+        F: Future + Send + 'static,
+        F::Output: Send + 'static,
+    {
+        self.spawn_at(Location::caller(), future)
+    }
+
+    pub(crate) fn spawn_at<F>(
+        &self,
+        site: &'static Location<'static>,
+        future: F,
+    ) -> JoinHandle<F::Output>
+    where
+        F: Future + Send + 'static,
+        F::Output: Send + 'static,
+    {
+        match &self.scheduler {
+            Scheduler::UserLevel(shared) => user_level::spawn(shared, site, future),
+            Scheduler::Hybrid(shared) => hybrid::spawn(shared, site, future),
+        }
+    }
+
+    /// Runs a closure that may block on a thread kept for that. At most
+    /// [`RuntimeBuilder::blocking_threads`](crate::RuntimeBuilder::blocking_threads) run at a time;
+    /// more wait for their turn. One that has begun cannot be aborted.
+    #[track_caller]
+    pub fn spawn_blocking<T, F>(&self, work: F) -> JoinHandle<T>
+    where
+        T: Send + 'static,
+        F: FnOnce() -> T + Send + 'static,
+    {
+        BlockingPool::spawn(self.pool(), Location::caller(), self.clone(), work)
+    }
+
+    /// Returns the detection server of the runtime.
+    #[must_use]
+    pub fn server(&self) -> &Server {
+        match &self.scheduler {
+            Scheduler::UserLevel(shared) => shared.server(),
+            Scheduler::Hybrid(shared) => shared.server(),
+        }
+    }
+
+    /// Returns the flavor of the runtime.
+    #[must_use]
+    pub fn flavor(&self) -> Flavor {
+        self.server().flavor()
+    }
+
+    pub(crate) fn pool(&self) -> &Arc<BlockingPool> {
+        match &self.scheduler {
+            Scheduler::UserLevel(shared) => shared.pool(),
+            Scheduler::Hybrid(shared) => shared.pool(),
+        }
+    }
+
+    /// Returns how many tasks have not ended, closures on blocking threads not counted.
+    #[must_use]
+    pub fn live_task_count(&self) -> usize {
+        match &self.scheduler {
+            Scheduler::UserLevel(shared) => shared.live().count(),
+            Scheduler::Hybrid(shared) => shared.live().count(),
+        }
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle")
+            .field("flavor", &self.flavor())
+            .field("live_task_count", &self.live_task_count())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,28 @@
+//! The only door to atomics, locks and threads: std, or loom under `--cfg loom`.
+//!
+//! Code that is model-checked must not reach around this module; a test of the workspace looks.
+
+#[cfg(loom)]
+pub(crate) use loom::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering, fence},
+};
+#[cfg(not(loom))]
+pub(crate) use std::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering, fence},
+};
+/// For what blocks whole threads and is never part of a model.
+pub(crate) use std::sync::{Condvar, Mutex as RealMutex, MutexGuard as RealGuard};
+pub(crate) use std::{
+    sync::{Arc, OnceLock, PoisonError},
+    thread, thread_local,
+};
+
+/// Locks `mutex`, whether or not a thread panicked while it held the lock.
+///
+/// Every panic of foreign code is caught before it can cross a lock of ours, so that a poisoned
+/// lock says nothing about the data behind it.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

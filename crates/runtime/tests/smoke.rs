@@ -1,0 +1,154 @@
+//! The shortest way through each thing that a runtime offers, on each flavor.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use vigie_runtime::{Flavor, Runtime, spawn, spawn_blocking, spawn_local, time, yield_now};
+
+fn each_flavor(test: impl Fn(Runtime)) {
+    for flavor in [Flavor::UserLevel, Flavor::Hybrid] {
+        test(Runtime::builder().flavor(flavor).workers(2).build().expect("a runtime"));
+    }
+}
+
+/// Goal: spawned tasks give their results. Method: sums over many tasks that yield.
+#[test]
+fn tasks_give_their_results() {
+    each_flavor(|runtime| {
+        let sum = runtime.block_on(async {
+            let tasks: Vec<_> = (0..1000u64)
+                .map(|n| {
+                    spawn(async move {
+                        for _ in 0..n % 7 {
+                            yield_now().await;
+                        }
+                        n
+                    })
+                })
+                .collect();
+            let mut sum = 0;
+            for task in tasks {
+                sum += task.await.expect("the task ends");
+            }
+            sum
+        });
+        assert_eq!(sum, 499_500);
+        assert_eq!(runtime.handle().live_task_count(), 0);
+    });
+}
+
+/// Goal: a panic stays in its task. Method: one panics, the others go on.
+#[test]
+fn a_panic_stays_in_its_task() {
+    each_flavor(|runtime| {
+        runtime.block_on(async {
+            let bad = spawn(async { panic!("planted") });
+            let good = spawn(async { 7 });
+            let error = bad.await.expect_err("it panicked");
+            assert!(error.is_panic());
+            assert_eq!(error.to_string(), "the task panicked: planted");
+            assert_eq!(good.await.expect("untouched"), 7);
+        });
+    });
+}
+
+/// Goal: an aborted task is dropped and says so. Method: one that waits for ever, one that yields for
+/// ever, one that has ended.
+#[test]
+fn abort() {
+    each_flavor(|runtime| {
+        runtime.block_on(async {
+            let waits = spawn(std::future::pending::<()>());
+            let spins = spawn(async {
+                loop {
+                    yield_now().await;
+                }
+            });
+            let ended = spawn(async { 1 });
+            while !ended.is_finished() {
+                yield_now().await;
+            }
+            waits.abort();
+            spins.abort();
+            ended.abort();
+            assert!(waits.await.expect_err("aborted").is_cancelled());
+            let spun: Result<(), _> = spins.await;
+            assert!(spun.expect_err("aborted").is_cancelled());
+            assert_eq!(ended.await.expect("it had ended"), 1);
+        });
+    });
+}
+
+/// Goal: closures block on threads of their own. Method: more closures than workers wait for each
+/// other.
+#[test]
+fn blocking_closures_do_not_stop_tasks() {
+    each_flavor(|runtime| {
+        runtime.block_on(async {
+            let barrier = Arc::new(std::sync::Barrier::new(5));
+            let closures: Vec<_> = (0..5)
+                .map(|_| {
+                    let barrier = Arc::clone(&barrier);
+                    spawn_blocking(move || barrier.wait().is_leader())
+                })
+                .collect();
+            let mut leaders = 0;
+            for closure in closures {
+                leaders += usize::from(closure.await.expect("the closure ends"));
+            }
+            assert_eq!(leaders, 1);
+        });
+    });
+}
+
+/// Goal: sleeps end in the order of their deadlines, time-outs and periods work. Method: as said.
+#[test]
+fn time_passes() {
+    each_flavor(|runtime| {
+        runtime.block_on(async {
+            let order = Arc::new(AtomicUsize::new(0));
+            let sleepers: Vec<_> = [3u64, 1, 2]
+                .into_iter()
+                .map(|n| {
+                    let order = Arc::clone(&order);
+                    spawn(async move {
+                        time::sleep(Duration::from_millis(20 * n)).await;
+                        (n, order.fetch_add(1, Ordering::SeqCst) as u64 + 1)
+                    })
+                })
+                .collect();
+            for sleeper in sleepers {
+                let (n, place) = sleeper.await.expect("it wakes up");
+                assert_eq!(n, place);
+            }
+            let late = time::timeout(Duration::from_millis(1), std::future::pending::<()>()).await;
+            assert_eq!(late, Err(time::timeout(Duration::ZERO, std::future::pending::<()>()).await.expect_err("late")));
+            let mut ticks = time::interval(Duration::from_millis(1));
+            let first = ticks.tick().await;
+            assert_eq!(ticks.tick().await - first, Duration::from_millis(1));
+        });
+    });
+}
+
+/// Goal: tasks that are not `Send` run on the user-level flavor. Method: an `Rc`.
+#[test]
+fn local_tasks() {
+    let runtime = Runtime::builder().flavor(Flavor::UserLevel).build().expect("a runtime");
+    let value = runtime.block_on(async {
+        let shared = std::rc::Rc::new(std::cell::Cell::new(1));
+        let inner = std::rc::Rc::clone(&shared);
+        spawn_local(async move {
+            yield_now().await;
+            inner.set(inner.get() + 41);
+        })
+        .await
+        .expect("it ends");
+        shared.get()
+    });
+    assert_eq!(value, 42);
+}
