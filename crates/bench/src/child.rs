@@ -58,13 +58,21 @@ pub fn maybe_run_child() {
     process::exit(0);
 }
 
-/// Ends this process when its standard input ends.
+/// Ends this process when its standard input ends. The thread that sees to it is asleep when this
+/// returns, so that its start is no part of what is measured.
 fn end_with_parent() {
-    thread::spawn(|| {
+    let (ready, is_ready) = mpsc::sync_channel(1);
+    thread::spawn(move || {
+        let mut stdin = io::stdin().lock();
+        let _ = ready.send(());
+        drop(ready);
         // Whatever comes is ignored: only the end matters, and an error is an end too.
-        let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
+        while let Ok(count @ 1..) = stdin.fill_buf().map(<[u8]>::len) {
+            stdin.consume(count);
+        }
         process::exit(0);
     });
+    let _ = is_ready.recv();
 }
 
 /// What a child is to be.

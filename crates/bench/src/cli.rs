@@ -7,7 +7,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use vigie_bench::BenchError;
 use vigie_bench::compute::{ParseDurationError, YieldEvery, parse_duration};
-use vigie_bench::goals::{self, Area};
+use vigie_bench::goal::{Area, Checked};
+use vigie_bench::goals;
 use vigie_bench::machine::Machine;
 use vigie_bench::pending::PendingPlan;
 use vigie_bench::progress::Progress;
@@ -149,11 +150,11 @@ impl Common {
 
 impl Output {
     /// Says how the client was scheduled, and writes the file if one was asked for.
-    fn finish(&self, mut report: Report, goals: &[goals::Checked]) -> Result<(), BenchError> {
+    fn finish(&self, mut report: Report, goals: &[Checked]) -> Result<(), BenchError> {
         if let Some(priority) = &report.client_priority {
             println!("client priority: {priority}; seed {}", self.seed);
         }
-        report.goals = goals.iter().map(goals::Checked::to_json).collect();
+        report.goals = goals.iter().map(Checked::to_json).collect();
         if let Some(path) = &self.json {
             report.write(path)?;
             println!("written: {}", path.display());
@@ -201,7 +202,7 @@ impl Goals {
     fn run(self, machine: Machine) -> Result<ExitCode, BenchError> {
         let (checked, outcome) = goals::check(self.area, self.output.seed)?;
         let headings = ["area", "case", "figure", "goal", "measured", "verdict"];
-        let mut table = Table::new("\nGoals", headings.map(str::to_owned));
+        let mut table = Table::with_text_columns(3, "\nGoals", headings.map(str::to_owned));
         for goal in &checked {
             table.row(goal.cells());
         }

@@ -75,6 +75,8 @@ pub mod progress;
 pub mod report;
 pub mod table;
 
+mod experiment;
+pub mod goal;
 pub mod goals;
 
 pub use self::error::{BenchError, Failure};

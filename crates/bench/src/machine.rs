@@ -22,6 +22,9 @@ pub struct Machine {
     pub governor: String,
     /// Clock source of the kernel.
     pub clock_source: String,
+    /// Average number of running threads in the last minute, at the beginning: it should be near zero,
+    /// since what else runs here takes part in every figure.
+    pub load: String,
     /// CPU quota of this process's control group, as `cpu.max` has it.
     pub cpu_quota: String,
     /// Compiler that built this program.
@@ -44,6 +47,7 @@ impl Machine {
             clock_source: line_of(
                 "/sys/devices/system/clocksource/clocksource0/current_clocksource",
             ),
+            load: line_of("/proc/loadavg").split(' ').next().unwrap_or("unknown").to_owned(),
             cpu_quota: cpu_quota(),
             compiler: env!("VIGIE_BENCH_COMPILER"),
             profile: env!("VIGIE_BENCH_PROFILE"),
@@ -54,11 +58,11 @@ impl Machine {
 
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { cpu, cores, kernel, governor, clock_source, cpu_quota, .. } = self;
+        let Self { cpu, cores, kernel, governor, clock_source, load, cpu_quota, .. } = self;
         let Self { compiler, profile, commit, .. } = self;
         writeln!(
             f,
-            "machine: {cpu}, {cores} cores, Linux {kernel}, governor {governor}, clock {clock_source}, quota {cpu_quota}"
+            "machine: {cpu}, {cores} cores, Linux {kernel}, governor {governor}, clock {clock_source}, quota {cpu_quota}, load {load}"
         )?;
         write!(f, "build: {compiler}, {profile}, commit {commit}")
     }

@@ -35,6 +35,9 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// Numbers of compute tasks in the paper's table.
 const PAPER_COMPUTE: [u32; 5] = [0, 1, 2, 5, 10];
 
+/// The paper's quantum.
+const PAPER_QUANTUM: YieldEvery = YieldEvery::Step(Duration::from_millis(10));
+
 /// The paper's rows, means in milliseconds [scheduler-centric-io, Table 1]: two nodes, each two
 /// Pentium II at 450 MHz, 100 Mb/s Ethernet between them.
 const PAPER: [(System, [f64; 5]); 3] = [
@@ -72,7 +75,7 @@ impl ReactionPlan {
         Self {
             systems,
             compute: PAPER_COMPUTE.to_vec(),
-            yield_every: YieldEvery::Step(Duration::from_millis(10)),
+            yield_every: PAPER_QUANTUM,
             samples: 300,
             budget: Duration::from_secs(2),
             rounds: 2,
@@ -205,6 +208,9 @@ impl ReactionPlan {
 
     /// The paper's row, where our table has its columns and its quantum.
     fn paper_cells(&self, system: System) -> Option<Vec<String>> {
+        if self.yield_every != PAPER_QUANTUM {
+            return None;
+        }
         let (_, means) = PAPER.iter().find(|(row, _)| *row == system)?;
         let cell = |compute: &u32| {
             let column = PAPER_COMPUTE.iter().position(|paper| paper == compute);
@@ -215,7 +221,7 @@ impl ReactionPlan {
     }
 
     fn paper_note(&self) -> &'static str {
-        if self.yield_every == YieldEvery::Step(Duration::from_millis(10)) {
+        if self.yield_every == PAPER_QUANTUM {
             "the paper's shape: naive grows as N·quantum/2, enhanced stays at quantum/2, blocking \
              does not depend on N"
         } else {

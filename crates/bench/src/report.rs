@@ -66,6 +66,12 @@ impl Row {
         self.figures.get(key)?.as_f64()
     }
 
+    /// Returns how many samples stand behind the figures.
+    #[must_use]
+    pub fn samples(&self) -> u64 {
+        self.figures.get("samples").and_then(Value::as_u64).unwrap_or(0)
+    }
+
     /// Tells whether this is `system`'s row of `case` in which `key` was set to `value`.
     #[must_use]
     pub fn is(&self, system: System, case: &str, key: &str, value: u32) -> bool {

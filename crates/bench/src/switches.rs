@@ -40,7 +40,7 @@ pub enum SwitchKind {
 }
 
 impl SwitchKind {
-    const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Yield => "yield",
             Self::Wait => "wait",

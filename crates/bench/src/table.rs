@@ -3,19 +3,29 @@
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
 use comfy_table::{Cell, CellAlignment, TableComponent};
 
-/// A table whose first column is text and whose other columns are figures, aligned to the right.
+/// A table whose first columns are text and whose other columns are figures, aligned to the right.
 #[derive(Debug)]
 #[must_use = "a table shows itself through `to_string`"]
 pub struct Table {
     title: String,
+    text_columns: usize,
     inner: comfy_table::Table,
 }
 
 impl Table {
-    /// Creates a table with a title above it and a heading per column.
+    /// Creates a table with a title above it and a heading per column; the first column is text.
     pub fn new(title: impl Into<String>, headings: impl IntoIterator<Item = String>) -> Self {
+        Self::with_text_columns(1, title, headings)
+    }
+
+    /// Creates a table with a title above it and a heading per column; the first `count` are text.
+    pub fn with_text_columns(
+        count: usize,
+        title: impl Into<String>,
+        headings: impl IntoIterator<Item = String>,
+    ) -> Self {
         let mut inner = comfy_table::Table::new();
-        inner.load_preset(UTF8_HORIZONTAL_ONLY).set_header(aligned(headings));
+        inner.load_preset(UTF8_HORIZONTAL_ONLY).set_header(aligned(count, headings));
         // One line under the headings is enough; lines between rows would be half of the table.
         for line in [
             TableComponent::HorizontalLines,
@@ -25,12 +35,12 @@ impl Table {
         ] {
             inner.remove_style(line);
         }
-        Self { title: title.into(), inner }
+        Self { title: title.into(), text_columns: count, inner }
     }
 
     /// Adds a row.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.inner.add_row(aligned(cells));
+        self.inner.add_row(aligned(self.text_columns, cells));
     }
 }
 
@@ -41,8 +51,9 @@ impl std::fmt::Display for Table {
     }
 }
 
-fn aligned(cells: impl IntoIterator<Item = String>) -> Vec<Cell> {
-    let alignment = |index| if index == 0 { CellAlignment::Left } else { CellAlignment::Right };
+fn aligned(text_columns: usize, cells: impl IntoIterator<Item = String>) -> Vec<Cell> {
+    let alignment =
+        |index| if index < text_columns { CellAlignment::Left } else { CellAlignment::Right };
     let cells = cells.into_iter().enumerate();
     cells.map(|(index, text)| Cell::new(text).set_alignment(alignment(index))).collect()
 }
@@ -59,10 +70,12 @@ pub fn time(nanoseconds: f64) -> String {
     format!("{} {unit}", three_digits(value))
 }
 
-/// Shows a figure with three significant digits, without exponent.
+/// Shows a figure with about three significant digits; only very small ones have an exponent.
 #[must_use]
 pub fn three_digits(value: f64) -> String {
     match value.abs() {
+        // What is not zero must not look like it.
+        v if v > 0.0 && v < 0.0005 => format!("{value:.1e}"),
         v if v == 0.0 || v >= 99.95 => format!("{value:.0}"),
         v if v >= 9.995 => format!("{value:.1}"),
         v if v >= 0.9995 => format!("{value:.2}"),

@@ -214,6 +214,12 @@ pub type Blocker = Box<dyn FnMut(Option<Duration>) -> io::Result<()> + Send>;
 /// 6. A request stays at its address from `submit` to its end; nothing that a kernel or a device
 ///    may touch is freed before that.
 /// 7. [`poll`](Self::poll) with nothing pending is harmless.
+/// 8. An event that time alone brings is announced by [`next_deadline`](Self::next_deadline), from
+///    `submit` on, and reported by the first poll at that time.
+/// 9. The events of one request are reported in the order in which they happened. What a full waiter
+///    gave back ([`Emitted::Full`]) is emitted in a later round; none is left out.
+/// 10. When the server ends, every pending request is cancelled once. What is in flight then is
+///    completed by [`poll`](Self::poll), called again and again for a bounded time.
 ///
 /// # Panics in callbacks
 /// A panic is caught. One in `submit`, `check` or `cancel` ends that request in

@@ -12,9 +12,9 @@ use crate::{
     detector::{Detector, Mode},
     error::WaitError,
     history::History,
-    pending::Key,
+    pending::{Batch, Key},
     policy::{Policy, Strategy},
-    registered::{Inner, Submission},
+    registered::{Cause, Inner, Registered, Submission},
     slot::{End, Slot, Taken},
     sync::Arc,
 };
@@ -147,6 +147,15 @@ impl<D: Detector> Handle<D> {
         self.user.inner.with_detector(f)
     }
 
+    /// Polls the detector on this thread, whether or not anything is pending: for the conformance
+    /// suite.
+    pub(crate) fn poll_now(&self) {
+        let mut batch = Batch::default();
+        let inner = &*self.user.inner;
+        inner.round(Cause::Poll, inner.site.now(), &mut batch);
+        batch.wake_all();
+    }
+
     /// Returns what was seen of this handle so far, and the present strategy.
     #[must_use]
     pub fn history(&self) -> (History, Strategy) {
@@ -219,7 +228,7 @@ impl<D: Detector, H: Borrow<Handle<D>>> Future for Wait<D, H> {
         inner.release(*key, slot);
         this.state = WaitState::Over;
         Poll::Ready(match taken {
-            Taken::Event(event) => Ok(event),
+            Taken::Event(event) | Taken::Relief(event) => Ok(event),
             Taken::End(End::Failed(error)) => Err(error),
             Taken::End(End::Finished) => Err(WaitError::Ended),
         })
@@ -264,6 +273,11 @@ impl<D: Detector> EventStream<D> {
     pub fn poll_event(&self, cx: &Context<'_>) -> Poll<Option<Result<D::Event, WaitError>>> {
         self.slot.poll(cx).map(|taken| match taken {
             Taken::Event(event) => Some(Ok(event)),
+            Taken::Relief(event) => {
+                // The detector holds events back for which there is room now.
+                self.handle.user.inner.site.ring_again();
+                Some(Ok(event))
+            }
             Taken::End(End::Failed(error)) => Some(Err(error)),
             Taken::End(End::Finished) => None,
         })

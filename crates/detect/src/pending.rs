@@ -76,7 +76,8 @@ pub enum Emitted<E> {
     Kept,
     /// The waiter has it, and the request is over: it wanted one event.
     Ended,
-    /// The waiter's queue is full: hold the event back and emit it in a later round.
+    /// The waiter's queue is full: hold the event back and emit it in a later round. The server polls
+    /// again when the waiter has taken half of its queue.
     Full(E),
     /// No such request is pending any more.
     Gone(E),
@@ -249,6 +250,12 @@ impl<D: Detector> PendingSet<D> {
             }
             Phase::Free | Phase::Ended => None,
         }
+    }
+
+    /// Settles how a pending request will end, whatever is still reported to it before.
+    pub(crate) fn doom(&mut self, key: Key, error: WaitError) -> Option<Waker> {
+        let is_pending = self.phase(key) == Some(Phase::Pending);
+        if is_pending { self.entry_mut(key.index).slot.finish(End::Failed(error)) } else { None }
     }
 
     /// Returns the keys of all requests that the detector still knows, pending ones oldest first.

@@ -190,6 +190,8 @@ impl<D: Detector> Inner<D> {
             Ok(Submitted::Ready(event)) => {
                 let full = slot.push(event, self.stream_capacity, D::merge);
                 debug_assert!(matches!(full, Ok(None)), "invariant: a new slot has room");
+                // The first event does not say that it is the only one.
+                is_queued = true;
             }
             Ok(Submitted::Rejected(error)) => {
                 let request = core.pending.release(key, |_| Some(Cancel::Released));
@@ -466,7 +468,12 @@ impl<D: Detector> Registered for Inner<D> {
                     let waker = core.pending.fail(key, WaitError::ServerClosed, false);
                     batch.wakers.extend(waker);
                 }
-                Ok(Cancel::InFlight) => in_flight.push(key),
+                Ok(Cancel::InFlight) => {
+                    // What its completion brings, a buffer, is still delivered; but the end of a
+                    // stream must not look like that of its peer.
+                    batch.wakers.extend(core.pending.doom(key, WaitError::ServerClosed));
+                    in_flight.push(key);
+                }
                 Err(_) => {
                     let waker = core.pending.fail(key, WaitError::ServerClosed, true);
                     batch.wakers.extend(waker);

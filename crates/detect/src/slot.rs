@@ -36,6 +36,8 @@ pub(crate) enum End {
 #[derive(Debug)]
 pub(crate) enum Taken<E> {
     Event(E),
+    /// An event, after which the detector that holds others back has to be told of the new room.
+    Relief(E),
     End(End),
 }
 
@@ -51,18 +53,27 @@ struct SlotState<E> {
     more: VecDeque<E>,
     end: Option<End>,
     waker: Option<Waker>,
+    /// The capacity for which an event was refused since the last relief; zero if none was.
+    refused_at: usize,
 }
 
 impl<E> Slot<E> {
     pub(crate) fn new() -> Self {
-        let state = SlotState { first: None, more: VecDeque::new(), end: None, waker: None };
+        let state = SlotState {
+            first: None,
+            more: VecDeque::new(),
+            end: None,
+            waker: None,
+            refused_at: 0,
+        };
         Self { state: Mutex::new(state) }
     }
 
     /// Adds an event; gives back the waker to wake once all locks are released.
     ///
     /// # Errors
-    /// Gives the event back when `capacity` events wait already.
+    /// Gives the event back when `capacity` events wait already. The waiter is told to ask for it
+    /// once it has taken half of them: [`Taken::Relief`].
     pub(crate) fn push(
         &self,
         event: E,
@@ -76,6 +87,7 @@ impl<E> Slot<E> {
             Some(newest) => {
                 if let Some(event) = merge(newest, event) {
                     if 1 + state.more.len() >= capacity {
+                        state.refused_at = capacity;
                         return Err(event);
                     }
                     state.more.push_back(event);
@@ -114,6 +126,7 @@ impl<E> Slot<E> {
     pub(crate) fn reset(&self) -> Leftover<E> {
         let mut guard = lock(&self.state);
         let state = &mut *guard;
+        state.refused_at = 0;
         // An empty queue keeps its memory; a queue with events in it is given away whole.
         let more =
             if state.more.is_empty() { VecDeque::new() } else { mem::take(&mut state.more) };
@@ -138,12 +151,47 @@ impl<E> SlotState<E> {
     fn take(&mut self) -> Option<Taken<E>> {
         if let Some(event) = self.first.take() {
             self.first = self.more.pop_front();
+            let waiting = usize::from(self.first.is_some()) + self.more.len();
+            if self.refused_at > 0 && waiting <= self.refused_at / 2 {
+                self.refused_at = 0;
+                return Some(Taken::Relief(event));
+            }
             return Some(Taken::Event(event));
         }
         match self.end.as_mut()? {
             // An error is told once; that the slot is over, as often as it is asked.
             End::Finished => Some(Taken::End(End::Finished)),
             failed => Some(Taken::End(mem::replace(failed, End::Finished))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_followed_by_relief() {
+        // Goal: a detector that holds events back learns of room exactly once for each refusal, at
+        // half of the capacity. Method: all capacities from 1 to 9, each refused twice.
+        let cx = Context::from_waker(Waker::noop());
+        for capacity in 1..10 {
+            let slot = Slot::new();
+            for _ in 0..2 {
+                let mut waiting = 0;
+                while slot.push(waiting, capacity, |_, newer| Some(newer)).is_ok() {
+                    waiting += 1;
+                }
+                assert_eq!(waiting, capacity.max(1));
+                while let Poll::Ready(taken) = slot.poll(&cx) {
+                    waiting -= 1;
+                    match taken {
+                        Taken::Relief(_) => assert_eq!(waiting, capacity / 2),
+                        Taken::Event(_) => assert_ne!(waiting, capacity / 2),
+                        Taken::End(_) => panic!("the slot was not finished"),
+                    }
+                }
+            }
         }
     }
 }

@@ -12,6 +12,9 @@ pub(crate) use std::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
+/// For memory that is shared with the kernel, which no model knows.
+#[cfg(feature = "uring")]
+pub(crate) use std::sync::atomic::AtomicU16;
 pub(crate) use std::{
     sync::{Arc, PoisonError},
     thread, thread_local,

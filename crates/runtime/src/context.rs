@@ -2,17 +2,23 @@
 
 use std::{
     cell::{Cell, RefCell},
+    rc::Rc,
     time::Duration,
 };
 
-use vigie_detect::clock::monotonic_now;
+use vigie_detect::clock::{monotonic_now, thread_cpu_time};
 
 use crate::{handle::Handle, sync::thread_local};
 
 thread_local! {
-    static CURRENT: RefCell<Option<Handle>> = const { RefCell::new(None) };
+    static CURRENT: RefCell<Option<Rc<Handle>>> = const { RefCell::new(None) };
     static POLL: PollClock = const {
-        PollClock { began: Cell::new(0), ended: Cell::new(0), quantum: Cell::new(0) }
+        PollClock {
+            began: Cell::new(0),
+            ended: Cell::new(0),
+            quantum: Cell::new(0),
+            processor_time: Cell::new(None),
+        }
     };
 }
 
@@ -22,24 +28,34 @@ struct PollClock {
     ended: Cell<u64>,
     /// A poll longer than this is long; zero where nobody measures.
     quantum: Cell<u64>,
+    /// The thread's processor time at some moment before the poll, if it was asked.
+    processor_time: Cell<Option<Duration>>,
 }
 
 /// Returns the runtime that this thread runs for, if there is one.
 pub(crate) fn current() -> Option<Handle> {
-    CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()
+    with_current(|handle| handle.cloned())
+}
+
+/// Calls `f` with the runtime that this thread runs for, if there is one.
+pub(crate) fn with_current<T>(f: impl FnOnce(Option<&Handle>) -> T) -> T {
+    // Outside the borrow: `f` may drop a future that it cannot spawn any more, and with it another
+    // runtime, which is entered for its shutdown. There is none while the thread's variables go.
+    let current = CURRENT.try_with(|current| current.borrow().clone()).ok().flatten();
+    f(current.as_deref())
 }
 
 /// Makes `handle` the runtime of this thread, and its server the current one, until the guard drops.
 pub(crate) fn enter(handle: Handle) -> Entered {
     let server = handle.server().enter();
-    let previous = CURRENT.with(|current| current.borrow_mut().replace(handle));
+    let previous = CURRENT.with(|current| current.borrow_mut().replace(Rc::new(handle)));
     Entered { previous, _server: server }
 }
 
 #[derive(Debug)]
 #[must_use = "the runtime is current only until this is dropped"]
 pub(crate) struct Entered {
-    previous: Option<Handle>,
+    previous: Option<Rc<Handle>>,
     _server: vigie_detect::Entered,
 }
 
@@ -62,6 +78,12 @@ pub(crate) fn begin_poll(now: u64, quantum: Duration) {
     });
 }
 
+/// Takes note of the thread's processor time, by which polls are judged from now on if `judges`.
+pub(crate) fn sample_processor_time(judges: bool) {
+    let sample = judges.then(thread_cpu_time);
+    POLL.with(|poll| poll.processor_time.set(sample));
+}
+
 /// The poll ends now. Returns whether it was long.
 pub(crate) fn end_poll() -> bool {
     POLL.with(|poll| {
@@ -71,7 +93,14 @@ pub(crate) fn end_poll() -> bool {
         }
         let now = monotonic_now().as_nanos();
         poll.ended.set(now);
-        now.saturating_sub(poll.began.get()) > quantum
+        if now.saturating_sub(poll.began.get()) <= quantum {
+            return false;
+        }
+        // On a busy machine the thread may have been waiting for a processor all that time, through
+        // no fault of the task.
+        poll.processor_time
+            .get()
+            .is_none_or(|before| thread_cpu_time().saturating_sub(before).as_nanos() > u128::from(quantum))
     })
 }
 

@@ -76,7 +76,19 @@ impl Handle {
         T: Send + 'static,
         F: FnOnce() -> T + Send + 'static,
     {
-        BlockingPool::spawn(self.pool(), Location::caller(), self.clone(), work)
+        self.spawn_blocking_at(Location::caller(), work)
+    }
+
+    pub(crate) fn spawn_blocking_at<T, F>(
+        &self,
+        site: &'static Location<'static>,
+        work: F,
+    ) -> JoinHandle<T>
+    where
+        T: Send + 'static,
+        F: FnOnce() -> T + Send + 'static,
+    {
+        BlockingPool::spawn(self.pool(), site, self.clone(), work)
     }
 
     /// Returns the detection server of the runtime.

@@ -63,7 +63,7 @@ impl<T> Future for JoinHandle<T> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let task = self.task.as_mut().expect("invariant: gone only in drop");
-        Poll::Ready(match ready!(Pin::new(task).poll(cx)) {
+        Poll::Ready(match ready!(Pin::new(task).poll(cx)).map(Outcome::into_result) {
             Some(Ok(value)) => Ok(value),
             Some(Err(payload)) => Err(JoinError { cause: Cause::Panicked(Mutex::new(payload)) }),
             None => Err(JoinError { cause: Cause::Cancelled }),

@@ -1,6 +1,49 @@
 //! Tasks, and the schedulers that watch for events while they run them.
 //!
-//! placeholder
+//! ```
+//! use std::time::Duration;
+//! use vigie_runtime::{Runtime, spawn, time};
+//!
+//! let runtime = Runtime::builder().workers(2).build()?;
+//! let answer = runtime.block_on(async {
+//!     let task = spawn(async {
+//!         time::sleep(Duration::from_millis(1)).await;
+//!         42
+//!     });
+//!     time::timeout(Duration::from_secs(10), task).await
+//! })??;
+//! assert_eq!(answer, 42);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # The parts
+//! - [`Runtime`] and its [builder](Runtime::builder): one of two flavors, user-level (one kernel thread
+//!   runs everything) and hybrid (workers that steal from each other).
+//! - [`spawn`], [`spawn_local`], [`spawn_blocking`] and the [`JoinHandle`]: tasks, whose panics stay in
+//!   them.
+//! - [`time`]: sleeping, time-outs, periods.
+//! - [`vigie_detect`]: what the schedulers watch; sockets are in `vigie_detect::net`.
+//!
+//! # Who does what
+//! ```text
+//!               ┌──────────── worker (or the one thread of the user-level flavor) ───────────┐
+//!   switch ───▶ │ look due?  ──▶ Lookout::detect ──▶ wakers ──▶ reaction lane                │
+//!               │ reaction lane, then compute lane, then other workers' ──▶ poll the task    │ ──▶ switch
+//!               │ nothing to run ──▶ Lookout::park (one worker), or the thread's own sleep   │
+//!               └────────────────────────────────────────────────────────────────────────────┘
+//! ```
+//! Whether a look is due is asked in units of time, not of polls: by default every 50 µs, at once when
+//! a timer is over or another thread has rung. Tasks woken by events, and what they wake and spawn in
+//! turn, run before tasks that compute; the latter keep a share of the time. A task whose poll was
+//! longer than the quantum (1 ms) counts as computing until it has behaved for a while.
+//!
+//! # Cost and limits
+//! A switch reads the clock once and makes no system call; it allocates nothing. Up to 1024 workers. A
+//! task that never yields holds its worker: while all workers are held so, nothing else runs.
+//!
+//! # What this crate does not do
+//! It has no I/O of its own, no reactor that is not a detector, no `async` file system yet, and no
+//! kernel-level flavor yet.
 
 mod blocking_pool;
 mod builder;

@@ -8,6 +8,7 @@ use std::{
 };
 
 use crate::{
+    context,
     flavor::user_level,
     handle::{Handle, NoRuntime, Scheduler},
     join::JoinHandle,
@@ -23,7 +24,8 @@ where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
-    current().spawn_at(Location::caller(), future)
+    let site = Location::caller();
+    context::with_current(|handle| found(handle).spawn_at(site, future))
 }
 
 /// Spawns a task that stays on this thread, and so need not be `Send`: user-level flavor only.
@@ -36,12 +38,13 @@ where
     F: Future + 'static,
     F::Output: 'static,
 {
-    match current().scheduler {
-        Scheduler::UserLevel(shared) if user_level::runs_here(Some(&*shared)) => {
-            user_level::spawn_local(&shared, Location::caller(), future)
+    let site = Location::caller();
+    context::with_current(|handle| match &found(handle).scheduler {
+        Scheduler::UserLevel(shared) if user_level::runs_here(Some(&**shared)) => {
+            user_level::spawn_local(shared, site, future)
         }
         _ => panic!("`spawn_local` needs a `block_on` of the user-level flavor around it"),
-    }
+    })
 }
 
 /// Runs a closure that may block on a thread kept for that: see [`Handle::spawn_blocking`].
@@ -54,20 +57,16 @@ where
     T: Send + 'static,
     F: FnOnce() -> T + Send + 'static,
 {
-    current().spawn_blocking(work)
+    let site = Location::caller();
+    context::with_current(|handle| found(handle).spawn_blocking_at(site, work))
 }
 
 #[track_caller]
-fn current() -> Handle {
-    match Handle::current() {
-        Ok(handle) => handle,
-        Err(error) => no_runtime(error),
+fn found(handle: Option<&Handle>) -> &Handle {
+    match handle {
+        Some(handle) => handle,
+        None => panic!("{NoRuntime}"),
     }
-}
-
-#[track_caller]
-fn no_runtime(error: NoRuntime) -> ! {
-    panic!("{error}")
 }
 
 /// Lets other tasks run, and the scheduler look for events if that is due.

@@ -35,8 +35,31 @@ use crate::{
 /// A task that is ready to be polled.
 pub(crate) type Runnable = async_task::Runnable<TaskInfo>;
 
-/// What a task's future left: its value, or the payload of its panic.
-pub(crate) type Outcome<T> = Result<T, Box<dyn Any + Send>>;
+/// What a task's future left: its value, or the payload of its panic. Gone once it is taken. Dropping
+/// it never panics, since it may be dropped by a worker.
+pub(crate) struct Outcome<T>(Option<Result<T, Box<dyn Any + Send>>>);
+
+impl<T> Outcome<T> {
+    pub(crate) fn into_result(mut self) -> Result<T, Box<dyn Any + Send>> {
+        self.0.take().expect("invariant: taken once")
+    }
+}
+
+impl<T> Drop for Outcome<T> {
+    fn drop(&mut self) {
+        catch_drop(|| self.0 = None);
+    }
+}
+
+/// Calls `drop`, which runs destructors of others, and keeps their panics from the caller:
+/// `async-task` ends the process if one reaches it.
+fn catch_drop(drop: impl FnOnce()) {
+    let Err(payload) = panic::catch_unwind(AssertUnwindSafe(drop)) else { return };
+    tracing::error!("a destructor of a task panicked");
+    if let Err(another) = panic::catch_unwind(AssertUnwindSafe(|| mem::drop(payload))) {
+        mem::forget(another);
+    }
+}
 
 /// What the scheduler keeps with each task.
 #[derive(Debug)]
@@ -46,24 +69,27 @@ pub(crate) struct TaskInfo {
     /// Somebody wants the task dropped instead of polled. Set by any thread before it wakes the task;
     /// read by the worker before each poll, ordered by the task cell's own state.
     is_aborted: AtomicBool,
-    /// Short polls that a task which hogged still has to show; zero for one that behaves. Written by
-    /// the worker that polls, read by whoever wakes: a stale value misplaces one wake-up.
-    probation: AtomicU8,
+    /// Raised by long polls, lowered by short ones. Written by the worker that polls, read by whoever
+    /// wakes: a stale value misplaces one wake-up.
+    strikes: AtomicU8,
     /// How often in a row the task was woken while it ran. Written by whoever schedules.
     self_wakes: AtomicU8,
     /// The task has been scheduled before: from now on a schedule is a wake-up.
     was_scheduled: AtomicBool,
 }
 
-/// How many short polls in a row bring a task back to the reaction lane.
-const PROBATION: u8 = 16;
+/// What one long poll counts: as much as so many short ones make good.
+const STRIKE: u8 = 4;
+
+/// The most that is counted, so that a task which behaves again comes back soon.
+const STRIKES_MAX: u8 = 16;
 
 impl TaskInfo {
     fn new(site: &'static Location<'static>) -> Self {
         Self {
             site,
             is_aborted: AtomicBool::new(false),
-            probation: AtomicU8::new(0),
+            strikes: AtomicU8::new(0),
             self_wakes: AtomicU8::new(0),
             was_scheduled: AtomicBool::new(false),
         }
@@ -77,19 +103,20 @@ impl TaskInfo {
         self.is_aborted.load(Ordering::Acquire)
     }
 
-    /// Takes note of a poll: one that was longer than the quantum puts the task on probation.
+    /// Takes note of a poll, and whether it was longer than the quantum.
     fn record_poll(&self, was_long: bool) {
-        let probation = self.probation.load(Ordering::Relaxed);
+        let strikes = self.strikes.load(Ordering::Relaxed);
         if was_long {
-            self.probation.store(PROBATION, Ordering::Relaxed);
-        } else if probation > 0 {
-            self.probation.store(probation - 1, Ordering::Relaxed);
+            self.strikes.store((strikes + STRIKE).min(STRIKES_MAX), Ordering::Relaxed);
+        } else if strikes > 0 {
+            self.strikes.store(strikes - 1, Ordering::Relaxed);
         }
     }
 
-    /// Returns whether the task hogged its worker lately.
+    /// Returns whether the task hogged its worker lately. One long poll is no habit: a page fault, a
+    /// first use of something.
     pub(crate) fn is_on_probation(&self) -> bool {
-        self.probation.load(Ordering::Relaxed) > 0
+        self.strikes.load(Ordering::Relaxed) > STRIKE
     }
 
     /// Takes note of how the task was woken; returns how often in a row it was woken inside its own
@@ -166,7 +193,7 @@ where
 {
     insert(live, |membership, lent| {
         let builder = async_task::Builder::new().metadata(TaskInfo::new(site));
-        let make = |info| TaskFuture { future, info: lent.insert(info), _membership: membership };
+        let make = |info| TaskFuture { future: Some(future), info: lent.insert(info), _membership: membership };
         // SAFETY: the future and the schedule function are `Send` and `'static`, as `Builder::spawn`
         // would ask; what the future borrows besides is the metadata, which outlives it (task-1).
         unsafe { builder.spawn_unchecked(make, schedule) }
@@ -187,7 +214,7 @@ where
     insert(live, |membership, lent| {
         let builder = async_task::Builder::new().metadata(TaskInfo::new(site));
         let future = OnItsThread { thread: thread::current().id(), future: Some(Box::pin(future)) };
-        let make = |info| TaskFuture { future, info: lent.insert(info), _membership: membership };
+        let make = |info| TaskFuture { future: Some(future), info: lent.insert(info), _membership: membership };
         // SAFETY: the future need not be `Send`, since `OnItsThread` keeps it from being polled or
         // dropped on any other thread; what it borrows is the metadata, which outlives it (task-1).
         unsafe { builder.spawn_unchecked(make, schedule) }
@@ -203,13 +230,15 @@ fn insert<T>(
 ) -> (Option<Runnable>, JoinHandle<T>) {
     let mut tasks = lock(&live.tasks);
     let is_closed = tasks.is_closed;
-    let entry = tasks.wakers.vacant_entry();
-    let membership = Membership { live: Arc::clone(live), key: entry.key() };
+    let key = (!is_closed).then(|| tasks.wakers.vacant_key());
+    let membership = Membership { live: Arc::clone(live), key };
     let mut info = None;
     let (runnable, task) = make(membership, &mut info);
     let info = info.expect("invariant: the closure that makes the future was called");
     let waker = runnable.waker();
-    entry.insert(waker.clone());
+    if !is_closed {
+        tasks.wakers.insert(waker.clone());
+    }
     drop(tasks);
     // Dropping a runnable cancels its task: the handle says so.
     let runnable = (!is_closed).then_some(runnable);
@@ -220,10 +249,17 @@ pin_project! {
     /// The future of a task, which never panics, is timed, and knows when the task ends.
     struct TaskFuture<F> {
         #[pin]
-        future: F,
+        // Gone only in `drop`.
+        future: Option<F>,
         info: &'static TaskInfo,
-        // Declared after the future, and so dropped after it: a task is live until its future is gone.
+        // Dropped after the future: a task is live until its future is gone.
         _membership: Membership,
+    }
+
+    impl<F> PinnedDrop for TaskFuture<F> {
+        fn drop(this: Pin<&mut Self>) {
+            catch_drop(|| this.project().future.set(None));
+        }
     }
 }
 
@@ -233,17 +269,18 @@ impl<F: Future> Future for TaskFuture<F> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         // The future is never polled again after a panic, and what it shares with others is theirs.
-        let polled = panic::catch_unwind(AssertUnwindSafe(|| this.future.poll(cx)));
+        let future = this.future.as_pin_mut().expect("invariant: gone only in drop");
+        let polled = panic::catch_unwind(AssertUnwindSafe(|| future.poll(cx)));
         let was_long = context::end_poll();
         match polled {
             Ok(Poll::Pending) => {
                 this.info.record_poll(was_long);
                 Poll::Pending
             }
-            Ok(Poll::Ready(value)) => Poll::Ready(Ok(value)),
+            Ok(Poll::Ready(value)) => Poll::Ready(Outcome(Some(Ok(value)))),
             Err(payload) => {
                 tracing::error!(task = %this.info.site, "a task panicked");
-                Poll::Ready(Err(payload))
+                Poll::Ready(Outcome(Some(Err(payload))))
             }
         }
     }
@@ -279,11 +316,14 @@ impl<F> Drop for OnItsThread<F> {
 /// A place among the live tasks.
 struct Membership {
     live: Arc<LiveTasks>,
-    key: usize,
+    /// None for a task that came after the end: the shutdown does not wait for it.
+    key: Option<usize>,
 }
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        self.live.remove(self.key);
+        if let Some(key) = self.key {
+            self.live.remove(key);
+        }
     }
 }

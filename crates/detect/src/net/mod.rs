@@ -1,1 +1,76 @@
-//! placeholder
+//! Thin sockets on [`AsyncFd`](crate::AsyncFd): TCP, UDP and Unix, with tokio's
+//! [`AsyncRead`](tokio::io::AsyncRead) and [`AsyncWrite`](tokio::io::AsyncWrite).
+//!
+//! They need a [`Server`](crate::Server) that somebody turns, and nothing else of a runtime: they work
+//! in vigie's, and in tokio, smol or a bare `block_on` beside a host thread.
+//!
+//! ```
+//! use tokio::io::{AsyncReadExt, AsyncWriteExt};
+//! use vigie_detect::{
+//!     Server,
+//!     net::{TcpListener, TcpStream},
+//! };
+//!
+//! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+//! let host = Server::spawn_thread()?;
+//! let _entered = host.server().enter();
+//!
+//! let listener = TcpListener::bind("127.0.0.1:0".parse()?)?;
+//! let (mut client, accepted) =
+//!     tokio::try_join!(TcpStream::connect(listener.local_addr()?), listener.accept())?;
+//! let (mut served, _address) = accepted;
+//!
+//! client.write_all(b"sail ho").await?;
+//! client.shutdown().await?;
+//! let mut heard = String::new();
+//! served.read_to_string(&mut heard).await?;
+//! assert_eq!(heard, "sail ho");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! There are three kinds of sockets, each written once for all its families:
+//!
+//! | | TCP | UDP | Unix |
+//! | --- | --- | --- | --- |
+//! | [`Stream`] | [`TcpStream`] | | [`UnixStream`] |
+//! | [`Listener`] | [`TcpListener`] | | [`UnixListener`] |
+//! | [`Datagram`] | | [`UdpSocket`] | [`UnixDatagram`] |
+//!
+//! # Servers
+//! A socket is watched at one server: the one given to the `_on` form of its constructor, or else the
+//! [current](crate::Server::current) one. A connection is watched where its listener is. Once that
+//! server is shut down, an operation that would have to wait fails with
+//! [`NotConnected`](std::io::ErrorKind::NotConnected), and so do all that wait already.
+//!
+//! # Waiting tasks
+//! The `async` methods take `&self` and may be called by any number of tasks at once. The `poll_`
+//! methods, and `AsyncRead` and `AsyncWrite` with them, keep one waiting task for each direction: a
+//! later one replaces it. Every future here is cancel safe.
+//!
+//! # Cost
+//! An operation is tried before it is waited for, so one that need not wait is one system call and two
+//! atomic loads. Waiting with a `poll_` method allocates nothing; waiting with an `async` one takes the
+//! lock that all sockets of the server share.
+//!
+//! # What is not here
+//! Names are not resolved, since resolving blocks: give a [`SocketAddr`](std::net::SocketAddr). For
+//! the options of sockets that have no method here, every socket is [`AsFd`](std::os::fd::AsFd), as
+//! `socket2::SockRef` wants it; for other operations there is [`Stream::as_async_fd`] and its like.
+
+pub mod datagram;
+pub mod listener;
+mod socket;
+pub mod stream;
+mod tcp;
+mod udp;
+mod unix;
+
+pub use datagram::Datagram;
+pub use listener::Listener;
+pub use socket::{DatagramSocket, ListenerSocket, Socket, StreamSocket};
+pub use stream::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, ReuniteError, Stream, WriteHalf};
+pub use tcp::{TcpListener, TcpStream};
+pub use udp::UdpSocket;
+pub use unix::{PeerCredentials, UnixDatagram, UnixListener, UnixStream};

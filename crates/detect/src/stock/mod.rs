@@ -4,3 +4,5 @@
 pub mod channel;
 pub mod doorbell;
 pub mod readiness;
+#[cfg(feature = "uring")]
+pub mod uring;

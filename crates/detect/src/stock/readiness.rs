@@ -197,7 +197,7 @@ impl Readiness {
     /// Watches `descriptor` no more. Returns the bell to ring, outside the handle's lock, if waits
     /// are to be ended.
     fn unwatch(&mut self, descriptor: BorrowedFd<'_>, source: &Source) -> Option<Bell> {
-        let site = self.site.clone().expect("invariant: attached at registration");
+        let site = self.site.as_ref().expect("invariant: attached at registration");
         if let Err(error) = site.unwatch(descriptor) {
             // The descriptor was closed behind our back; the kernel has forgotten it then.
             tracing::debug!(%error, "a descriptor was closed before its source");
@@ -207,7 +207,7 @@ impl Readiness {
         let single = watched.waiters.iter().filter(|waiter| waiter.mode == Mode::Once);
         let count = self.abandoned.len();
         self.abandoned.extend(single.map(|waiter| waiter.key));
-        (self.abandoned.len() > count).then(|| site.bell())
+        if self.abandoned.len() > count { self.site.as_ref().map(Site::bell) } else { None }
     }
 
     fn watched(&mut self, key: u32) -> Option<&mut Watched> {

@@ -193,15 +193,13 @@ impl Shared {
     /// Cancels every task and closes the server: the last worker's duty.
     fn clear(&self) {
         self.live.close();
-        for lane in [Lane::Reaction, Lane::Compute] {
-            while let Some(task) = take(|| self.injected.of(lane).steal()) {
-                drop_task(task);
-            }
-        }
-        // Dropping a future may have woken or queued others.
-        for lane in [Lane::Compute, Lane::Reaction, Lane::Compute] {
-            while let Some(task) = take(|| self.injected.of(lane).steal()) {
-                drop_task(task);
+        loop {
+            let queued = take(|| self.injected.reaction.steal());
+            match queued.or_else(|| take(|| self.injected.compute.steal())) {
+                Some(task) => drop_task(task),
+                None if self.live.count() == 0 => break,
+                // Another thread is about to queue a task that it has just spawned or woken.
+                None => thread::yield_now(),
             }
         }
         self.server.shutdown();
@@ -294,6 +292,8 @@ impl Worker {
             if self.lookout.is_due(now) {
                 self.local.cause.set(Cause::Detection);
                 self.lookout.detect();
+                // Who hogs matters only where somebody computes.
+                context::sample_processor_time(!self.local.queues.compute.is_empty());
             }
             if let Some((task, lane)) = self.next() {
                 self.stop_searching();

@@ -25,7 +25,7 @@ use crate::{
     handle::{Handle, Scheduler},
     join::JoinHandle,
     lane::{self, Cause, Lane, Share},
-    sync::{Arc, AtomicBool, Ordering, PoisonError, RealMutex, thread_local},
+    sync::{Arc, AtomicBool, Ordering, PoisonError, RealMutex, thread, thread_local},
     task::{self, LiveTasks, Runnable},
 };
 
@@ -138,6 +138,8 @@ impl Shared {
             if core.lookout.is_due(now) {
                 local.cause.set(Cause::Detection);
                 core.lookout.detect();
+                // Who hogs matters only where somebody computes.
+                context::sample_processor_time(!local.lanes.borrow().compute.is_empty());
             }
             if main.is_woken.swap(false, Ordering::AcqRel) {
                 let lane = if main.is_reaction.load(Ordering::Relaxed) {
@@ -213,8 +215,12 @@ impl Shared {
             let task = queued
                 .or_else(|| steal(&self.reaction_inject))
                 .or_else(|| steal(&self.compute_inject));
-            let Some(task) = task else { break };
-            drop_task(task);
+            match task {
+                Some(task) => drop_task(task),
+                None if self.live.count() == 0 => break,
+                // Another thread is about to queue a task that it has just spawned or woken.
+                None => thread::yield_now(),
+            }
         }
         self.pool.shutdown();
         self.server.shutdown();

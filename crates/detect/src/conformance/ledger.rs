@@ -1,0 +1,101 @@
+//! The oracle: which events have happened, who got them, and what is still owed to whom.
+
+use super::{At, Delivery, Profile, Recognised, Rule, Unclaimed, Violation};
+
+#[derive(Debug)]
+pub(super) struct Ledger {
+    pub(super) profile: Profile,
+    /// Events 0 to this, exclusive, have happened.
+    pub(super) happened: usize,
+    /// By the event's number.
+    delivered: Vec<bool>,
+    delivered_count: usize,
+    /// The most events that went with waiters who left.
+    lost_max: usize,
+}
+
+impl Ledger {
+    pub(super) const fn new(profile: Profile) -> Self {
+        Self { profile, happened: 0, delivered: Vec::new(), delivered_count: 0, lost_max: 0 }
+    }
+
+    pub(super) fn is_shared(&self) -> bool {
+        self.profile.delivery == Delivery::Shared
+    }
+
+    pub(super) fn delivered_count(&self) -> usize {
+        self.delivered_count
+    }
+
+    /// Returns whether request `index` must get an event by now. `older` requests are served first
+    /// where events are shared.
+    pub(super) fn is_owed(&self, index: usize, older: usize) -> bool {
+        match self.profile.delivery {
+            Delivery::Addressed => index < self.happened,
+            Delivery::Shared => older < self.outstanding(),
+        }
+    }
+
+    /// Returns how many shared events must still reach somebody.
+    pub(super) fn outstanding(&self) -> usize {
+        self.happened.saturating_sub(self.delivered_count + self.lost_max)
+    }
+
+    /// A waiter left; it may have had an event.
+    pub(super) fn left(&mut self, may_have_event: bool) {
+        if may_have_event && self.profile.unclaimed == Unclaimed::Dropped {
+            self.lost_max += 1;
+        }
+    }
+
+    /// Request `request` got `recognised`.
+    pub(super) fn deliver(
+        &mut self,
+        request: usize,
+        recognised: Recognised,
+        at: At,
+    ) -> Result<(), Violation> {
+        match recognised {
+            Recognised::Events(events) if events.is_empty() => {
+                Err(Violation::Spurious { request, saw: "an empty event".to_owned(), at })
+            }
+            Recognised::Events(events) => {
+                events.into_iter().try_for_each(|event| self.deliver_one(request, event, at))
+            }
+            Recognised::Unmarked if !self.is_shared() => self.deliver_one(request, request, at),
+            Recognised::Unmarked if self.delivered_count >= self.happened => match self.happened {
+                0 => Err(Violation::Spurious { request, saw: "none has".to_owned(), at }),
+                // They look alike: the last one stands for the one that came twice.
+                happened => Err(Violation::Twice { event: happened - 1, request, at }),
+            },
+            Recognised::Unmarked => {
+                self.delivered_count += 1;
+                Ok(())
+            }
+            Recognised::Nothing(saw) => Err(Violation::Spurious { request, saw, at }),
+            Recognised::End => {
+                let saw = "the end of all events".to_owned();
+                Err(Violation::Spurious { request, saw, at })
+            }
+        }
+    }
+
+    fn deliver_one(&mut self, request: usize, event: usize, at: At) -> Result<(), Violation> {
+        if !self.is_shared() && event != request {
+            let rule = Rule::Once;
+            return Err(Violation::Misdelivered { rule, request, event, at });
+        }
+        if event >= self.happened {
+            let saw = format!("event {event}, while only {} have happened", self.happened);
+            return Err(Violation::Spurious { request, saw, at });
+        }
+        if event >= self.delivered.len() {
+            self.delivered.resize(event + 1, false);
+        }
+        if std::mem::replace(&mut self.delivered[event], true) {
+            return Err(Violation::Twice { event, request, at });
+        }
+        self.delivered_count += 1;
+        Ok(())
+    }
+}

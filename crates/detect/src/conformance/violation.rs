@@ -1,0 +1,243 @@
+//! What the suite says when a detector breaks its contract.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use super::SetupError;
+use crate::{clock::Instant, error::WaitError};
+
+/// A rule of the [contract](crate::Detector#contract), under its number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Rule {
+    /// An event from before the request is reported.
+    Before = 2,
+    /// An event between arming and sleep announces itself.
+    Announced = 3,
+    /// Each event once, to one request.
+    Once = 4,
+    /// A cancelled request is forgotten, and disturbs no other.
+    Cancelled = 5,
+    /// Memory in flight is not freed.
+    InFlight = 6,
+    /// A poll with nothing pending is harmless.
+    Idle = 7,
+    /// A deadline is told in time and kept.
+    Deadline = 8,
+    /// The events of a stream come in order, and none is left out when the waiter's queue is full.
+    Stream = 9,
+    /// The end of the server ends all requests.
+    Shutdown = 10,
+}
+
+impl Rule {
+    /// Returns the rule's number in the contract.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        self as u8
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rule {}", self.number())
+    }
+}
+
+/// Where a violation was seen, and how to see it again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct At {
+    /// The case of the suite.
+    pub case: &'static str,
+    /// The host: `virtual`, `real` or `thread`.
+    pub host: &'static str,
+    /// The seed that all chance came from.
+    pub seed: u64,
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { case, host, seed } = self;
+        write!(f, "in case `{case}` on the {host} host with seed {seed}; replay: SIM_SEED={seed}")
+    }
+}
+
+/// How a detector broke its contract.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Violation {
+    /// An event happened and the request that it was for did not get it.
+    #[error("{rule}: request {request} did not get its event: {saw} ({at})")]
+    EventLost {
+        /// The rule.
+        rule: Rule,
+        /// The number of the request.
+        request: usize,
+        /// What was seen instead.
+        saw: String,
+        /// Where.
+        at: At,
+    },
+    /// A request got an event before any had happened that it could get.
+    #[error("{}: request {request} got an event that has not happened: {saw} ({at})", Rule::Once)]
+    Spurious {
+        /// The number of the request.
+        request: usize,
+        /// What was seen.
+        saw: String,
+        /// Where.
+        at: At,
+    },
+    /// An event was delivered again.
+    #[error("{}: event {event} was delivered a second time, to request {request} ({at})", Rule::Once)]
+    Twice {
+        /// The number of the event.
+        event: usize,
+        /// The number of the request that got it again.
+        request: usize,
+        /// Where.
+        at: At,
+    },
+    /// A request got the event of another one.
+    #[error("{rule}: request {request} got event {event}, which is for another ({at})")]
+    Misdelivered {
+        /// The rule.
+        rule: Rule,
+        /// The number of the request.
+        request: usize,
+        /// The number of the event.
+        event: usize,
+        /// Where.
+        at: At,
+    },
+    /// The events of a stream came in another order than they happened in.
+    #[error("{}: event {found} came where event {expected} was due ({at})", Rule::Stream)]
+    OutOfOrder {
+        /// The number of the event that was due.
+        expected: usize,
+        /// The number of the event that came.
+        found: usize,
+        /// Where.
+        at: At,
+    },
+    /// Memory was freed while the kernel or a device could still write to it.
+    #[error("{}: the memory of {count} requests was freed while in flight ({at})", Rule::InFlight)]
+    FreedInFlight {
+        /// The number of requests.
+        count: usize,
+        /// Where.
+        at: At,
+    },
+    /// Requests that are over were never freed.
+    #[error("{}: {live} requests still hold memory although all are over ({at})", Rule::Cancelled)]
+    Lingering {
+        /// The number of requests.
+        live: usize,
+        /// Where.
+        at: At,
+    },
+    /// An event of time came at another time.
+    #[error("{}: request {request} was due at {due:?}: {saw} ({at})", Rule::Deadline)]
+    DeadlineMissed {
+        /// The number of the request.
+        request: usize,
+        /// When it was due.
+        due: Instant,
+        /// What was seen.
+        saw: String,
+        /// Where.
+        at: At,
+    },
+    /// A request outlived the server.
+    #[error("{}: request {request} did not end with the server: {saw} ({at})", Rule::Shutdown)]
+    NotEnded {
+        /// The number of the request.
+        request: usize,
+        /// What was seen.
+        saw: String,
+        /// Where.
+        at: At,
+    },
+    /// A callback panicked.
+    #[error("`{callback}` panicked: {message} ({at})")]
+    Panicked {
+        /// The name of the callback.
+        callback: &'static str,
+        /// The panic's message.
+        message: String,
+        /// Where.
+        at: At,
+    },
+    /// A request ended in an error although nothing was wrong.
+    #[error("request {request} failed ({at})")]
+    Failed {
+        /// The number of the request.
+        request: usize,
+        /// The error.
+        #[source]
+        error: WaitError,
+        /// Where.
+        at: At,
+    },
+    /// The same seed led to two different runs.
+    #[error("two runs of one seed left the traces {first:#x} and {second:#x} ({at})")]
+    Diverged {
+        /// The hash of the first trace.
+        first: u64,
+        /// The hash of the second trace.
+        second: u64,
+        /// Where.
+        at: At,
+    },
+    /// The harness could not be made; nothing is said about the detector.
+    #[error("the harness could not be made ({at})")]
+    Setup {
+        /// The factory's error.
+        #[source]
+        error: SetupError,
+        /// Where.
+        at: At,
+    },
+}
+
+impl Violation {
+    /// Returns the rule that was broken, if the contract numbers it.
+    #[must_use]
+    pub const fn rule(&self) -> Option<Rule> {
+        Some(match self {
+            Self::EventLost { rule, .. } | Self::Misdelivered { rule, .. } => *rule,
+            Self::Spurious { .. } | Self::Twice { .. } => Rule::Once,
+            Self::OutOfOrder { .. } => Rule::Stream,
+            Self::FreedInFlight { .. } => Rule::InFlight,
+            Self::Lingering { .. } => Rule::Cancelled,
+            Self::DeadlineMissed { .. } => Rule::Deadline,
+            Self::NotEnded { .. } => Rule::Shutdown,
+            Self::Panicked { .. }
+            | Self::Failed { .. }
+            | Self::Diverged { .. }
+            | Self::Setup { .. } => return None,
+        })
+    }
+
+    /// Returns where it was seen.
+    #[must_use]
+    pub const fn at(&self) -> At {
+        match self {
+            Self::EventLost { at, .. }
+            | Self::Spurious { at, .. }
+            | Self::Twice { at, .. }
+            | Self::Misdelivered { at, .. }
+            | Self::OutOfOrder { at, .. }
+            | Self::FreedInFlight { at, .. }
+            | Self::Lingering { at, .. }
+            | Self::DeadlineMissed { at, .. }
+            | Self::NotEnded { at, .. }
+            | Self::Panicked { at, .. }
+            | Self::Failed { at, .. }
+            | Self::Diverged { at, .. }
+            | Self::Setup { at, .. } => *at,
+        }
+    }
+}

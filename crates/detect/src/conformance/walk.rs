@@ -1,0 +1,127 @@
+//! Random walks: one seed draws requests, events, rounds, sleeps and cancellations; the ledger knows
+//! what must come of them.
+
+use super::{
+    At, Harness, Rule, SetupError, Suite, Violation, World,
+    stage::{Host, Stage, Waiter},
+};
+
+/// Requests and events of one walk. Below the least `index_count_max`.
+const COUNT: usize = 36;
+/// Steps before the walk lets everything come to its end.
+const STEPS: usize = 220;
+
+impl<H, F> Suite<'_, F>
+where
+    H: Harness,
+    F: FnMut(&World) -> Result<H, SetupError>,
+{
+    pub(super) fn walks(&mut self, host: Host) -> Result<(), Violation> {
+        const NAME: &str = "random walk";
+        for seed in self.options.seeds.clone() {
+            let at = At { case: NAME, host: host.name(), seed };
+            let stage = Stage::new(self.factory, host, self.options.guard, at)?;
+            let mut walk = Walk { live: Vec::new(), unasked: (0..COUNT).collect(), stage };
+            for _ in 0..STEPS {
+                walk.step()?;
+            }
+            walk.end()?;
+            self.close(&walk.stage);
+        }
+        self.report.cases.push((host.name(), NAME));
+        Ok(())
+    }
+}
+
+struct Walk<H: Harness> {
+    stage: Stage<H>,
+    /// Oldest first.
+    live: Vec<Waiter<H::Detector>>,
+    /// Requests that were not made yet.
+    unasked: Vec<usize>,
+}
+
+impl<H: Harness> Walk<H> {
+    fn step(&mut self) -> Result<(), Violation> {
+        match self.stage.random.u32(..12) {
+            0..=3 => self.ask(),
+            4..=5 if self.stage.ledger.happened < COUNT => self.stage.happen(),
+            6 if self.stage.ledger.happened < COUNT && !self.live.is_empty() => {
+                self.stage.happen_before_sleep().map(drop)
+            }
+            7 if !self.live.is_empty() => {
+                let place = self.stage.random.usize(..self.live.len());
+                let waiter = self.live.remove(place);
+                self.stage.cancel(waiter)
+            }
+            8..=9 => self.take(),
+            10 => self.stage.poll_idly(),
+            _ => self.stage.look(),
+        }
+    }
+
+    /// Makes one of the next few requests.
+    fn ask(&mut self) -> Result<(), Violation> {
+        if self.unasked.is_empty() {
+            return Ok(());
+        }
+        let place = self.stage.random.usize(..self.unasked.len().min(8));
+        let index = self.unasked.remove(place);
+        if self.stage.random.u32(..16) == 0 {
+            // Made, never polled, dropped.
+            let waiter = self.stage.request(index);
+            return self.stage.cancel(waiter);
+        }
+        self.live.extend(self.stage.wait(index)?);
+        Ok(())
+    }
+
+    /// Polls one wait, woken or not.
+    fn take(&mut self) -> Result<(), Violation> {
+        if self.live.is_empty() {
+            return Ok(());
+        }
+        let place = self.stage.random.usize(..self.live.len());
+        if self.stage.take(&mut self.live[place])? {
+            self.live.remove(place);
+        }
+        Ok(())
+    }
+
+    /// All events happen, all that are owed one get it, and the others do not.
+    fn end(&mut self) -> Result<(), Violation> {
+        while self.stage.ledger.happened < COUNT {
+            self.stage.happen()?;
+        }
+        while !self.unasked.is_empty() {
+            self.ask()?;
+        }
+        if self.stage.ledger.is_shared() {
+            // Those that are ready already, in whatever order they became so.
+            for mut waiter in std::mem::take(&mut self.live) {
+                if !waiter.is_woken() || !self.stage.take(&mut waiter)? {
+                    self.live.push(waiter);
+                }
+            }
+            // Events that nobody is there for any more.
+            while self.stage.ledger.outstanding() > self.live.len() {
+                self.live.extend(self.stage.wait(COUNT)?);
+            }
+        }
+        let mut unowed = Vec::new();
+        let mut older = 0;
+        for mut waiter in std::mem::take(&mut self.live) {
+            if self.stage.ledger.is_owed(waiter.index, older) {
+                self.stage.expect_event(waiter, Rule::Once)?;
+            } else if !self.stage.take(&mut waiter)? {
+                older += 1;
+                unowed.push(waiter);
+            }
+        }
+        for mut waiter in unowed {
+            self.stage.expect_pending(&mut waiter)?;
+            self.stage.cancel(waiter)?;
+        }
+        self.stage.expect_nothing_left()
+    }
+}

@@ -1,0 +1,249 @@
+//! Datagrams: what UDP and Unix sockets share.
+
+use std::{
+    fmt, io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+    task::{Context, Poll, ready},
+};
+
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use tokio::io::ReadBuf;
+
+use super::socket::{self, DatagramSocket};
+use crate::{
+    async_fd::AsyncFd, detector::Ready, server::Server, stock::readiness::Direction,
+    wait_point::Interest,
+};
+
+/// A socket that carries datagrams: [`UdpSocket`](super::UdpSocket) or
+/// [`UnixDatagram`](super::UnixDatagram).
+///
+/// Any number of tasks may send and receive at once; each datagram goes to one of them. What does not
+/// fit into the buffer of a receiver is lost.
+pub struct Datagram<S: DatagramSocket> {
+    pub(super) fd: AsyncFd<S>,
+}
+
+impl<S: DatagramSocket> Datagram<S> {
+    /// Takes over a socket, and puts it into non-blocking mode.
+    ///
+    /// # Errors
+    /// As [`AsyncFd::new`].
+    pub fn from_std(socket: S) -> io::Result<Self> {
+        Self::from_std_on(&Server::current()?, socket)
+    }
+
+    /// Like [`from_std`](Self::from_std), on `server`.
+    ///
+    /// # Errors
+    /// As [`AsyncFd::new`].
+    pub fn from_std_on(server: &Server, socket: S) -> io::Result<Self> {
+        Ok(Self { fd: AsyncFd::new_on(server, socket::unblocked(socket)?)? })
+    }
+
+    /// Returns the socket, which stays in non-blocking mode.
+    #[must_use]
+    pub fn into_std(self) -> S {
+        self.fd.into_inner()
+    }
+
+    /// Returns the descriptor, for operations of other kinds: `recvmmsg`, the error queue.
+    #[must_use]
+    pub const fn as_async_fd(&self) -> &AsyncFd<S> {
+        &self.fd
+    }
+
+    /// Returns the address that the socket is bound to.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn local_addr(&self) -> io::Result<S::Address> {
+        self.fd.as_inner().local_address()
+    }
+
+    /// Takes the error that is pending at the socket.
+    ///
+    /// # Errors
+    /// The kernel's, if there is no such socket any more.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        socket::take_error(self.fd.as_inner())
+    }
+
+    /// Waits until the socket is ready for any of `interest`, and returns what it is ready for. That
+    /// may turn out to be over when it is tried.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// As [`AsyncFd::ready`].
+    pub async fn ready(&self, interest: Interest) -> io::Result<Ready> {
+        socket::ready(&self.fd, interest).await
+    }
+
+    /// Waits until receiving is worth trying: see [`try_recv`](Self::try_recv).
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// As [`AsyncFd::ready`].
+    pub async fn readable(&self) -> io::Result<()> {
+        self.fd.ready(Direction::Read).await.map(|_| ())
+    }
+
+    /// Waits until sending is worth trying: see [`try_send`](Self::try_send).
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// As [`AsyncFd::ready`].
+    pub async fn writable(&self) -> io::Result<()> {
+        self.fd.ready(Direction::Write).await.map(|_| ())
+    }
+
+    /// Sends a datagram to the address that the socket is connected to. Returns its bytes, which is
+    /// all of them.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: the datagram is not sent unless this returns.
+    ///
+    /// # Errors
+    /// The kernel's, for this datagram or an earlier one: [`io::ErrorKind::ConnectionRefused`] if
+    /// nobody receives there, `EMSGSIZE` if it is too long, `EDESTADDRREQ` or
+    /// [`io::ErrorKind::NotConnected`] if the socket is not connected. As [`AsyncFd::ready`].
+    pub async fn send(&self, datagram: &[u8]) -> io::Result<usize> {
+        self.fd.async_io(Direction::Write, |socket| transmit(socket, datagram)).await
+    }
+
+    /// The poll-style [`send`](Self::send); one waiting task, shared with all polls that send.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn poll_send(&self, cx: &Context<'_>, datagram: &[u8]) -> Poll<io::Result<usize>> {
+        self.fd.poll_io(Direction::Write, cx, |socket| transmit(socket, datagram))
+    }
+
+    /// Sends a datagram as [`send`](Self::send) does, if that need not wait.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] if there is no room; as [`send`](Self::send).
+    pub fn try_send(&self, datagram: &[u8]) -> io::Result<usize> {
+        self.fd.try_io(Direction::Write, |socket| transmit(socket, datagram))
+    }
+
+    /// Receives a datagram into `buffer` and returns how many bytes of it fitted.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: a datagram is either returned or still queued.
+    ///
+    /// # Errors
+    /// The kernel's, also for what was sent earlier: [`io::ErrorKind::ConnectionRefused`] if nobody
+    /// received it. As [`AsyncFd::ready`].
+    pub async fn recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.fd.async_io(Direction::Read, |socket| receive(socket, buffer)).await
+    }
+
+    /// The poll-style [`recv`](Self::recv), into the unfilled part of `buffer`; one waiting task,
+    /// shared with all polls that receive.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv).
+    pub fn poll_recv(&self, cx: &Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        // The whole room: what does not fit is lost.
+        let room = buffer.initialize_unfilled();
+        let count =
+            ready!(self.fd.poll_io(Direction::Read, cx, |socket| receive(socket, room)))?;
+        buffer.advance(count);
+        Poll::Ready(Ok(()))
+    }
+
+    /// Receives a datagram as [`recv`](Self::recv) does, if one is there.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] if there is none; as [`recv`](Self::recv).
+    pub fn try_recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.fd.try_io(Direction::Read, |socket| receive(socket, buffer))
+    }
+
+    /// Receives a datagram into `buffer` and returns how many bytes of it fitted, and who sent it.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: a datagram is either returned or still queued.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv).
+    pub async fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, S::Address)> {
+        self.fd.async_io(Direction::Read, |socket| socket.receive_from(buffer)).await
+    }
+
+    /// The poll-style [`recv_from`](Self::recv_from), into the unfilled part of `buffer`; one waiting
+    /// task, shared with all polls that receive.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv).
+    pub fn poll_recv_from(
+        &self,
+        cx: &Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<S::Address>> {
+        let room = buffer.initialize_unfilled();
+        let (count, address) =
+            ready!(self.fd.poll_io(Direction::Read, cx, |socket| socket.receive_from(room)))?;
+        buffer.advance(count);
+        Poll::Ready(Ok(address))
+    }
+
+    /// Receives a datagram as [`recv_from`](Self::recv_from) does, if one is there.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] if there is none; as [`recv`](Self::recv).
+    pub fn try_recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, S::Address)> {
+        self.fd.try_io(Direction::Read, |socket| socket.receive_from(buffer))
+    }
+
+    /// Waits for a datagram and copies it to `buffer` without taking it; returns how many bytes of it
+    /// fitted.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: nothing is taken.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv).
+    pub async fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.fd.async_io(Direction::Read, |socket| look(socket, buffer)).await
+    }
+}
+
+fn transmit(socket: &impl AsFd, datagram: &[u8]) -> io::Result<usize> {
+    Ok(send(socket, datagram, SendFlags::NOSIGNAL)?)
+}
+
+fn receive(socket: &impl AsFd, room: &mut [u8]) -> io::Result<usize> {
+    let (count, _) = recv(socket, room, RecvFlags::empty())?;
+    Ok(count)
+}
+
+fn look(socket: &impl AsFd, room: &mut [u8]) -> io::Result<usize> {
+    let (count, _) = recv(socket, room, RecvFlags::PEEK)?;
+    Ok(count)
+}
+
+impl<S: DatagramSocket> AsFd for Datagram<S> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl<S: DatagramSocket> AsRawFd for Datagram<S> {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+impl<S: DatagramSocket> fmt::Debug for Datagram<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Datagram").field(self.fd.as_inner()).finish()
+    }
+}

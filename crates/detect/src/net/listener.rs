@@ -1,0 +1,156 @@
+//! Listeners: the sockets that connections come in by.
+
+use std::{
+    fmt, io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+    task::{Context, Poll, ready},
+};
+
+use super::{
+    socket::{self, ListenerSocket},
+    stream::Stream,
+};
+use crate::{async_fd::AsyncFd, server::Server, stock::readiness::Direction};
+
+/// A socket that brings connections: [`TcpListener`](super::TcpListener) or
+/// [`UnixListener`](super::UnixListener).
+///
+/// Any number of tasks may accept at once.
+pub struct Listener<L: ListenerSocket> {
+    fd: AsyncFd<L>,
+}
+
+impl<L: ListenerSocket> Listener<L> {
+    /// Takes over a socket that listens, and puts it into non-blocking mode.
+    ///
+    /// # Errors
+    /// As [`AsyncFd::new`].
+    pub fn from_std(socket: L) -> io::Result<Self> {
+        Self::from_std_on(&Server::current()?, socket)
+    }
+
+    /// Like [`from_std`](Self::from_std), on `server`.
+    ///
+    /// # Errors
+    /// As [`AsyncFd::new`].
+    pub fn from_std_on(server: &Server, socket: L) -> io::Result<Self> {
+        Ok(Self { fd: AsyncFd::new_on(server, socket::unblocked(socket)?)? })
+    }
+
+    /// Returns the socket, which stays in non-blocking mode.
+    #[must_use]
+    pub fn into_std(self) -> L {
+        self.fd.into_inner()
+    }
+
+    /// Returns the descriptor, for operations of other kinds.
+    #[must_use]
+    pub const fn as_async_fd(&self) -> &AsyncFd<L> {
+        &self.fd
+    }
+
+    /// Returns the address that is listened on.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn local_addr(&self) -> io::Result<L::Address> {
+        self.fd.as_inner().local_address()
+    }
+
+    /// Takes the error that is pending at the socket.
+    ///
+    /// # Errors
+    /// The kernel's, if there is no such socket any more.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        socket::take_error(self.fd.as_inner())
+    }
+
+    /// Accepts a connection, which is watched at the listener's own server, and returns it with the
+    /// address of its other end.
+    ///
+    /// A connection that failed before it could be accepted is passed over.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: a connection is either returned or still queued.
+    ///
+    /// # Errors
+    /// The listener stays usable after every error. These are worth acting on:
+    ///
+    /// - Out of descriptors or memory (`EMFILE`, `ENFILE`, `ENOBUFS`, `ENOMEM`): the connection stays
+    ///   queued, and the next call fails at once in the same way until something is freed. So wait a
+    ///   while, or until a connection of yours was closed, and then accept again; without that the
+    ///   loop would be busy.
+    /// - [`io::ErrorKind::NotConnected`]: the server was shut down; no later call can succeed.
+    /// - If the connection cannot be watched (`ENOSPC`, when `max_user_watches` is reached), it is
+    ///   closed.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::{io, time::Duration};
+    /// use vigie_detect::net::TcpListener;
+    ///
+    /// async fn serve(listener: TcpListener) -> io::Result<()> {
+    ///     loop {
+    ///         match listener.accept().await {
+    ///             Ok((stream, _address)) => drop(stream), // Spawn a task that serves it.
+    ///             Err(error) if error.kind() == io::ErrorKind::NotConnected => return Err(error),
+    ///             Err(error) => {
+    ///                 eprintln!("cannot accept for the moment: {error}");
+    ///                 tokio::time::sleep(Duration::from_millis(100)).await;
+    ///             }
+    ///         }
+    ///     }
+    /// }
+    /// # let _ = serve;
+    /// ```
+    pub async fn accept(&self) -> io::Result<(Stream<L::Stream>, L::Address)> {
+        let accepted = self.fd.async_io(Direction::Read, ListenerSocket::accept_one).await?;
+        self.watch(accepted)
+    }
+
+    /// The poll-style [`accept`](Self::accept); one waiting task.
+    ///
+    /// # Errors
+    /// As [`accept`](Self::accept).
+    #[expect(clippy::type_complexity, reason = "it is what `accept` returns, polled")]
+    pub fn poll_accept(
+        &self,
+        cx: &Context<'_>,
+    ) -> Poll<io::Result<(Stream<L::Stream>, L::Address)>> {
+        let accepted = ready!(self.fd.poll_io(Direction::Read, cx, ListenerSocket::accept_one))?;
+        Poll::Ready(self.watch(accepted))
+    }
+
+    /// Accepts a connection that is queued already.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] if there is none; as [`accept`](Self::accept).
+    pub fn try_accept(&self) -> io::Result<(Stream<L::Stream>, L::Address)> {
+        self.watch(self.fd.try_io(Direction::Read, ListenerSocket::accept_one)?)
+    }
+
+    fn watch(
+        &self,
+        (socket, address): (L::Stream, L::Address),
+    ) -> io::Result<(Stream<L::Stream>, L::Address)> {
+        Ok((Stream::watched_by(self.fd.readiness(), socket)?, address))
+    }
+}
+
+impl<L: ListenerSocket> AsFd for Listener<L> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl<L: ListenerSocket> AsRawFd for Listener<L> {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+impl<L: ListenerSocket> fmt::Debug for Listener<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Listener").field(self.fd.as_inner()).finish()
+    }
+}

@@ -1,0 +1,124 @@
+//! What the families of sockets differ in.
+
+use std::{
+    fmt,
+    future::{Future, poll_fn},
+    io,
+    os::fd::{AsFd, OwnedFd},
+    pin::pin,
+    task::Poll,
+};
+
+use rustix::{
+    io::Errno,
+    net::{SocketAddrAny, SocketFlags, acceptfrom_with},
+};
+
+use crate::{
+    async_fd::AsyncFd,
+    detector::Ready,
+    stock::readiness::Direction,
+    wait_point::Interest,
+};
+
+/// A socket of the standard library, of one of the kinds that there are asynchronous ones of. Sealed.
+pub trait Socket: sealed::Sealed + AsFd + fmt::Debug + Send + Sync + Unpin + 'static {
+    /// What names an end of the socket.
+    type Address: fmt::Debug + Send + Sync + 'static;
+
+    #[doc(hidden)]
+    fn local_address(&self) -> io::Result<Self::Address>;
+}
+
+/// A connected socket that carries bytes: TCP or Unix. Sealed.
+pub trait StreamSocket: Socket {
+    /// Whether a read of fewer bytes than asked shows that there are no more for the moment.
+    #[doc(hidden)]
+    const SHORT_READ_EMPTIES: bool;
+
+    #[doc(hidden)]
+    fn peer_address(&self) -> io::Result<Self::Address>;
+}
+
+/// A socket that brings connections: TCP or Unix. Sealed.
+pub trait ListenerSocket: Socket {
+    /// What its connections are.
+    type Stream: StreamSocket<Address = Self::Address>;
+
+    /// Accepts one connection, in non-blocking mode and closed on exec.
+    #[doc(hidden)]
+    fn accept_one(&self) -> io::Result<(Self::Stream, Self::Address)>;
+}
+
+/// A socket that carries datagrams: UDP or Unix. Sealed.
+pub trait DatagramSocket: Socket {
+    #[doc(hidden)]
+    fn receive_from(&self, buffer: &mut [u8]) -> io::Result<(usize, Self::Address)>;
+}
+
+pub(super) mod sealed {
+    #[expect(unnameable_types, reason = "nobody else shall implement it")]
+    pub trait Sealed {}
+}
+
+/// Waits until the socket is ready for any of `interest`.
+pub(super) async fn ready<T: AsFd>(fd: &AsyncFd<T>, interest: Interest) -> io::Result<Ready> {
+    match interest {
+        Interest::Readable => Ok(fd.ready(Direction::Read).await?.ready),
+        Interest::Writable => Ok(fd.ready(Direction::Write).await?.ready),
+        Interest::Both => {
+            let mut read = pin!(fd.ready(Direction::Read));
+            let mut write = pin!(fd.ready(Direction::Write));
+            poll_fn(|cx| match (read.as_mut().poll(cx), write.as_mut().poll(cx)) {
+                (Poll::Ready(Ok(read)), Poll::Ready(Ok(write))) => {
+                    Poll::Ready(Ok(read.ready | write.ready))
+                }
+                (Poll::Ready(one), _) | (_, Poll::Ready(one)) => {
+                    Poll::Ready(one.map(|readable| readable.ready))
+                }
+                (Poll::Pending, Poll::Pending) => Poll::Pending,
+            })
+            .await
+        }
+    }
+}
+
+/// Puts a socket into non-blocking mode.
+pub(super) fn unblocked<S: AsFd>(socket: S) -> io::Result<S> {
+    rustix::io::ioctl_fionbio(&socket, true)?;
+    Ok(socket)
+}
+
+/// Takes the pending error of a socket.
+pub(super) fn take_error(socket: &impl AsFd) -> io::Result<Option<io::Error>> {
+    Ok(rustix::net::sockopt::socket_error(socket)?.err().map(Into::into))
+}
+
+/// Accepts a connection, in non-blocking mode and closed on exec.
+///
+/// Passes over connections that failed while they were queued [accept(2), "Error handling"], at most
+/// [`RETRIES_MAX`] of them, so that a flood of such cannot keep the task.
+pub(super) fn accept(listener: &impl AsFd) -> io::Result<(OwnedFd, Option<SocketAddrAny>)> {
+    let mut retries = 0;
+    loop {
+        match acceptfrom_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+            // Not EOPNOTSUPP, which the manual page names too: a socket that does not listen for
+            // streams would return it again and again.
+            Err(
+                Errno::CONNABORTED
+                | Errno::INTR
+                | Errno::NETDOWN
+                | Errno::PROTO
+                | Errno::NOPROTOOPT
+                | Errno::HOSTDOWN
+                | Errno::NONET
+                | Errno::HOSTUNREACH
+                | Errno::NETUNREACH,
+            ) if retries < RETRIES_MAX => retries += 1,
+            result => return Ok(result?),
+        }
+    }
+}
+
+/// How many failed connections one accept passes over.
+const RETRIES_MAX: u32 = 64;

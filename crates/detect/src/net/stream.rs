@@ -1,0 +1,639 @@
+//! Connections: the streams of bytes that TCP and Unix sockets share, and their halves.
+
+use std::{
+    error, fmt,
+    io::{self, IoSlice, IoSliceMut},
+    net::Shutdown,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use rustix::net::{
+    RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown as ShutdownHow, recv, send, sendmsg,
+};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::socket::{self, StreamSocket};
+use crate::{
+    async_fd::AsyncFd,
+    detector::Ready,
+    handle::Handle,
+    server::Server,
+    stock::readiness::{Direction, Readiness},
+    sync::Arc,
+    wait_point::Interest,
+};
+
+/// A connection: [`TcpStream`](super::TcpStream) or [`UnixStream`](super::UnixStream).
+///
+/// Reading and writing go through [`AsyncRead`] and [`AsyncWrite`], or the `try_` methods after
+/// [`readable`](Self::readable) and [`writable`](Self::writable). A write never raises `SIGPIPE`.
+///
+/// Dropping it closes the connection in both directions.
+pub struct Stream<S: StreamSocket> {
+    fd: AsyncFd<S>,
+}
+
+impl<S: StreamSocket> Stream<S> {
+    /// Takes over a connected socket, and puts it into non-blocking mode.
+    ///
+    /// # Errors
+    /// As [`AsyncFd::new`].
+    pub fn from_std(socket: S) -> io::Result<Self> {
+        Self::from_std_on(&Server::current()?, socket)
+    }
+
+    /// Like [`from_std`](Self::from_std), on `server`.
+    ///
+    /// # Errors
+    /// As [`AsyncFd::new`].
+    pub fn from_std_on(server: &Server, socket: S) -> io::Result<Self> {
+        Self::watched_by(server.readiness(), socket::unblocked(socket)?)
+    }
+
+    /// Takes over a connected socket that is in non-blocking mode.
+    pub(super) fn watched_by(readiness: &Handle<Readiness>, socket: S) -> io::Result<Self> {
+        Ok(Self { fd: AsyncFd::watched_by(readiness, socket)? })
+    }
+
+    /// Waits for a socket that has begun to connect.
+    pub(super) async fn connected(server: &Server, socket: S) -> io::Result<Self> {
+        let fd = AsyncFd::unready_watched_by(server.readiness(), socket)?;
+        loop {
+            let seen = fd.ready(Direction::Write).await?;
+            if let Some(error) = socket::take_error(fd.as_inner())? {
+                return Err(error);
+            }
+            match fd.as_inner().peer_address() {
+                Ok(_) => return Ok(Self { fd }),
+                // An announcement for a predecessor: the connection is still being made.
+                Err(error) if error.kind() == io::ErrorKind::NotConnected => fd.clear_ready(seen),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Returns the socket, which stays in non-blocking mode.
+    #[must_use]
+    pub fn into_std(self) -> S {
+        self.fd.into_inner()
+    }
+
+    /// Returns the descriptor, for operations of other kinds: `sendfile`, `recvmsg`.
+    #[must_use]
+    pub const fn as_async_fd(&self) -> &AsyncFd<S> {
+        &self.fd
+    }
+
+    /// Returns the address of this end.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn local_addr(&self) -> io::Result<S::Address> {
+        self.fd.as_inner().local_address()
+    }
+
+    /// Returns the address of the other end.
+    ///
+    /// # Errors
+    /// The kernel's: [`io::ErrorKind::NotConnected`] if the connection was reset.
+    pub fn peer_addr(&self) -> io::Result<S::Address> {
+        self.fd.as_inner().peer_address()
+    }
+
+    /// Takes the error that is pending at the socket.
+    ///
+    /// # Errors
+    /// The kernel's, if there is no such socket any more.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        socket::take_error(self.fd.as_inner())
+    }
+
+    /// Waits until the stream is ready for any of `interest`, and returns what it is ready for. That
+    /// may turn out to be over when it is tried.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// As [`AsyncFd::ready`].
+    pub async fn ready(&self, interest: Interest) -> io::Result<Ready> {
+        socket::ready(&self.fd, interest).await
+    }
+
+    /// Waits until a read is worth trying: see [`try_read`](Self::try_read).
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// As [`AsyncFd::ready`].
+    pub async fn readable(&self) -> io::Result<()> {
+        self.fd.ready(Direction::Read).await.map(|_| ())
+    }
+
+    /// Waits until a write is worth trying: see [`try_write`](Self::try_write).
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// As [`AsyncFd::ready`].
+    pub async fn writable(&self) -> io::Result<()> {
+        self.fd.ready(Direction::Write).await.map(|_| ())
+    }
+
+    /// The poll-style [`readable`](Self::readable); one waiting task, shared with all polls that read.
+    ///
+    /// # Errors
+    /// As [`AsyncFd::poll_ready`].
+    pub fn poll_read_ready(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
+        self.fd.poll_ready(Direction::Read, cx).map_ok(|_| ())
+    }
+
+    /// The poll-style [`writable`](Self::writable); one waiting task, shared with all polls that
+    /// write.
+    ///
+    /// # Errors
+    /// As [`AsyncFd::poll_ready`].
+    pub fn poll_write_ready(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
+        self.fd.poll_ready(Direction::Write, cx).map_ok(|_| ())
+    }
+
+    /// Reads what is there into `buffer`, and returns how many bytes; none of them is the end of the
+    /// stream.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] if nothing is there; the kernel's.
+    pub fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        let asked = Self::asked(buffer.len());
+        self.fd.try_transfer(Direction::Read, asked, |socket| receive(socket, buffer))
+    }
+
+    /// Like [`try_read`](Self::try_read), into several buffers, of which the first is filled first.
+    ///
+    /// # Errors
+    /// As [`try_read`](Self::try_read).
+    pub fn try_read_vectored(&self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let count = buffers.len().min(SLICES_MAX);
+        let buffers = &mut buffers[..count];
+        let room = total(buffers.iter().map(|buffer| buffer.len()));
+        if room == 0 {
+            return Ok(0);
+        }
+        self.fd.try_transfer(Direction::Read, Self::asked(room), |socket| {
+            Ok(rustix::io::readv(socket, buffers)?)
+        })
+    }
+
+    /// Writes of `bytes` what there is room for, and returns how many.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] if there is no room; [`io::ErrorKind::BrokenPipe`] or
+    /// [`io::ErrorKind::ConnectionReset`] if nobody reads any more.
+    pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        self.fd.try_transfer(Direction::Write, bytes.len(), |socket| transmit(socket, bytes))
+    }
+
+    /// Like [`try_write`](Self::try_write), from several buffers in turn; of more than 1024, from the
+    /// first 1024.
+    ///
+    /// # Errors
+    /// As [`try_write`](Self::try_write).
+    pub fn try_write_vectored(&self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+        let (buffers, asked) = sendable(buffers);
+        if asked == 0 {
+            return Ok(0);
+        }
+        self.fd
+            .try_transfer(Direction::Write, asked, |socket| transmit_vectored(socket, buffers))
+    }
+
+    /// Reads into `buffer` what the next read will return again, and returns how many bytes; none of
+    /// them is the end of the stream. Waits until there is something.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: nothing is taken out of the stream.
+    ///
+    /// # Errors
+    /// The kernel's; as [`AsyncFd::ready`].
+    pub async fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        self.fd.async_io(Direction::Read, |socket| look(socket, buffer)).await
+    }
+
+    /// The poll-style [`peek`](Self::peek), into the unfilled part of `buffer`.
+    ///
+    /// # Errors
+    /// As [`peek`](Self::peek).
+    pub fn poll_peek(
+        &self,
+        cx: &Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<usize>> {
+        if buffer.remaining() == 0 {
+            return Poll::Ready(Ok(0));
+        }
+        let room = offered(buffer);
+        let seen = ready!(self.fd.poll_io(Direction::Read, cx, |socket| look(socket, room)))?;
+        buffer.advance(seen);
+        Poll::Ready(Ok(seen))
+    }
+
+    /// Shuts the connection down in one direction or both. A task that waits to read or write there is
+    /// woken. (`shutdown` without an argument is
+    /// [`AsyncWriteExt`](https://docs.rs/tokio/1/tokio/io/trait.AsyncWriteExt.html)'s, which ends
+    /// writing.)
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotConnected`] if the connection is over already.
+    pub fn shutdown_std(&self, how: Shutdown) -> io::Result<()> {
+        let how = match how {
+            Shutdown::Read => ShutdownHow::Read,
+            Shutdown::Write => ShutdownHow::Write,
+            Shutdown::Both => ShutdownHow::Both,
+        };
+        Ok(rustix::net::shutdown(&self.fd, how)?)
+    }
+
+    /// Splits the stream into a half to read and a half to write, for two futures of one task. Free.
+    pub const fn split(&mut self) -> (ReadHalf<'_, S>, WriteHalf<'_, S>) {
+        (ReadHalf { stream: self }, WriteHalf { stream: self })
+    }
+
+    /// Splits the stream into halves that two tasks can own, at the cost of an allocation.
+    ///
+    /// Dropping the half that writes shuts the connection down in that direction.
+    #[must_use = "dropping the halves closes the connection"]
+    pub fn into_split(self) -> (OwnedReadHalf<S>, OwnedWriteHalf<S>) {
+        let stream = Arc::new(self);
+        let read = OwnedReadHalf { stream: Arc::clone(&stream) };
+        (read, OwnedWriteHalf { stream, on_drop: OnDrop::Shutdown })
+    }
+
+    /// What to compare a read of up to `room` bytes with: 0 if a short one tells nothing.
+    const fn asked(room: usize) -> usize {
+        if S::SHORT_READ_EMPTIES { room } else { 0 }
+    }
+
+    fn poll_read_into(
+        &self,
+        cx: &Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if buffer.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        let room = offered(buffer);
+        let asked = Self::asked(room.len());
+        let read = ready!(
+            self.fd.poll_transfer(Direction::Read, cx, asked, |socket| receive(socket, room))
+        )?;
+        buffer.advance(read);
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_write_from(&self, cx: &Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if bytes.is_empty() {
+            return Poll::Ready(Ok(0));
+        }
+        self.fd.poll_transfer(Direction::Write, cx, bytes.len(), |socket| transmit(socket, bytes))
+    }
+
+    fn poll_write_from_vectored(
+        &self,
+        cx: &Context<'_>,
+        buffers: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let (buffers, asked) = sendable(buffers);
+        if asked == 0 {
+            return Poll::Ready(Ok(0));
+        }
+        self.fd.poll_transfer(Direction::Write, cx, asked, |socket| {
+            transmit_vectored(socket, buffers)
+        })
+    }
+
+    /// Says that nothing more will be written. A connection that is over already needs no word.
+    fn finish_writing(&self) -> io::Result<()> {
+        match self.shutdown_std(Shutdown::Write) {
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
+            result => result,
+        }
+    }
+}
+
+/// The most buffers of one vectored call: the kernel's `UIO_MAXIOV`.
+const SLICES_MAX: usize = 1024;
+
+/// The most bytes of a buffer that are zeroed for one read.
+const ZEROED_MAX: usize = 64 << 10;
+
+/// Returns the part of `buffer` to read into: all that has been written to before, by the reader or by
+/// an earlier read, and at least [`ZEROED_MAX`] or all that is left. So a read into fresh memory zeroes
+/// no more than it can fill at once, and a reused buffer is zeroed once.
+fn offered<'a>(buffer: &'a mut ReadBuf<'_>) -> &'a mut [u8] {
+    let initialized = buffer.initialized().len() - buffer.filled().len();
+    let room = buffer.remaining().min(ZEROED_MAX).max(initialized);
+    buffer.initialize_unfilled_to(room)
+}
+
+/// Returns the buffers that one call takes, and their bytes.
+fn sendable<'a, 'b>(buffers: &'a [IoSlice<'b>]) -> (&'a [IoSlice<'b>], usize) {
+    let buffers = &buffers[..buffers.len().min(SLICES_MAX)];
+    (buffers, total(buffers.iter().map(|buffer| buffer.len())))
+}
+
+/// Adds up lengths. The same bytes may be in several slices, so the sum may exceed the memory.
+fn total(lengths: impl Iterator<Item = usize>) -> usize {
+    lengths.fold(0, usize::saturating_add)
+}
+
+fn receive(socket: &impl AsFd, room: &mut [u8]) -> io::Result<usize> {
+    let (received, _) = recv(socket, room, RecvFlags::empty())?;
+    Ok(received)
+}
+
+fn look(socket: &impl AsFd, room: &mut [u8]) -> io::Result<usize> {
+    let (seen, _) = recv(socket, room, RecvFlags::PEEK)?;
+    Ok(seen)
+}
+
+fn transmit(socket: &impl AsFd, bytes: &[u8]) -> io::Result<usize> {
+    Ok(send(socket, bytes, SendFlags::NOSIGNAL)?)
+}
+
+fn transmit_vectored(socket: &impl AsFd, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+    Ok(sendmsg(socket, buffers, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)?)
+}
+
+impl<S: StreamSocket> AsyncRead for Stream<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.poll_read_into(cx, buffer)
+    }
+}
+
+impl<S: StreamSocket> AsyncWrite for Stream<S> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_write_from(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffers: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_write_from_vectored(cx, buffers)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.finish_writing())
+    }
+}
+
+impl<S: StreamSocket> AsFd for Stream<S> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl<S: StreamSocket> AsRawFd for Stream<S> {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+impl<S: StreamSocket> fmt::Debug for Stream<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Stream").field(self.fd.as_inner()).finish()
+    }
+}
+
+/// The half of a borrowed [`Stream`] that reads: see [`Stream::split`].
+#[derive(Debug)]
+pub struct ReadHalf<'a, S: StreamSocket> {
+    stream: &'a Stream<S>,
+}
+
+/// The half of a borrowed [`Stream`] that writes: see [`Stream::split`].
+#[derive(Debug)]
+pub struct WriteHalf<'a, S: StreamSocket> {
+    stream: &'a Stream<S>,
+}
+
+/// The half of a [`Stream`] that reads: see [`Stream::into_split`].
+#[derive(Debug)]
+pub struct OwnedReadHalf<S: StreamSocket> {
+    stream: Arc<Stream<S>>,
+}
+
+/// The half of a [`Stream`] that writes: see [`Stream::into_split`]. Dropping it shuts the connection
+/// down in that direction: the peer reads what was written, and then the end.
+#[derive(Debug)]
+pub struct OwnedWriteHalf<S: StreamSocket> {
+    stream: Arc<Stream<S>>,
+    on_drop: OnDrop,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OnDrop {
+    Shutdown,
+    Nothing,
+}
+
+impl<S: StreamSocket> OwnedReadHalf<S> {
+    /// Puts the two halves of one stream together again.
+    ///
+    /// # Errors
+    /// Gives both halves back if they are of different streams.
+    pub fn reunite(self, write: OwnedWriteHalf<S>) -> Result<Stream<S>, ReuniteError<S>> {
+        write.reunite(self)
+    }
+}
+
+impl<S: StreamSocket> OwnedWriteHalf<S> {
+    /// Puts the two halves of one stream together again.
+    ///
+    /// # Errors
+    /// Gives both halves back if they are of different streams.
+    pub fn reunite(self, read: OwnedReadHalf<S>) -> Result<Stream<S>, ReuniteError<S>> {
+        if !Arc::ptr_eq(&self.stream, &read.stream) {
+            return Err(ReuniteError { read, write: self });
+        }
+        self.forget();
+        Ok(Arc::into_inner(read.stream).expect("invariant: a stream has two halves"))
+    }
+
+    /// Drops the half without shutting the connection down.
+    pub fn forget(mut self) {
+        self.on_drop = OnDrop::Nothing;
+    }
+}
+
+impl<S: StreamSocket> Drop for OwnedWriteHalf<S> {
+    fn drop(&mut self) {
+        if self.on_drop == OnDrop::Shutdown
+            && let Err(error) = self.stream.finish_writing()
+        {
+            tracing::debug!(%error, "a connection could not be shut down for writing");
+        }
+    }
+}
+
+/// The halves were not of the same stream.
+pub struct ReuniteError<S: StreamSocket> {
+    /// The half that reads.
+    pub read: OwnedReadHalf<S>,
+    /// The half that writes.
+    pub write: OwnedWriteHalf<S>,
+}
+
+impl<S: StreamSocket> fmt::Debug for ReuniteError<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReuniteError")
+            .field("read", &self.read)
+            .field("write", &self.write)
+            .finish()
+    }
+}
+
+impl<S: StreamSocket> fmt::Display for ReuniteError<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the two halves belong to different streams")
+    }
+}
+
+impl<S: StreamSocket> error::Error for ReuniteError<S> {}
+
+impl<S: StreamSocket> AsRef<Stream<S>> for ReadHalf<'_, S> {
+    fn as_ref(&self) -> &Stream<S> {
+        self.stream
+    }
+}
+
+impl<S: StreamSocket> AsRef<Stream<S>> for WriteHalf<'_, S> {
+    fn as_ref(&self) -> &Stream<S> {
+        self.stream
+    }
+}
+
+impl<S: StreamSocket> AsRef<Stream<S>> for OwnedReadHalf<S> {
+    fn as_ref(&self) -> &Stream<S> {
+        &self.stream
+    }
+}
+
+impl<S: StreamSocket> AsRef<Stream<S>> for OwnedWriteHalf<S> {
+    fn as_ref(&self) -> &Stream<S> {
+        &self.stream
+    }
+}
+
+impl<S: StreamSocket> AsyncRead for ReadHalf<'_, S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.stream.poll_read_into(cx, buffer)
+    }
+}
+
+impl<S: StreamSocket> AsyncRead for OwnedReadHalf<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.stream.poll_read_into(cx, buffer)
+    }
+}
+
+impl<S: StreamSocket> AsyncWrite for WriteHalf<'_, S> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.stream.poll_write_from(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffers: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.stream.poll_write_from_vectored(cx, buffers)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.stream.finish_writing())
+    }
+}
+
+impl<S: StreamSocket> AsyncWrite for OwnedWriteHalf<S> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.stream.poll_write_from(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffers: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.stream.poll_write_from_vectored(cx, buffers)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let result = self.stream.finish_writing();
+        if result.is_ok() {
+            self.on_drop = OnDrop::Nothing;
+        }
+        Poll::Ready(result)
+    }
+}

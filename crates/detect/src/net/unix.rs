@@ -1,0 +1,272 @@
+//! What is the Unix sockets' own: paths, pairs, credentials.
+
+use std::{
+    io,
+    os::unix::net::{self, SocketAddr},
+    path::Path,
+};
+
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, addr::SocketAddrLen, socket_with, sockopt,
+};
+
+use super::{
+    datagram::Datagram,
+    listener::Listener,
+    socket::{self, DatagramSocket, ListenerSocket, Socket, StreamSocket, sealed::Sealed},
+    stream::Stream,
+};
+use crate::server::Server;
+
+/// A connection within the host. What it shares with TCP ones is at [`Stream`].
+pub type UnixStream = Stream<net::UnixStream>;
+
+/// A socket that brings [`UnixStream`]s. What it shares with TCP ones is at [`Listener`].
+///
+/// The file of its path is not removed when it is dropped, nor before it is bound.
+pub type UnixListener = Listener<net::UnixListener>;
+
+/// A socket for datagrams within the host. What it shares with UDP ones is at [`Datagram`].
+///
+/// The file of its path is not removed when it is dropped, nor before it is bound.
+pub type UnixDatagram = Datagram<net::UnixDatagram>;
+
+impl UnixListener {
+    /// Listens at `path`, where it makes a file.
+    ///
+    /// # Errors
+    /// The kernel's: [`io::ErrorKind::AddrInUse`] if there is a file already, also one that a listener
+    /// of the past left; [`io::ErrorKind::InvalidInput`] for a path of more than 107 bytes. As
+    /// [`AsyncFd::new`](crate::AsyncFd::new).
+    pub fn bind(path: impl AsRef<Path>) -> io::Result<Self> {
+        Self::bind_on(&Server::current()?, path)
+    }
+
+    /// Like [`bind`](Self::bind), watched at `server`.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub fn bind_on(server: &Server, path: impl AsRef<Path>) -> io::Result<Self> {
+        Self::from_std_on(server, net::UnixListener::bind(path)?)
+    }
+}
+
+impl UnixStream {
+    /// Connects to the listener at `path`, on the current server. The kernel does that at once: the
+    /// future never waits.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// The kernel's: [`io::ErrorKind::NotFound`] if there is no such file,
+    /// [`io::ErrorKind::ConnectionRefused`] if nobody listens at it, [`io::ErrorKind::WouldBlock`] if
+    /// the listener's queue is full, which no readiness announces: try again after a while. As
+    /// [`AsyncFd::new`](crate::AsyncFd::new).
+    pub async fn connect(path: impl AsRef<Path>) -> io::Result<Self> {
+        Self::connect_on(&Server::current()?, path).await
+    }
+
+    /// Like [`connect`](Self::connect), watched at `server`.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    #[expect(clippy::unused_async, reason = "connecting is asynchronous in all families")]
+    pub async fn connect_on(server: &Server, path: impl AsRef<Path>) -> io::Result<Self> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path.as_ref())?)?;
+        Self::watched_by(server.readiness(), socket.into())
+    }
+
+    /// Makes two streams that are connected to each other.
+    ///
+    /// # Errors
+    /// Out of descriptors; as [`AsyncFd::new`](crate::AsyncFd::new).
+    pub fn pair() -> io::Result<(Self, Self)> {
+        Self::pair_on(&Server::current()?)
+    }
+
+    /// Like [`pair`](Self::pair), watched at `server`.
+    ///
+    /// # Errors
+    /// As [`pair`](Self::pair).
+    pub fn pair_on(server: &Server) -> io::Result<(Self, Self)> {
+        let (one, other) = net::UnixStream::pair()?;
+        Ok((Self::from_std_on(server, one)?, Self::from_std_on(server, other)?))
+    }
+
+    /// Returns who the peer was when it connected, listened, or made the pair.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotConnected`] if there is no peer.
+    pub fn peer_cred(&self) -> io::Result<PeerCredentials> {
+        // Without a peer the kernel tells a process 0, which rustix takes for impossible.
+        self.peer_addr()?;
+        let credentials = sockopt::socket_peercred(self)?;
+        Ok(PeerCredentials {
+            process_id: credentials.pid.as_raw_nonzero().get(),
+            user_id: credentials.uid.as_raw(),
+            group_id: credentials.gid.as_raw(),
+        })
+    }
+}
+
+/// Who is at the other end of a [`UnixStream`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PeerCredentials {
+    /// The process.
+    pub process_id: i32,
+    /// The effective user.
+    pub user_id: u32,
+    /// The effective group.
+    pub group_id: u32,
+}
+
+impl UnixDatagram {
+    /// Binds a socket to `path`, where it makes a file.
+    ///
+    /// # Errors
+    /// As [`UnixListener::bind`].
+    pub fn bind(path: impl AsRef<Path>) -> io::Result<Self> {
+        Self::bind_on(&Server::current()?, path)
+    }
+
+    /// Like [`bind`](Self::bind), watched at `server`.
+    ///
+    /// # Errors
+    /// As [`UnixListener::bind`].
+    pub fn bind_on(server: &Server, path: impl AsRef<Path>) -> io::Result<Self> {
+        Self::from_std_on(server, net::UnixDatagram::bind(path)?)
+    }
+
+    /// Makes a socket without an address, to send from.
+    ///
+    /// # Errors
+    /// Out of descriptors; as [`AsyncFd::new`](crate::AsyncFd::new).
+    pub fn unbound() -> io::Result<Self> {
+        Self::unbound_on(&Server::current()?)
+    }
+
+    /// Like [`unbound`](Self::unbound), watched at `server`.
+    ///
+    /// # Errors
+    /// As [`unbound`](Self::unbound).
+    pub fn unbound_on(server: &Server) -> io::Result<Self> {
+        Self::from_std_on(server, net::UnixDatagram::unbound()?)
+    }
+
+    /// Makes two sockets that are connected to each other.
+    ///
+    /// # Errors
+    /// Out of descriptors; as [`AsyncFd::new`](crate::AsyncFd::new).
+    pub fn pair() -> io::Result<(Self, Self)> {
+        Self::pair_on(&Server::current()?)
+    }
+
+    /// Like [`pair`](Self::pair), watched at `server`.
+    ///
+    /// # Errors
+    /// As [`pair`](Self::pair).
+    pub fn pair_on(server: &Server) -> io::Result<(Self, Self)> {
+        let (one, other) = net::UnixDatagram::pair()?;
+        Ok((Self::from_std_on(server, one)?, Self::from_std_on(server, other)?))
+    }
+
+    /// Sets where [`send`](Datagram::send) sends to, and who is received from. Does not wait.
+    ///
+    /// # Errors
+    /// The kernel's: [`io::ErrorKind::NotFound`], [`io::ErrorKind::ConnectionRefused`].
+    pub fn connect(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        self.fd.as_inner().connect(path)
+    }
+
+    /// Returns the address that the socket is connected to.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotConnected`] if it is not.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.fd.as_inner().peer_addr()
+    }
+
+    /// Sends a datagram, if that need not wait, to the socket at `path`. Returns its bytes, which is
+    /// all of them.
+    ///
+    /// There is no form that waits: while the receiver's queue is full, the kernel announces no room to
+    /// a sender that is not connected to it. [`connect`](Self::connect) and [`send`](Datagram::send) do
+    /// wait.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] if the receiver's queue is full; the kernel's.
+    pub fn try_send_to(&self, datagram: &[u8], path: impl AsRef<Path>) -> io::Result<usize> {
+        self.fd.as_inner().send_to(datagram, path)
+    }
+}
+
+impl Sealed for net::UnixStream {}
+
+impl Socket for net::UnixStream {
+    type Address = SocketAddr;
+
+    fn local_address(&self) -> io::Result<SocketAddr> {
+        self.local_addr()
+    }
+}
+
+impl StreamSocket for net::UnixStream {
+    /// A read also ends where descriptors or credentials were sent along, with bytes behind them.
+    const SHORT_READ_EMPTIES: bool = false;
+
+    fn peer_address(&self) -> io::Result<SocketAddr> {
+        self.peer_addr()
+    }
+}
+
+impl Sealed for net::UnixListener {}
+
+impl Socket for net::UnixListener {
+    type Address = SocketAddr;
+
+    fn local_address(&self) -> io::Result<SocketAddr> {
+        self.local_addr()
+    }
+}
+
+impl ListenerSocket for net::UnixListener {
+    type Stream = net::UnixStream;
+
+    fn accept_one(&self) -> io::Result<(net::UnixStream, SocketAddr)> {
+        let (connection, address) = socket::accept(self)?;
+        let stream = net::UnixStream::from(connection);
+        // Clients seldom have a name. Those that have one are asked for it through std, since rustix
+        // panics at a path that fills its field [unix(7), "Pathname sockets"].
+        let has_name = address.is_some_and(|address| address.addr_len() > UNNAMED_BYTES);
+        let named = if has_name { stream.peer_addr().ok() } else { None };
+        // No connection is lost for its name.
+        let address = named.map_or_else(|| SocketAddr::from_pathname(""), Ok)?;
+        Ok((stream, address))
+    }
+}
+
+/// The size of an address that is nothing but its family.
+const UNNAMED_BYTES: SocketAddrLen = 2;
+
+impl Sealed for net::UnixDatagram {}
+
+impl Socket for net::UnixDatagram {
+    type Address = SocketAddr;
+
+    fn local_address(&self) -> io::Result<SocketAddr> {
+        self.local_addr()
+    }
+}
+
+impl DatagramSocket for net::UnixDatagram {
+    fn receive_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        self.recv_from(buffer)
+    }
+}

@@ -1,0 +1,196 @@
+//! Provided buffers: see the invariants of the [module](super).
+
+use std::{
+    alloc::{self, Layout},
+    fmt, io, mem,
+    ops::Deref,
+    ptr::NonNull,
+    slice,
+};
+
+use io_uring::types::BufRingEntry;
+
+use crate::{
+    site::Bell,
+    sync::{Arc, AtomicU16, Mutex, Ordering, lock},
+};
+
+/// The provided buffers and the ring in which they are offered to the kernel.
+pub(crate) struct Pool {
+    offers: Pages,
+    memory: Pages,
+    /// A power of two.
+    count: u16,
+    size_bytes: u32,
+    state: Mutex<PoolState>,
+}
+
+struct PoolState {
+    tail: u16,
+    lent_count: usize,
+    /// A receive waits for a buffer: rung for when one comes back.
+    is_awaited: bool,
+    bell: Option<Bell>,
+}
+
+impl Pool {
+    pub(super) fn new(count: u16, size_bytes: u32) -> io::Result<Self> {
+        assert!(count.is_power_of_two() && size_bytes > 0, "invariant: the builder has rounded");
+        let offers = Pages::new(usize::from(count) * size_of::<BufRingEntry>())?;
+        let memory = Pages::new(usize::from(count) * size_bytes as usize)?;
+        let state = PoolState { tail: 0, lent_count: 0, is_awaited: false, bell: None };
+        let pool = Self { offers, memory, count, size_bytes, state: Mutex::new(state) };
+        for id in 0..count {
+            pool.offer(&mut lock(&pool.state), id);
+        }
+        Ok(pool)
+    }
+
+    pub(crate) fn set_bell(&self, bell: Option<Bell>) {
+        lock(&self.state).bell = bell;
+    }
+
+    pub(crate) fn lent_count(&self) -> usize {
+        lock(&self.state).lent_count
+    }
+
+    /// Returns whether the kernel has a buffer to receive into; if not, the bell will be rung.
+    pub(crate) fn has_offers(&self) -> bool {
+        let mut state = lock(&self.state);
+        state.is_awaited = state.lent_count >= usize::from(self.count);
+        !state.is_awaited
+    }
+
+    /// Returns where the kernel finds the offers.
+    pub(super) fn offers_address(&self) -> u64 {
+        self.offers.address()
+    }
+
+    /// Takes the buffer that a completion names, with so many bytes in it.
+    ///
+    /// # Safety
+    /// The completion has been read just now, and only once (uring-3).
+    pub(super) unsafe fn lend(self: &Arc<Self>, id: u16, length: usize) -> ProvidedBuffer {
+        assert!(id < self.count, "invariant: the kernel was offered no other buffer");
+        assert!(
+            length <= self.size_bytes as usize,
+            "invariant: the kernel knows the buffers' size"
+        );
+        lock(&self.state).lent_count += 1;
+        ProvidedBuffer { pool: Arc::clone(self), id, length }
+    }
+
+    fn give_back(&self, id: u16) {
+        let bell = {
+            let mut state = lock(&self.state);
+            self.offer(&mut state, id);
+            state.lent_count -= 1;
+            if mem::take(&mut state.is_awaited) { state.bell.clone() } else { None }
+        };
+        if let Some(bell) = bell {
+            bell.ring();
+        }
+    }
+
+    fn offer(&self, state: &mut PoolState, id: u16) {
+        let first = self.offers.base.cast::<BufRingEntry>().as_ptr();
+        let slot = usize::from(state.tail & (self.count - 1));
+        // SAFETY: the pages hold `count` entries.
+        let entry = unsafe { first.add(slot) };
+        // SAFETY: uring-4: nobody else writes to this entry, nor reads what is set in it.
+        let entry = unsafe { &mut *entry };
+        let offset = usize::from(id) * self.size_bytes as usize;
+        entry.set_addr(self.memory.address() + offset as u64);
+        entry.set_len(self.size_bytes);
+        entry.set_bid(id);
+        state.tail = state.tail.wrapping_add(1);
+        // SAFETY: `first` is the address of the first entry.
+        let tail = unsafe { BufRingEntry::tail(first) };
+        // SAFETY: the tail is aligned, inside the pages, and accessed only by atomic operations, on
+        // both sides.
+        let tail = unsafe { AtomicU16::from_ptr(tail.cast_mut()) };
+        // Release: the kernel's acquire of the tail sees the entry.
+        tail.store(state.tail, Ordering::Release);
+    }
+}
+
+/// Received bytes, in a buffer that the kernel has filled. Dropping it, on any thread, gives the
+/// buffer back to be received into again.
+#[must_use = "a buffer that is dropped is given back with what was received in it"]
+pub struct ProvidedBuffer {
+    pool: Arc<Pool>,
+    id: u16,
+    length: usize,
+}
+
+impl Deref for ProvidedBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let offset = usize::from(self.id) * self.pool.size_bytes as usize;
+        // SAFETY: `lend` has checked that the buffer lies inside the pages.
+        let start = unsafe { self.pool.memory.base.add(offset) };
+        // SAFETY: uring-3: the buffer is ours until we give it back, so that nobody writes to it; it
+        // was zeroed at first, and lives as long as the pool, of which we hold a share.
+        unsafe { slice::from_raw_parts(start.as_ptr(), self.length) }
+    }
+}
+
+impl AsRef<[u8]> for ProvidedBuffer {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl Drop for ProvidedBuffer {
+    fn drop(&mut self) {
+        self.pool.give_back(self.id);
+    }
+}
+
+impl fmt::Debug for ProvidedBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProvidedBuffer")
+            .field("id", &self.id)
+            .field("length", &self.length)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Zeroed memory, aligned to pages of every size that Linux has.
+struct Pages {
+    base: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: the memory has no thread of its own; who may touch which part of it when is said by uring-3
+// and uring-4.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+const PAGE_BYTES: usize = 1 << 16;
+
+impl Pages {
+    fn new(size_bytes: usize) -> io::Result<Self> {
+        assert!(size_bytes > 0, "invariant: no pool is empty");
+        let layout = Layout::from_size_align(size_bytes, PAGE_BYTES).map_err(io::Error::other)?;
+        // SAFETY: the size is not zero.
+        let base = unsafe { alloc::alloc_zeroed(layout) };
+        let base = NonNull::new(base).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { base, layout })
+    }
+
+    /// The address for the kernel, which may write through it from now on.
+    fn address(&self) -> u64 {
+        self.base.as_ptr().expose_provenance() as u64
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout; the kernel has forgotten it (uring-2), and who borrows
+        // from it holds a share of the pool.
+        unsafe { alloc::dealloc(self.base.as_ptr(), self.layout) };
+    }
+}

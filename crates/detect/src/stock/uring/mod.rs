@@ -1,0 +1,278 @@
+//! io_uring operations: multishot receive into provided buffers, and transfers of owned buffers.
+//!
+//! One ring serves all requests of the handle. A request is only *queued* by its waiter; the thread
+//! that hosts the server hands it to the kernel with its next look, since the kernel cancels what a
+//! thread has submitted when that thread exits. (A host thread that exits costs its requests one more
+//! submission.) Completions are read from shared memory, without a system call; before a sleep the
+//! ring's own descriptor is what the wait point watches.
+//!
+//! ```text
+//!  waiter's thread            host's thread                       kernel
+//!  submit ──▶ backlog ──────▶ flush: entries, io_uring_enter ───▶ works on memory that the
+//!  cancel ──▶ backlog ──────▶   (also from `arm`)                 detector's flights own
+//!  event  ◀── slot ◀───────── reap: completions ◀───────────────┘
+//!  ProvidedBuffer::drop ────▶ offered to the kernel again, bell if a receive was starved
+//! ```
+//!
+//! # Memory
+//! What the kernel writes to or reads from belongs to the detector from flush to completion: a future
+//! may be dropped at any time, the buffer stays until its completion is in. A detector that is dropped
+//! before that leaks it.
+//!
+//! # Bounds
+//! At most [`operations_max`](UringBuilder::operations_max) requests, dropped ones included, until
+//! their completion is in. When all provided buffers are lent, receives pause until one is dropped. A
+//! stream that is not read is paused once its queue is full; up to then it may hold as many buffers as
+//! the queue has places.
+//!
+//! # Examples
+//! ```
+//! use std::{os::{fd::OwnedFd, unix::net::UnixStream}, sync::Arc};
+//! use vigie_detect::{Registration, Server, stock::uring::{Operation, Uring}};
+//!
+//! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+//! let host = Server::spawn_thread()?;
+//! # if Uring::builder().build().is_err() { return Ok(()) }
+//! let uring = host.server().register(Uring::builder().build()?, Registration::named("uring"))?;
+//! let (near, far) = UnixStream::pair()?;
+//! let (near, far) = (Arc::new(OwnedFd::from(near)), Arc::new(OwnedFd::from(far)));
+//!
+//! let mut received = uring.stream(Operation::receive(near))?;
+//! let sent = uring.wait(Operation::send_all(far, b"ahoy".to_vec())).await?;
+//! assert_eq!(sent.into_transfer().map(|transfer| transfer.count), Some(4));
+//! let bytes = received.next().await.transpose()?.and_then(|event| event.into_received());
+//! assert_eq!(bytes.as_deref(), Some(&b"ahoy"[..]));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod builder;
+mod flow;
+mod kernel;
+mod operation;
+mod traffic;
+mod unavailable;
+
+use std::{collections::VecDeque, fmt, io, mem};
+
+pub use self::{
+    builder::UringBuilder,
+    kernel::ProvidedBuffer,
+    operation::{Completion, Operation, Transfer},
+    unavailable::{Missing, UringUnavailable},
+};
+use self::{
+    flow::{Cancelled, Flow},
+    kernel::Ring,
+    operation::{Action, Kind},
+    traffic::Job,
+};
+use crate::{
+    clock::Instant,
+    detector::{Armed, Cancel, Detector, Key, Methods, Mode, Round, Submitted},
+    site::Site,
+    wait_point::Interest,
+};
+
+/// The detector of io_uring completions: see the [module](self).
+pub struct Uring {
+    ring: Ring,
+    site: Option<Site>,
+    /// By index of the key.
+    flows: Vec<Option<Flow>>,
+    flow_count: usize,
+    operations_max: usize,
+    /// What the kernel is to be told; at most one start and one cancellation for each request.
+    backlog: VecDeque<Job>,
+    /// Receives that found no buffer, and streams whose waiter has no room, in the order of time.
+    starved: Vec<Key>,
+    lagging: Vec<Key>,
+    /// The kernel had no resources for an entry: when to try again.
+    retry_at: Option<Instant>,
+    /// The ring cannot be entered any more.
+    failed: Option<i32>,
+    counts: Counts,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    restarts: u64,
+    starvations: u64,
+    overflows: u64,
+}
+
+/// What a [`Uring`] has, and what it has counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UringStatistics {
+    /// Requests that the detector knows, dropped ones included.
+    pub operations: usize,
+    /// Of these, the requests that the kernel works on.
+    pub in_flight: usize,
+    /// Bytes of owned buffers that the kernel may touch.
+    pub in_flight_bytes: usize,
+    /// Provided buffers with received bytes that were not dropped yet.
+    pub lent_buffers: usize,
+    /// Requests that were handed to the kernel more than once.
+    pub restarts: u64,
+    /// Completions that found no provided buffer.
+    pub starvations: u64,
+    /// Looks that found completions waiting inside the kernel for room in their queue.
+    pub overflows: u64,
+}
+
+impl Uring {
+    /// Returns a builder with its defaults.
+    pub const fn builder() -> UringBuilder {
+        UringBuilder::new()
+    }
+
+    const fn new(ring: Ring, operations_max: usize) -> Self {
+        Self {
+            ring,
+            site: None,
+            flows: Vec::new(),
+            flow_count: 0,
+            operations_max,
+            backlog: VecDeque::new(),
+            starved: Vec::new(),
+            lagging: Vec::new(),
+            retry_at: None,
+            failed: None,
+            counts: Counts { restarts: 0, starvations: 0, overflows: 0 },
+        }
+    }
+
+    /// Returns what is in flight, lent and counted. To be had through
+    /// [`Handle::with_detector`](crate::Handle::with_detector).
+    #[must_use]
+    pub fn statistics(&self) -> UringStatistics {
+        UringStatistics {
+            operations: self.flow_count,
+            in_flight: self.ring.flight_count(),
+            in_flight_bytes: self.ring.owned_bytes(),
+            lent_buffers: self.ring.pool().lent_count(),
+            restarts: self.counts.restarts,
+            starvations: self.counts.starvations,
+            overflows: self.counts.overflows,
+        }
+    }
+
+    /// Says why a request cannot be taken.
+    fn refusal(&self, key: Key, action: &Action, mode: Mode) -> Option<io::Error> {
+        if let Some(errno) = self.failed {
+            return Some(io::Error::from_raw_os_error(errno));
+        }
+        if mode == Mode::Stream && matches!(action.kind, Kind::Move(_)) {
+            return Some(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "only `Operation::receive` can be a stream: a transfer of a buffer has one event",
+            ));
+        }
+        let is_taken = self.flows.get(key.index()).is_some_and(Option::is_some);
+        if is_taken || key.index() >= kernel::INDEX_MAX || self.flow_count >= self.operations_max {
+            return Some(io::Error::new(
+                io::ErrorKind::QuotaExceeded,
+                "the kernel still works on as many requests as `operations_max` allows, dropped ones \
+                 included",
+            ));
+        }
+        None
+    }
+}
+
+impl Detector for Uring {
+    type Request = Operation;
+    type Event = Completion;
+
+    fn methods(&self) -> Methods {
+        Methods::GROUP | Methods::NOTIFY
+    }
+
+    fn attach(&mut self, site: &Site) -> io::Result<()> {
+        site.watch(self.ring.descriptor(), 0, Interest::Readable)?;
+        self.ring.pool().set_bell(Some(site.bell()));
+        self.site = Some(site.clone());
+        Ok(())
+    }
+
+    fn submit(&mut self, key: Key, request: &mut Operation, mode: Mode) -> Submitted<Completion> {
+        let Some(mut action) = request.action.take() else {
+            return Submitted::Rejected(io::ErrorKind::InvalidInput.into());
+        };
+        if let Some(error) = self.refusal(key, &action, mode) {
+            return match action.kind {
+                // The buffer goes back with the error. A stream cannot be over at once.
+                Kind::Move(moved) if mode == Mode::Once => {
+                    Submitted::Ready(moved.into_completion(Some(error)))
+                }
+                Kind::Move(_) | Kind::Receive { .. } => Submitted::Rejected(error),
+            };
+        }
+        if let Kind::Receive { multishot } = &mut action.kind {
+            *multishot = mode == Mode::Stream;
+        }
+        if key.index() >= self.flows.len() {
+            self.flows.resize_with(key.index() + 1, || None);
+        }
+        self.flows[key.index()] = Some(Flow::new(key, mode, action));
+        self.flow_count += 1;
+        self.backlog.push_back(Job::Start(key));
+        // Not entered here: the kernel cancels what a thread has submitted when the thread exits.
+        Submitted::Queued
+    }
+
+    fn poll(&mut self, round: &mut Round<'_, Self>) {
+        self.turn(round);
+    }
+
+    fn arm(&mut self) -> io::Result<Armed> {
+        let now = self.site.as_ref().map(Site::now);
+        self.flush(now)?;
+        // A completion from here on is an edge of the ring's descriptor.
+        Ok(if self.ring.has_completions() { Armed::Ready } else { Armed::Armed })
+    }
+
+    fn cancel(&mut self, key: Key, request: &mut Operation) -> Cancel {
+        let Some(flow) = self.flow(key) else { return Cancel::Released };
+        request.leftover = mem::take(&mut flow.held);
+        let cancelled = flow.cancel();
+        self.lagging.retain(|&lagging| lagging != key);
+        match cancelled {
+            Cancelled::Idle(action) => {
+                // Dropped with the request, outside the handle's lock.
+                request.action = action;
+                self.backlog.retain(|&job| job != Job::Start(key));
+                self.starved.retain(|&starved| starved != key);
+                self.forget(key);
+                Cancel::Released
+            }
+            Cancelled::InFlight => {
+                self.backlog.push_back(Job::Cancel(key));
+                Cancel::InFlight
+            }
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.retry_at
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        self.ring.pool().set_bell(None);
+        if let Some(site) = &self.site
+            && let Err(error) = site.unwatch(self.ring.descriptor())
+        {
+            tracing::debug!(%error, "the ring was not watched any more");
+        }
+    }
+}
+
+impl fmt::Debug for Uring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Uring").field("statistics", &self.statistics()).finish_non_exhaustive()
+    }
+}

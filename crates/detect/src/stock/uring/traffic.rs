@@ -1,0 +1,237 @@
+//! Traffic with the kernel: requests on their way in, completions on their way out.
+
+use std::{io, mem, time::Duration};
+
+use super::{
+    Uring,
+    flow::{Ending, Flow, Landing},
+    kernel::{Completed, Reaped},
+    operation::Completion,
+};
+use crate::{
+    clock::Instant,
+    detector::{Emitted, Key, Round},
+};
+
+/// What the kernel is to be told of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Job {
+    Start(Key),
+    Cancel(Key),
+}
+
+/// How long to wait after the kernel had no resources.
+const RETRY_AFTER: Duration = Duration::from_millis(1);
+
+/// How often one poll goes through submission and completion before it leaves the rest to the next.
+const PASSES_MAX: usize = 4;
+
+impl Uring {
+    /// Goes through everything that can be done now without waiting.
+    pub(super) fn turn(&mut self, round: &mut Round<'_, Self>) {
+        self.deliver_held(round);
+        for _ in 0..PASSES_MAX {
+            self.feed_starved();
+            if let Err(error) = self.flush(Some(round.now())) {
+                self.fail_all(error.raw_os_error().unwrap_or(libc::EIO), round);
+                return;
+            }
+            let mut has_reaped = false;
+            while !round.is_full()
+                && let Some(reaped) = self.ring.reap()
+            {
+                has_reaped = true;
+                self.take(reaped, round);
+            }
+            if !has_reaped {
+                break;
+            }
+        }
+        let is_blocked = self.retry_at.is_some();
+        let has_work = !self.backlog.is_empty() && !is_blocked
+            || self.ring.has_completions()
+            || !self.starved.is_empty() && self.ring.pool().has_offers();
+        if has_work {
+            round.more();
+        }
+    }
+
+    /// Hands the backlog to the kernel, as far as it takes it now.
+    pub(super) fn flush(&mut self, now: Option<Instant>) -> io::Result<()> {
+        self.retry_at = None;
+        loop {
+            while self.ring.has_room()
+                && let Some(job) = self.backlog.pop_front()
+            {
+                self.push(job);
+            }
+            let has_overflow = self.ring.has_overflow();
+            let unsubmitted = self.ring.unsubmitted();
+            if unsubmitted == 0 && !has_overflow {
+                return Ok(());
+            }
+            self.counts.overflows += u64::from(has_overflow);
+            match self.ring.enter() {
+                Ok(taken) if taken == unsubmitted && self.backlog.is_empty() => return Ok(()),
+                Ok(1..) => {}
+                Err(error)
+                    if !matches!(
+                        error.raw_os_error(),
+                        Some(libc::EAGAIN | libc::EBUSY | libc::EINTR)
+                    ) =>
+                {
+                    self.failed = error.raw_os_error();
+                    return Err(error);
+                }
+                // No memory for it now, or completions must be reaped first.
+                Ok(0) | Err(_) => {
+                    self.retry_at = now.map(|now| now + RETRY_AFTER);
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Queues an entry; the caller has asked for room.
+    fn push(&mut self, job: Job) {
+        match job {
+            Job::Start(key) => {
+                let Some(action) = self.flow(key).and_then(Flow::take_off) else { return };
+                let refused = self.ring.start(key, action);
+                assert!(refused.is_ok(), "invariant: a queued request is not in flight");
+            }
+            Job::Cancel(key) => {
+                // Its completion may have come in since.
+                if self.flow(key).is_some_and(|flow| flow.wants_cancellation()) {
+                    self.ring.cancel(key);
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, reaped: Reaped, round: &mut Round<'_, Self>) {
+        match reaped {
+            Reaped::Completed(completed) => self.take_completion(completed, round),
+            Reaped::Cancelled(key, Err(error)) if error.raw_os_error() == Some(libc::ENOENT) => {
+                // The kernel was just moving the request from one queue to another, or its completion
+                // is already there and is reaped before we try again.
+                if self.flow(key).is_some_and(|flow| flow.wants_cancellation()) {
+                    self.backlog.push_back(Job::Cancel(key));
+                }
+            }
+            // The request's own completion tells the rest.
+            Reaped::Cancelled(..) => {}
+        }
+    }
+
+    fn take_completion(&mut self, completed: Completed, round: &mut Round<'_, Self>) {
+        let Completed { key, result, provided, action } = completed;
+        let Some(flow) = self.flow(key) else { return };
+        if let Some(buffer) = provided.filter(|buffer| !buffer.is_empty()) {
+            if !flow.is_wanted() {
+                // Dropped: offered again.
+            } else if !flow.held.is_empty() {
+                flow.held.push_back(buffer);
+            } else if let Emitted::Full(event) = round.emit(key, Completion::Received(buffer)) {
+                flow.held.extend(event.into_received());
+                self.lag(key);
+            }
+        }
+        let Some(action) = action else { return };
+        let Some(flow) = self.flow(key) else { return };
+        match flow.land(action, result) {
+            Landing::Again => self.restart(key),
+            Landing::Starved => {
+                self.counts.starvations += 1;
+                self.starved.push(key);
+            }
+            Landing::Held => {}
+            Landing::Over(ending) => self.end(key, ending, round),
+        }
+    }
+
+    /// The waiter's queue is full: stops the stream, so that it does not fill all provided buffers.
+    fn lag(&mut self, key: Key) {
+        self.lagging.push(key);
+        if self.flow(key).is_some_and(Flow::pause) {
+            self.backlog.push_back(Job::Cancel(key));
+        }
+    }
+
+    fn restart(&mut self, key: Key) {
+        self.counts.restarts += 1;
+        self.backlog.push_back(Job::Start(key));
+    }
+
+    fn end(&mut self, key: Key, ending: Ending, round: &mut Round<'_, Self>) {
+        self.forget(key);
+        match ending {
+            Ending::Silent => {
+                round.finish(key);
+            }
+            Ending::Event(event) => {
+                round.complete(key, event);
+            }
+            Ending::Failed(error) => round.fail(key, error),
+        }
+    }
+
+    /// Gives lagging waiters what is held for them, as far as they have room again.
+    fn deliver_held(&mut self, round: &mut Round<'_, Self>) {
+        for key in mem::take(&mut self.lagging) {
+            let Some(flow) = self.flow(key) else { continue };
+            while let Some(buffer) = flow.held.pop_front() {
+                if let Emitted::Full(event) = round.emit(key, Completion::Received(buffer)) {
+                    if let Some(buffer) = event.into_received() {
+                        flow.held.push_front(buffer);
+                    }
+                    break;
+                }
+            }
+            if !flow.held.is_empty() {
+                self.lagging.push(key);
+                continue;
+            }
+            match flow.caught_up() {
+                Some(Landing::Over(ending)) => self.end(key, ending, round),
+                Some(_) => self.restart(key),
+                None => {}
+            }
+        }
+    }
+
+    /// Queues all receives that found no buffer, once there is one: also a receive that nothing comes
+    /// in for needs one to be offered, so all of them must try.
+    fn feed_starved(&mut self) {
+        if self.starved.is_empty() || !self.ring.pool().has_offers() {
+            return;
+        }
+        for key in mem::take(&mut self.starved) {
+            if self.flow(key).is_some_and(Flow::fed) {
+                self.restart(key);
+            }
+        }
+    }
+
+    /// Ends all requests, since the ring cannot be entered any more.
+    fn fail_all(&mut self, errno: i32, round: &mut Round<'_, Self>) {
+        self.backlog.clear();
+        self.starved.clear();
+        self.lagging.clear();
+        for flow in mem::take(&mut self.flows).into_iter().flatten() {
+            round.fail(flow.key, io::Error::from_raw_os_error(errno));
+        }
+        self.flow_count = 0;
+    }
+
+    pub(super) fn flow(&mut self, key: Key) -> Option<&mut Flow> {
+        self.flows.get_mut(key.index())?.as_mut().filter(|flow| flow.key == key)
+    }
+
+    pub(super) fn forget(&mut self, key: Key) {
+        if self.flow(key).is_some() {
+            self.flows[key.index()] = None;
+            self.flow_count -= 1;
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! Every stock detector keeps the contract of the `Detector` trait.
+//!
+//! Method: a harness each, run through the public conformance suite. A failure prints its seed, the
+//! commit, and the command that replays it.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    process::Command,
+    sync::Arc,
+};
+
+use vigie_detect::{
+    Handle, Instant, Interest, Timers, VirtualClock,
+    conformance::{
+        self, Harness, Hosts, Profile, Recognised, SetupError, Trigger, Unclaimed, World,
+    },
+    stock::{
+        channel::{Receiver, Sender, channel},
+        doorbell::{Button, Doorbell, doorbell},
+        readiness::{Awaited, Direction, Readable, Readiness, Source},
+    },
+};
+
+/// Runs the suite, and says how to see a violation again.
+fn pass<H: Harness>(test: &str, mut factory: impl FnMut(&World) -> Result<H, SetupError>) {
+    match conformance::check(&mut factory) {
+        Ok(report) => println!("{report}"),
+        Err(violation) => {
+            let commit = Command::new("git").args(["rev-parse", "HEAD"]).output();
+            let commit = commit.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+            let seed = violation.at().seed;
+            panic!(
+                "{violation}\nat commit {}\nreplay: SIM_SEED={seed} cargo test -p vigie-detect \
+                 --test conformance {test}\n{violation:?}",
+                commit.unwrap_or_default().trim()
+            );
+        }
+    }
+}
+
+/// Deadlines a second apart: far more than any case spends otherwise.
+struct TimersHarness {
+    handle: Handle<Timers>,
+    clock: Arc<VirtualClock>,
+}
+
+impl TimersHarness {
+    fn due(index: usize) -> Instant {
+        Instant::from_nanos((index as u64 + 1) * 1_000_000_000)
+    }
+}
+
+impl Harness for TimersHarness {
+    type Detector = Timers;
+    const HOSTS: Hosts = Hosts::Virtual;
+
+    fn handle(&self) -> &Handle<Timers> {
+        &self.handle
+    }
+
+    fn request(&mut self, index: usize) -> Instant {
+        Self::due(index)
+    }
+
+    fn trigger(&mut self, index: usize) -> Trigger {
+        let clock = Arc::clone(&self.clock);
+        Box::new(move || clock.advance_to(Self::due(index)))
+    }
+
+    fn recognise(&mut self, _: usize, (): ()) -> Recognised {
+        Recognised::Unmarked
+    }
+
+    fn happens_at(&self, index: usize) -> Option<Instant> {
+        Some(Self::due(index))
+    }
+}
+
+#[test]
+fn timers_conform() {
+    pass("timers_conform", |world: &World| {
+        let clock = Arc::clone(world.clock().ok_or("timers are tried in virtual time")?);
+        Ok(TimersHarness { handle: world.server().timers().clone(), clock })
+    });
+}
+
+/// What is watched for readiness.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    /// A socket that can be read.
+    Socket,
+    /// A pipe that can be read.
+    Pipe,
+    /// A full socket that can be written again.
+    Room,
+}
+
+/// One watched descriptor and its other end.
+struct Pair {
+    watched: OwnedFd,
+    other: Arc<OwnedFd>,
+    source: Arc<Source>,
+}
+
+struct ReadinessHarness {
+    handle: Handle<Readiness>,
+    kind: Kind,
+    pairs: BTreeMap<usize, Pair>,
+}
+
+/// The pair that streams watch.
+const STREAM: usize = usize::MAX;
+
+impl ReadinessHarness {
+    fn new(world: &World, kind: Kind) -> Self {
+        Self { handle: world.server().readiness().clone(), kind, pairs: BTreeMap::new() }
+    }
+
+    fn direction(&self) -> Direction {
+        match self.kind {
+            Kind::Socket | Kind::Pipe => Direction::Read,
+            Kind::Room => Direction::Write,
+        }
+    }
+
+    fn pair(&mut self, index: usize) -> &Pair {
+        let (handle, kind) = (&self.handle, self.kind);
+        self.pairs.entry(index).or_insert_with(|| open(handle, kind).expect("a descriptor pair"))
+    }
+
+    fn awaited(&mut self, index: usize) -> Awaited {
+        let direction = self.direction();
+        Awaited { source: Arc::clone(&self.pair(index).source), direction }
+    }
+
+    fn happen(&mut self, place: usize, index: usize) -> Trigger {
+        let other = Arc::clone(&self.pair(place).other);
+        match self.kind {
+            Kind::Socket | Kind::Pipe => Box::new(move || {
+                let mark = (index as u64).to_le_bytes();
+                let count = rustix::io::write(other.as_fd(), &mark).expect("room for a mark");
+                assert_eq!(count, mark.len());
+            }),
+            Kind::Room => Box::new(move || {
+                let mut bytes = [0; 65536];
+                while rustix::io::read(other.as_fd(), &mut bytes).is_ok_and(|count| count > 0) {}
+            }),
+        }
+    }
+
+    /// Does what a program does with a readiness.
+    fn consume(&self, index: usize, readable: Readable) -> Recognised {
+        let pair = &self.pairs[&index];
+        let mut events = Vec::new();
+        match self.kind {
+            Kind::Socket | Kind::Pipe => loop {
+                let mut mark = [0; 8];
+                match rustix::io::read(pair.watched.as_fd(), &mut mark) {
+                    Ok(8) => {
+                        let event = u64::from_le_bytes(mark);
+                        events.push(usize::try_from(event).expect("a mark of ours"));
+                    }
+                    Ok(count) => panic!("a mark of {count} bytes"),
+                    Err(rustix::io::Errno::WOULDBLOCK) => break,
+                    Err(error) => return Recognised::Nothing(error.to_string()),
+                }
+            },
+            Kind::Room => match rustix::io::write(pair.watched.as_fd(), &[1]) {
+                Ok(_) => return Recognised::Unmarked,
+                Err(error) => return Recognised::Nothing(error.to_string()),
+            },
+        }
+        pair.source.clear(readable);
+        if events.is_empty() && index != STREAM {
+            return Recognised::Nothing("there was nothing to read".to_owned());
+        }
+        Recognised::Events(events)
+    }
+
+    fn close(&mut self, index: usize) {
+        if let Some(pair) = self.pairs.remove(&index) {
+            self.handle.unwatch(pair.watched.as_fd(), &pair.source);
+        }
+    }
+}
+
+fn open(handle: &Handle<Readiness>, kind: Kind) -> io::Result<Pair> {
+    let (watched, other): (OwnedFd, OwnedFd) = match kind {
+        Kind::Socket | Kind::Room => {
+            let (watched, other) = UnixStream::pair()?;
+            (watched.into(), other.into())
+        }
+        Kind::Pipe => {
+            let (reader, writer) = io::pipe()?;
+            (reader.into(), writer.into())
+        }
+    };
+    for end in [&watched, &other] {
+        rustix::io::ioctl_fionbio(end, true)?;
+    }
+    if matches!(kind, Kind::Room) {
+        while rustix::io::write(watched.as_fd(), &[0; 65536]).is_ok() {}
+    }
+    let source = handle.watch(watched.as_fd(), Interest::Both)?;
+    Ok(Pair { watched, other: Arc::new(other), source })
+}
+
+impl Drop for ReadinessHarness {
+    fn drop(&mut self) {
+        for index in self.pairs.keys().copied().collect::<Vec<_>>() {
+            self.close(index);
+        }
+    }
+}
+
+impl Harness for ReadinessHarness {
+    type Detector = Readiness;
+    const HOSTS: Hosts = Hosts::Real;
+
+    fn handle(&self) -> &Handle<Readiness> {
+        &self.handle
+    }
+
+    fn request(&mut self, index: usize) -> Awaited {
+        self.awaited(index)
+    }
+
+    fn trigger(&mut self, index: usize) -> Trigger {
+        self.happen(index, index)
+    }
+
+    fn recognise(&mut self, request: usize, event: Readable) -> Recognised {
+        let recognised = self.consume(request, event);
+        self.close(request);
+        recognised
+    }
+
+    fn profile(&self) -> Profile {
+        // A pair of descriptors each. Events of one direction are merged, so no stream is ever full.
+        Profile::addressed().index_count_max(64).stream_capacity(16)
+    }
+
+    fn stream_request(&mut self) -> Option<Awaited> {
+        match self.kind {
+            Kind::Socket | Kind::Pipe => Some(self.awaited(STREAM)),
+            Kind::Room => None,
+        }
+    }
+
+    fn stream_trigger(&mut self, index: usize) -> Trigger {
+        self.happen(STREAM, index)
+    }
+
+    fn recognise_stream(&mut self, event: Readable) -> Recognised {
+        self.consume(STREAM, event)
+    }
+}
+
+#[test]
+fn readiness_of_sockets_conforms() {
+    pass("readiness_of_sockets_conforms", |world: &World| {
+        Ok(ReadinessHarness::new(world, Kind::Socket))
+    });
+}
+
+#[test]
+fn readiness_of_pipes_conforms() {
+    pass("readiness_of_pipes_conforms", |world: &World| {
+        Ok(ReadinessHarness::new(world, Kind::Pipe))
+    });
+}
+
+#[test]
+fn readiness_to_write_conforms() {
+    pass("readiness_to_write_conforms", |world: &World| {
+        Ok(ReadinessHarness::new(world, Kind::Room))
+    });
+}
+
+struct DoorbellHarness {
+    button: Button,
+    handle: Handle<Doorbell>,
+}
+
+impl Harness for DoorbellHarness {
+    type Detector = Doorbell;
+
+    fn handle(&self) -> &Handle<Doorbell> {
+        &self.handle
+    }
+
+    fn request(&mut self, _: usize) {}
+
+    fn trigger(&mut self, _: usize) -> Trigger {
+        let button = self.button.clone();
+        Box::new(move || button.press())
+    }
+
+    fn recognise(&mut self, _: usize, (): ()) -> Recognised {
+        Recognised::Unmarked
+    }
+
+    fn profile(&self) -> Profile {
+        Profile::shared(Unclaimed::Returned)
+    }
+
+    fn stream_request(&mut self) -> Option<()> {
+        Some(())
+    }
+}
+
+#[test]
+fn doorbells_conform() {
+    pass("doorbells_conform", |world: &World| {
+        let (button, handle) = doorbell(world.server())?;
+        Ok(DoorbellHarness { button, handle })
+    });
+}
+
+struct ChannelHarness {
+    sender: Option<Sender<usize>>,
+    handle: Handle<Receiver<usize>>,
+}
+
+impl Harness for ChannelHarness {
+    type Detector = Receiver<usize>;
+
+    fn handle(&self) -> &Handle<Receiver<usize>> {
+        &self.handle
+    }
+
+    fn request(&mut self, _: usize) {}
+
+    fn trigger(&mut self, index: usize) -> Trigger {
+        let sender = self.sender.clone().expect("nothing happens after the end");
+        // After a shutdown nobody receives any more.
+        Box::new(move || sender.try_send(index).unwrap_or_default())
+    }
+
+    fn recognise(&mut self, _: usize, event: Option<usize>) -> Recognised {
+        event.map_or(Recognised::End, |value| Recognised::Events(vec![value]))
+    }
+
+    fn profile(&self) -> Profile {
+        Profile::shared(Unclaimed::Returned)
+    }
+
+    fn stream_request(&mut self) -> Option<()> {
+        Some(())
+    }
+
+    fn end_stream(&mut self) -> Option<Trigger> {
+        let sender = self.sender.take();
+        Some(Box::new(move || drop(sender)))
+    }
+}
+
+#[test]
+fn channels_conform() {
+    pass("channels_conform", |world: &World| {
+        let (sender, handle) = channel(world.server(), 4096)?;
+        Ok(ChannelHarness { sender: Some(sender), handle })
+    });
+}

@@ -1,0 +1,38 @@
+//! Bounds for tests that would otherwise hang.
+
+use std::{panic, sync::mpsc, thread, time::Duration};
+
+/// Nothing here takes a second on an idle machine; this is for loaded ones.
+pub(crate) const HANG: Duration = Duration::from_secs(30);
+
+/// Runs `body` on a thread of its own.
+///
+/// # Panics
+/// Panics with what `body` panics with, or if it takes longer than [`HANG`].
+pub(crate) fn against_hang<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, is_done) = mpsc::channel();
+    let thread = thread::Builder::new()
+        .name("guarded".to_owned())
+        .spawn(move || {
+            let result = body();
+            // The guard waits for as long as this thread lives.
+            let _ = done.send(());
+            result
+        })
+        .expect("a thread");
+    match is_done.recv_timeout(HANG) {
+        Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => match thread.join() {
+            Ok(result) => result,
+            Err(payload) => panic::resume_unwind(payload),
+        },
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("it hangs: not done within {HANG:?}"),
+    }
+}
+
+/// Waits, giving the core away, until `condition` holds: for what another thread or the kernel does in
+/// its own time. To be used inside [`against_hang`].
+pub(crate) fn until(mut condition: impl FnMut() -> bool) {
+    while !condition() {
+        thread::yield_now();
+    }
+}
