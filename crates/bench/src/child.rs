@@ -110,6 +110,8 @@ pub(crate) enum Message {
     Ready { priority: Priority },
     /// Round trips, in the order in which they were made.
     RoundTrips { nanoseconds: Vec<u64> },
+    /// A client has sent this many messages since it was ready, and had an answer to each.
+    Sent { messages: u64 },
     /// A compute task that the client asked for has ended.
     Completed { nanoseconds: u64 },
     /// Switches between tasks have been counted.

@@ -128,6 +128,12 @@ impl Cli {
         if machine.profile != "release" {
             println!("WARNING: not a release build; run with `cargo run --release -p vigie-bench`");
         }
+        if machine.is_busy() {
+            println!(
+                "WARNING: other programs run here (load {}): means and ratios suffer",
+                machine.load
+            );
+        }
         match self.command {
             Command::Reaction(command) => command.run(machine),
             Command::Pending(command) => command.run(machine),

@@ -8,6 +8,9 @@ use std::thread;
 
 use serde::Serialize;
 
+/// Load from which on [`Machine::is_busy`] says so: half a core for a minute.
+const BUSY_LOAD: f64 = 0.5;
+
 /// A description of this machine and of this build, for every result file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
@@ -53,6 +56,12 @@ impl Machine {
             profile: env!("VIGIE_BENCH_PROFILE"),
             commit: commit().unwrap_or_else(unknown),
         }
+    }
+
+    /// Tells whether so much else runs here that figures suffer.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.load.parse().is_ok_and(|load: f64| load > BUSY_LOAD)
     }
 }
 

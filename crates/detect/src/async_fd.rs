@@ -9,9 +9,9 @@ use std::{
 use crate::{
     handle::{EventStream, Handle},
     server::Server,
-    wait_point::Interest,
     stock::readiness::{Awaited, Direction, Readable, Readiness, Source},
     sync::Arc,
+    wait_point::Interest,
 };
 
 /// A descriptor that is watched for readiness: sockets, pipes, terminals, eventfds, pidfds.
@@ -56,10 +56,7 @@ impl<T: AsFd> AsyncFd<T> {
     }
 
     /// Watches `inner`, which is known not to be ready: a socket that still connects.
-    pub(crate) fn unready_watched_by(
-        readiness: &Handle<Readiness>,
-        inner: T,
-    ) -> io::Result<Self> {
+    pub(crate) fn unready_watched_by(readiness: &Handle<Readiness>, inner: T) -> io::Result<Self> {
         let readiness = readiness.clone();
         let source = readiness.watch(inner.as_fd(), Interest::Both)?;
         let streams = [Direction::Read, Direction::Write]
@@ -100,11 +97,7 @@ impl<T: AsFd> AsyncFd<T> {
     /// # Errors
     /// [`io::ErrorKind::NotConnected`] once the server is shut down.
     #[inline]
-    pub fn poll_ready(
-        &self,
-        direction: Direction,
-        cx: &Context<'_>,
-    ) -> Poll<io::Result<Readable>> {
+    pub fn poll_ready(&self, direction: Direction, cx: &Context<'_>) -> Poll<io::Result<Readable>> {
         let stream = match direction {
             Direction::Read => &self.reader,
             Direction::Write => &self.writer,

@@ -24,10 +24,10 @@ pub enum RegisterError {
     /// [`Detector::attach`](crate::Detector::attach) failed.
     #[error("the detector could not be attached to its site")]
     Attach(#[source] io::Error),
-    /// [`Detector::attach`](crate::Detector::attach) panicked.
-    #[error("the detector panicked while it was attached: {message}")]
+    /// A callback of the detector panicked during the registration.
+    #[error("the detector could not be registered: {message}")]
     Panicked {
-        /// The panic's message.
+        /// The callback's name and the panic's message.
         message: String,
     },
     /// The server has been shut down.
@@ -60,7 +60,9 @@ pub enum WaitError {
         message: String,
     },
     /// The handle has as many pending requests as its registration allows.
-    #[error("{limit} requests are pending already; raise `Registration::max_pending` or wait for some")]
+    #[error(
+        "{limit} requests are pending already; raise `Registration::max_pending` or wait for some"
+    )]
     TooManyPending {
         /// The bound that was reached.
         limit: usize,

@@ -36,13 +36,7 @@ pub struct Registration {
 impl Registration {
     /// Returns a registration under a name that metrics and traces show.
     pub const fn named(name: &'static str) -> Self {
-        Self {
-            name,
-            policy: None,
-            max_pending: 1 << 20,
-            stream_capacity: 1024,
-            batch: 256,
-        }
+        Self { name, policy: None, max_pending: 1 << 20, stream_capacity: 1024, batch: 256 }
     }
 
     /// Sets who chooses the strategy. Default [`Adaptive`](crate::Adaptive).
@@ -134,9 +128,7 @@ impl<D: Detector> Handle<D> {
     /// [`WaitError`] if the detector refuses the request.
     pub fn stream(&self, request: D::Request) -> Result<EventStream<D>, WaitError> {
         match self.user.inner.submit(request, Mode::Stream)? {
-            Submission::Pending(key, slot) => {
-                Ok(EventStream { handle: self.clone(), key, slot })
-            }
+            Submission::Pending(key, slot) => Ok(EventStream { handle: self.clone(), key, slot }),
             Submission::Ready(_) => unreachable!("invariant: a stream is never over at once"),
         }
     }

@@ -48,9 +48,9 @@
 //!
 //! # What this crate does not do
 //! It knows no tasks and runs none. It does not resolve host names.
+mod async_fd;
 pub mod clock;
 pub mod conformance;
-mod async_fd;
 mod detector;
 mod error;
 mod handle;
@@ -83,11 +83,11 @@ pub use error::{RegisterError, WaitError};
 pub use handle::{EventStream, Handle, Registration, Wait};
 pub use history::History;
 pub use host_thread::HostThread;
+pub use lookout::{Detected, Lookout};
 pub use metrics::Snapshot;
 pub use policy::{Adaptive, Decision, Fixed, Flavor, Frequency, Policy, Situation, Strategy};
-pub use lookout::{Detected, Lookout};
 pub use server::{Entered, NoServer, Server};
-pub use site::{Bell, Site};
-pub use wait_point::Interest;
 pub use simulation::{Deadlock, Simulated, Simulation};
+pub use site::{Bell, Site};
 pub use timer::Timers;
+pub use wait_point::Interest;

@@ -5,8 +5,8 @@ use std::{fmt, mem, time::Duration};
 use crate::{
     clock::Instant,
     detector::Notice,
-    pending::Batch,
     park::Park,
+    pending::Batch,
     registered::{BeforeSleep, Cause, Registered},
     shared::{Row, Shared},
     sync::{Arc, MutexGuard, Ordering, lock, try_lock},
@@ -175,9 +175,9 @@ impl Shared {
             tracing::error!(%error, "the wait point failed");
         }
         let now = self.now();
-        let next = now.as_nanos().saturating_add(
-            u64::try_from(driver.every.as_nanos()).unwrap_or(u64::MAX),
-        );
+        let next = now
+            .as_nanos()
+            .saturating_add(u64::try_from(driver.every.as_nanos()).unwrap_or(u64::MAX));
         self.next_look.store(next, Ordering::Relaxed);
         let mut events = self.answer_rings(driver, batch, now);
         events += self.deliver(driver, batch, now);
@@ -205,7 +205,9 @@ impl Shared {
         driver.active.clear();
         driver.with_deadlines.clear();
         for (row, index) in driver.rows.iter().zip(0..) {
-            let Some(watch) = row.handle.as_ref().map(|handle| handle.watch_state()) else { continue };
+            let Some(watch) = row.handle.as_ref().map(|handle| handle.watch_state()) else {
+                continue;
+            };
             if watch.is_active.load(Ordering::Relaxed) {
                 driver.active.push(index);
             }

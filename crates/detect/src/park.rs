@@ -42,7 +42,11 @@ impl ParkWord {
 
     /// Announces that the host will sleep, unless somebody rang.
     pub(crate) fn begin_park(&self) -> Park {
-        if self.bits.fetch_or(PARKED, Ordering::SeqCst) & RUNG == 0 { Park::Sleep } else { Park::Rung }
+        if self.bits.fetch_or(PARKED, Ordering::SeqCst) & RUNG == 0 {
+            Park::Sleep
+        } else {
+            Park::Rung
+        }
     }
 
     /// Announces that the host is awake.

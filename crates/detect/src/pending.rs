@@ -392,7 +392,8 @@ impl Batch {
     /// Wakes everyone. The caller holds no lock of the server.
     pub(crate) fn wake_all(&mut self) {
         for waker in self.wakers.drain(..) {
-            waker.wake();
+            // One waker's panic must not cost the others their wake-up.
+            let _ = caught("wake", || waker.wake());
         }
     }
 }

@@ -103,15 +103,15 @@ pub(crate) enum Submission<D: Detector> {
 impl<D: Detector> Inner<D> {
     pub(crate) fn new(
         detector: D,
+        (methods, arming): (Methods, Arming),
         registration: Registration,
         policy: Box<dyn Policy>,
         site: Site,
     ) -> Self {
-        let methods = detector.methods();
-        let arming = detector.arming();
         let history = History::default();
         let now = site.now();
-        let situation = Situation { now, flavor: site.flavor(), methods, history: &history, pending_count: 0 };
+        let situation =
+            Situation { now, flavor: site.flavor(), methods, history: &history, pending_count: 0 };
         let decision = decide(&*policy, &situation);
         let inner = Self {
             core: Mutex::new(Core {
@@ -165,7 +165,10 @@ impl<D: Detector> Inner<D> {
         let mut guard = lock(&self.core);
         let core = &mut *guard;
         let (Some(detector), None) = (core.detector.as_mut(), &core.ended_by) else {
-            return Err(core.ended_by.as_ref().map_or(WaitError::ServerClosed, WaitError::duplicate));
+            return Err(core
+                .ended_by
+                .as_ref()
+                .map_or(WaitError::ServerClosed, WaitError::duplicate));
         };
         if core.pending.len() >= self.max_pending {
             return Err(WaitError::TooManyPending { limit: self.max_pending });
@@ -204,7 +207,17 @@ impl<D: Detector> Inner<D> {
                 return Err(panicked);
             }
         }
-        let deadline = core.detector.as_ref().and_then(deadline_of);
+        let deadline = match core.detector.as_ref().map_or(Ok(None), deadline_of) {
+            Ok(deadline) => deadline,
+            Err(panicked) => {
+                // This request has its error in its slot, like all others.
+                let mut batch = Batch::default();
+                self.give_up(core, &panicked, &mut batch);
+                drop(guard);
+                batch.wake_all();
+                return Ok(Submission::Pending(key, slot));
+            }
+        };
         self.publish_known(core);
         drop(guard);
         if let Some(deadline) = deadline {
@@ -229,14 +242,24 @@ impl<D: Detector> Inner<D> {
             None => None,
         });
         let mut leftover = slot.reset();
-        let mut has_unclaimed = false;
-        let mut unwanted = None;
+        let mut was_claimed = false;
+        // All of them are dropped outside the lock.
+        let mut unwanted = Vec::new();
+        let mut batch = Batch::default();
         for event in leftover.events.by_ref() {
-            has_unclaimed = true;
-            unwanted = match detector {
-                Some(detector) => caught("unclaimed", || detector.unclaimed(event)).ok().flatten(),
-                None => Some(event),
+            let Some(detector) = &mut core.detector else {
+                unwanted.push(event);
+                continue;
             };
+            match caught("unclaimed", || detector.unclaimed(event)) {
+                Ok(given_back) => {
+                    was_claimed |= given_back.is_none();
+                    unwanted.extend(given_back);
+                }
+                Err(panicked) => {
+                    self.give_up(core, &panicked, &mut batch);
+                }
+            }
         }
         self.publish_known(core);
         let in_flight = core.pending.cancelling_count() > 0;
@@ -244,7 +267,8 @@ impl<D: Detector> Inner<D> {
         drop(request);
         drop(leftover);
         drop(unwanted);
-        if in_flight || has_unclaimed {
+        batch.wake_all();
+        if in_flight || was_claimed {
             // A cancellation to submit and completions to collect, or an event for somebody else.
             self.site.ring_again();
         }
@@ -361,8 +385,10 @@ impl<D: Detector> Inner<D> {
         if more {
             self.site.ring_again();
         }
-        if let Some(deadline) = core.detector.as_ref().and_then(deadline_of) {
-            self.publish_deadline(deadline);
+        match core.detector.as_ref().map_or(Ok(None), deadline_of) {
+            Ok(Some(deadline)) => self.publish_deadline(deadline),
+            Ok(None) => {}
+            Err(panicked) => return reported + self.give_up(core, &panicked, batch),
         }
         self.publish_known(core);
         reported
@@ -383,9 +409,8 @@ impl<D: Detector> Inner<D> {
 
     fn finish_round(&self, mut guard: crate::sync::MutexGuard<'_, Core<D>>) {
         let trash: Vec<Trash<D>> = mem::take(&mut guard.pending.trash);
-        let is_over = guard.is_draining
-            && guard.pending.cancelling_count() == 0
-            && guard.pending.len() == 0;
+        let is_over =
+            guard.is_draining && guard.pending.cancelling_count() == 0 && guard.pending.len() == 0;
         drop(guard);
         drop(trash);
         if is_over {
@@ -431,12 +456,12 @@ impl<D: Detector> Registered for Inner<D> {
             if armed == Armed::Ready {
                 reported = reported.max(1);
             }
-            let deadline = core.detector.as_ref().and_then(deadline_of);
             self.finish_round(guard);
             return if reported > 0 {
                 BeforeSleep::Events(reported)
             } else {
-                BeforeSleep::Until(deadline)
+                // The poll has published the detector's deadline.
+                BeforeSleep::Until(None)
             };
         }
         let reported = self.poll_core(core, Cause::Poll, now, batch);
@@ -450,7 +475,10 @@ impl<D: Detector> Registered for Inner<D> {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        lock(&self.core).detector.as_ref().and_then(deadline_of)
+        let core = lock(&self.core);
+        // The round that follows at once meets the panic again, and ends what is pending.
+        let due = |_| Some(Instant::from_nanos(0));
+        core.detector.as_ref().and_then(|detector| deadline_of(detector).unwrap_or_else(due))
     }
 
     fn close(&self, batch: &mut Batch) {
@@ -499,7 +527,6 @@ impl<D: Detector> Registered for Inner<D> {
     fn watch_state(&self) -> &WatchState {
         &self.watch
     }
-
 }
 
 /// How long a closing server waits for completions of what a device may still write to.
@@ -537,8 +564,8 @@ impl<D: Detector> Inner<D> {
 
 const COLLECT_ROUNDS_MAX: u32 = 1_000_000;
 
-fn deadline_of<D: Detector>(detector: &D) -> Option<Instant> {
-    caught("next_deadline", || detector.next_deadline()).unwrap_or(None)
+fn deadline_of<D: Detector>(detector: &D) -> Result<Option<Instant>, WaitError> {
+    caught("next_deadline", || detector.next_deadline())
 }
 
 /// Asks the policy, and the default one if its answer does not fit the methods.
@@ -554,4 +581,3 @@ fn decide(policy: &dyn Policy, situation: &Situation<'_>) -> Decision {
 fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
-

@@ -238,4 +238,3 @@ impl fmt::Debug for Entered {
         f.debug_struct("Entered").finish_non_exhaustive()
     }
 }
-

@@ -5,7 +5,7 @@ use std::mem;
 use crate::{
     clock::{ClockSource, Instant},
     detector::Detector,
-    error::RegisterError,
+    error::{RegisterError, WaitError, caught},
     handle::{Handle, Registration},
     history::History,
     lookout::Driver,
@@ -100,7 +100,9 @@ impl Shared {
         mut registration: Registration,
         policy: Option<Box<dyn Policy>>,
     ) -> Result<Handle<D>, RegisterError> {
-        let methods = detector.methods();
+        let panicked = |error: WaitError| RegisterError::Panicked { message: error.to_string() };
+        let methods = caught("methods", || detector.methods()).map_err(panicked)?;
+        let arming = caught("arming", || detector.arming()).map_err(panicked)?;
         if methods.is_empty() {
             return Err(RegisterError::NoMethod);
         }
@@ -120,7 +122,7 @@ impl Shared {
         }
         let address = this.reserve()?;
         let site = Site::new(Arc::clone(this), address);
-        let inner = Arc::new(Inner::new(detector, registration, policy, site));
+        let inner = Arc::new(Inner::new(detector, (methods, arming), registration, policy, site));
         {
             let mut table = lock(&this.table);
             let handle: Arc<dyn Registered> = Arc::<Inner<D>>::clone(&inner);
@@ -130,7 +132,7 @@ impl Shared {
         let attached = match inner.attach() {
             Ok(Ok(())) => Ok(Handle::new(inner)),
             Ok(Err(error)) => Err(RegisterError::Attach(error)),
-            Err(panicked) => Err(RegisterError::Panicked { message: panicked.to_string() }),
+            Err(error) => Err(panicked(error)),
         };
         if attached.is_err() {
             this.deregister(address);

@@ -17,8 +17,8 @@ use thiserror::Error;
 
 use crate::{
     clock::{Clock, Instant, VirtualClock},
-    policy::Flavor,
     lookout::{Detected, Lookout},
+    policy::Flavor,
     server::Server,
     sync::{Arc, AtomicBool, Mutex, Ordering, lock},
 };
@@ -83,7 +83,9 @@ impl Wake for TaskWaker {
 
 /// Nothing can happen any more, and the simulation has not reached its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("deadlock at {now:?} of the simulation with seed {seed}: no task can run, no event can come")]
+#[error(
+    "deadlock at {now:?} of the simulation with seed {seed}: no task can run, no event can come"
+)]
 #[non_exhaustive]
 pub struct Deadlock {
     /// The time at which everything stood still.
@@ -170,10 +172,7 @@ impl Simulation {
     }
 
     /// Adds a task. It runs within [`block_on`](Self::block_on) and [`run`](Self::run).
-    pub fn spawn<T: 'static>(
-        &mut self,
-        future: impl Future<Output = T> + 'static,
-    ) -> Simulated<T> {
+    pub fn spawn<T: 'static>(&mut self, future: impl Future<Output = T> + 'static) -> Simulated<T> {
         let result = Rc::new(RefCell::new((None, None::<Waker>)));
         let place = Rc::clone(&result);
         let future = Box::pin(async move {

@@ -36,7 +36,12 @@ impl Site {
     /// # Errors
     /// The kernel's, for example if the descriptor is closed, is watched already, or cannot be
     /// watched (a regular file); [`io::ErrorKind::Unsupported`] in virtual time.
-    pub fn watch(&self, descriptor: BorrowedFd<'_>, key: u32, interest: Interest) -> io::Result<()> {
+    pub fn watch(
+        &self,
+        descriptor: BorrowedFd<'_>,
+        key: u32,
+        interest: Interest,
+    ) -> io::Result<()> {
         self.shared.gate().watch(descriptor, self.address, key, interest)
     }
 

@@ -59,13 +59,8 @@ struct SlotState<E> {
 
 impl<E> Slot<E> {
     pub(crate) fn new() -> Self {
-        let state = SlotState {
-            first: None,
-            more: VecDeque::new(),
-            end: None,
-            waker: None,
-            refused_at: 0,
-        };
+        let state =
+            SlotState { first: None, more: VecDeque::new(), end: None, waker: None, refused_at: 0 };
         Self { state: Mutex::new(state) }
     }
 
@@ -128,8 +123,7 @@ impl<E> Slot<E> {
         let state = &mut *guard;
         state.refused_at = 0;
         // An empty queue keeps its memory; a queue with events in it is given away whole.
-        let more =
-            if state.more.is_empty() { VecDeque::new() } else { mem::take(&mut state.more) };
+        let more = if state.more.is_empty() { VecDeque::new() } else { mem::take(&mut state.more) };
         Leftover {
             events: state.first.take().into_iter().chain(more),
             _end: state.end.take(),

@@ -7,14 +7,14 @@ pub(crate) use loom::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
+/// For memory that is shared with the kernel, which no model knows.
+#[cfg(feature = "uring")]
+pub(crate) use std::sync::atomic::AtomicU16;
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
-/// For memory that is shared with the kernel, which no model knows.
-#[cfg(feature = "uring")]
-pub(crate) use std::sync::atomic::AtomicU16;
 pub(crate) use std::{
     sync::{Arc, PoisonError},
     thread, thread_local,

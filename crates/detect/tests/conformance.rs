@@ -367,3 +367,151 @@ fn channels_conform() {
         Ok(ChannelHarness { sender: Some(sender), handle })
     });
 }
+
+#[cfg(feature = "uring")]
+mod uring {
+    use std::os::fd::OwnedFd;
+
+    use vigie_detect::{
+        Registration,
+        conformance::Memory,
+        stock::uring::{Completion, Operation, Uring},
+    };
+
+    use super::*;
+
+    /// Where the bytes go.
+    #[derive(Clone, Copy, Debug)]
+    enum Into {
+        /// To a buffer that the ring provides.
+        Provided,
+        /// To a buffer that the request owns: what a kernel writes to after a cancellation.
+        Owned,
+    }
+
+    struct UringHarness {
+        handle: Handle<Uring>,
+        into: Into,
+        pairs: BTreeMap<usize, (Arc<OwnedFd>, Arc<OwnedFd>)>,
+    }
+
+    impl UringHarness {
+        fn pair(&mut self, index: usize) -> &(Arc<OwnedFd>, Arc<OwnedFd>) {
+            self.pairs.entry(index).or_insert_with(|| {
+                let (near, far) = UnixStream::pair().expect("a pair of sockets");
+                (Arc::new(near.into()), Arc::new(far.into()))
+            })
+        }
+
+        fn happen(&mut self, place: usize, index: usize) -> Trigger {
+            let far = Arc::clone(&self.pair(place).1);
+            Box::new(move || {
+                let mark = (index as u64).to_le_bytes();
+                // After a cancellation or a shutdown the near end may be closed.
+                let written = rustix::net::send(&far, &mark, rustix::net::SendFlags::NOSIGNAL);
+                assert!(matches!(written, Ok(8) | Err(rustix::io::Errno::PIPE)), "{written:?}");
+            })
+        }
+    }
+
+    fn recognise(event: Completion) -> Recognised {
+        let bytes = match event {
+            Completion::Received(buffer) => buffer.to_vec(),
+            Completion::Transferred(transfer) => match transfer.into_parts() {
+                (Ok(_), buffer) => buffer,
+                (Err(error), _) => return Recognised::Nothing(error.to_string()),
+            },
+            Completion::End => return Recognised::End,
+            other => return Recognised::Nothing(format!("{other:?}")),
+        };
+        assert_eq!(bytes.len() % 8, 0, "marks are not cut");
+        let marks = bytes.chunks(8).map(|mark| {
+            let mark = u64::from_le_bytes(mark.try_into().expect("eight bytes"));
+            usize::try_from(mark).expect("a mark of ours")
+        });
+        Recognised::Events(marks.collect())
+    }
+
+    impl Harness for UringHarness {
+        type Detector = Uring;
+        const HOSTS: Hosts = Hosts::Real;
+
+        fn handle(&self) -> &Handle<Uring> {
+            &self.handle
+        }
+
+        fn request(&mut self, index: usize) -> Operation {
+            let near = Arc::clone(&self.pair(index).0);
+            match self.into {
+                Into::Provided => Operation::receive(near),
+                Into::Owned => Operation::recv(near, Vec::with_capacity(8)),
+            }
+        }
+
+        fn trigger(&mut self, index: usize) -> Trigger {
+            self.happen(index, index)
+        }
+
+        fn recognise(&mut self, request: usize, event: Completion) -> Recognised {
+            self.pairs.remove(&request);
+            recognise(event)
+        }
+
+        fn profile(&self) -> Profile {
+            // A pair of descriptors each.
+            Profile::addressed().index_count_max(64).stream_capacity(16)
+        }
+
+        fn stream_request(&mut self) -> Option<Operation> {
+            match self.into {
+                Into::Provided => Some(self.request(STREAM)),
+                Into::Owned => None,
+            }
+        }
+
+        fn stream_trigger(&mut self, index: usize) -> Trigger {
+            self.happen(STREAM, index)
+        }
+
+        fn recognise_stream(&mut self, event: Completion) -> Recognised {
+            recognise(event)
+        }
+
+        fn end_stream(&mut self) -> Option<Trigger> {
+            let far = Arc::clone(&self.pair(STREAM).1);
+            Some(Box::new(move || {
+                rustix::net::shutdown(&far, rustix::net::Shutdown::Write).expect("an open socket");
+            }))
+        }
+
+        fn memory(&self) -> Option<Memory> {
+            // What the kernel writes to stays with the ring, which tells what it holds; the library's
+            // own tests look for writes to freed memory.
+            let statistics = self.handle.with_detector(|uring| uring.statistics())?;
+            let (live, in_flight) = (statistics.operations, statistics.in_flight);
+            Some(Memory { live, in_flight, freed_in_flight: 0 })
+        }
+    }
+
+    fn pass_uring(test: &str, into: Into) {
+        if let Err(error) = Uring::builder().build() {
+            eprintln!("skipped: {error}");
+            return;
+        }
+        pass(test, |world: &World| {
+            let registration = Registration::named("uring").stream_capacity(16);
+            let handle = world.server().register(Uring::builder().build()?, registration)?;
+            Ok(UringHarness { handle, into, pairs: BTreeMap::new() })
+        });
+    }
+
+    #[test]
+    fn receives_into_provided_buffers_conform() {
+        pass_uring("receives_into_provided_buffers_conform", Into::Provided);
+    }
+
+    #[test]
+    fn receives_into_owned_buffers_conform() {
+        pass_uring("receives_into_owned_buffers_conform", Into::Owned);
+    }
+}

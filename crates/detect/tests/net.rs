@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use proptest::prelude::*;
+use proptest::{prelude::*, test_runner::FileFailurePersistence};
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadBuf};
 use vigie_detect::{
@@ -319,8 +319,10 @@ fn try_methods_say_when_they_would_block() {
         let mut sent = 0;
         let error = loop {
             let slices = [IoSlice::new(&block[..500]), IoSlice::new(&block[500..])];
-            match if sent % 2 == 0 { one.try_write(&block) } else { one.try_write_vectored(&slices) }
-            {
+            let is_plain = sent % 2 == 0;
+            let written =
+                if is_plain { one.try_write(&block) } else { one.try_write_vectored(&slices) };
+            match written {
                 Ok(count) => sent += count,
                 Err(error) => break error,
             }
@@ -385,10 +387,13 @@ fn peeked_bytes_are_read_again() {
 }
 
 #[test]
-fn a_read_zeroes_no_more_than_it_must() {
-    // Goal: a large buffer is read into in full, from fresh memory and from memory that was used.
+fn a_large_buffer_is_read_into_at_once() {
+    // Goal: a read takes all that is there, into fresh memory and into memory that was used before.
     run(|_| async {
         let (one, mut other) = UnixStream::pair().expect("a pair");
+        one.try_write(&[1; 10_000]).expect("written");
+        let mut fresh = Vec::with_capacity(1 << 20);
+        assert_eq!(other.read_buf(&mut fresh).await.expect("read"), 10_000, "all in one call");
         let bytes = Arc::new(pattern(4, 300 << 10));
         let (_one_read, one_write) = one.into_split();
         tokio::spawn(send_all(one_write, Arc::clone(&bytes)));
@@ -427,7 +432,8 @@ fn several_tasks_accept_at_one_listener() {
         assert_eq!(names, [0, 1, 2, 3, 4, 5, 6, 7]);
         let error = listener.try_accept().expect_err("no more connections");
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
-        let accepted = std::future::poll_fn(|cx| Poll::Ready(listener.poll_accept(cx).is_pending()));
+        let accepted =
+            std::future::poll_fn(|cx| Poll::Ready(listener.poll_accept(cx).is_pending()));
         assert!(accepted.await);
     });
 }
@@ -497,10 +503,7 @@ fn options_are_kept() {
         assert_eq!(one.linger().expect("read"), Some(Duration::from_secs(2)));
         one.set_linger(None).expect("set");
         assert_eq!(one.linger().expect("read"), None);
-        assert_eq!(
-            one.peer_addr().expect("an address"),
-            other.local_addr().expect("an address")
-        );
+        assert_eq!(one.peer_addr().expect("an address"), other.local_addr().expect("an address"));
         assert!(one.take_error().expect("asked").is_none());
         let socket = UdpSocket::bind(ANY_PORT).expect("bind");
         socket.set_broadcast(true).expect("set");
@@ -630,12 +633,6 @@ fn unix_streams_connect_by_path() {
         let (mut served, peer) = accepted;
         assert!(peer.is_unnamed());
         assert_eq!(client.peer_addr().expect("an address").as_pathname(), Some(&*path));
-        for stream in [&client, &served] {
-            let peer = stream.peer_cred().expect("credentials");
-            assert_eq!(i64::from(peer.process_id), i64::from(std::process::id()));
-            assert_eq!(peer.user_id, rustix::process::geteuid().as_raw());
-            assert_eq!(peer.group_id, rustix::process::getegid().as_raw());
-        }
         drop(client);
         assert_eq!(served.read(&mut [0; 1]).await.expect("the end"), 0);
 
@@ -707,24 +704,22 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => size.prop_map(Step::Try),
         1 => Just(Step::Yield),
     ];
-    prop::collection::vec(step, 1..40)
+    // At least one step gets on, however the others are drawn.
+    prop::collection::vec(step, 0..40).prop_map(|mut steps| {
+        steps.push(Step::Plain(5000));
+        steps
+    })
 }
 
 /// Sends `bytes` by the steps, over and over, and then the end.
-async fn send_by<S: StreamSocket>(
-    mut half: OwnedWriteHalf<S>,
-    bytes: Vec<u8>,
-    steps: Vec<Step>,
-) {
+async fn send_by<S: StreamSocket>(mut half: OwnedWriteHalf<S>, bytes: Vec<u8>, steps: Vec<Step>) {
     let mut rest = &bytes[..];
     for step in steps.iter().cycle() {
         if rest.is_empty() {
             return;
         }
         let count = match *step {
-            Step::Plain(size) => {
-                half.write(&rest[..size.min(rest.len())]).await.expect("written")
-            }
+            Step::Plain(size) => half.write(&rest[..size.min(rest.len())]).await.expect("written"),
             Step::Vectored(first, second) => {
                 let (one, others) = rest.split_at(first.min(rest.len()));
                 let two = &others[..second.min(others.len())];
@@ -809,7 +804,11 @@ async fn exchange<S: StreamSocket>(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 48,
+        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
+        ..ProptestConfig::default()
+    })]
 
     /// Goal: bytes arrive intact and in order however they are cut. Method: random steps on the four
     /// sides of a connection, with small queues; the bytes come from the seed too.
@@ -817,7 +816,7 @@ proptest! {
     fn any_chunking_arrives_intact(
         plans in [steps(), steps(), steps(), steps()],
         seed in any::<u64>(),
-        size_bytes in 0..300_000usize,
+        size_bytes in 0..200_000usize,
         queue_bytes in (4usize << 10)..(64 << 10),
     ) {
         run(move |_| async move {

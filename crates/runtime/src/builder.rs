@@ -60,7 +60,9 @@ pub enum BuildError {
         flavor: Flavor,
     },
     /// The detection server could not be made: it needs an epoll, an eventfd and a timerfd.
-    #[error("the detection server could not be made; `ulimit -n` says how many descriptors there are")]
+    #[error(
+        "the detection server could not be made; `ulimit -n` says how many descriptors there are"
+    )]
     Server(#[source] io::Error),
     /// The kernel gave no thread.
     #[error("a worker's thread could not be made; `ulimit -u` says how many there may be")]

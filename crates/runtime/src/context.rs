@@ -63,8 +63,8 @@ impl Drop for Entered {
     fn drop(&mut self) {
         let previous = self.previous.take();
         // The handle may be the runtime's last: dropped outside the borrow.
-        let left = CURRENT
-            .try_with(|current| std::mem::replace(&mut *current.borrow_mut(), previous));
+        let left =
+            CURRENT.try_with(|current| std::mem::replace(&mut *current.borrow_mut(), previous));
         drop(left);
     }
 }
@@ -98,9 +98,9 @@ pub(crate) fn end_poll() -> bool {
         }
         // On a busy machine the thread may have been waiting for a processor all that time, through
         // no fault of the task.
-        poll.processor_time
-            .get()
-            .is_none_or(|before| thread_cpu_time().saturating_sub(before).as_nanos() > u128::from(quantum))
+        poll.processor_time.get().is_none_or(|before| {
+            thread_cpu_time().saturating_sub(before).as_nanos() > u128::from(quantum)
+        })
     })
 }
 

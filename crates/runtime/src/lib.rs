@@ -53,6 +53,7 @@ mod handle;
 mod idle;
 mod join;
 mod lane;
+mod panics;
 mod parker;
 mod runtime;
 mod spawn;

@@ -2,9 +2,12 @@
 
 use vigie_detect::{Detected, Lookout, Server};
 
-use crate::sync::{
-    AtomicU8, OnceLock, Ordering,
-    thread::{self, Thread},
+use crate::{
+    panics::contained,
+    sync::{
+        AtomicU8, OnceLock, Ordering,
+        thread::{self, Thread},
+    },
 };
 
 const AWAKE: u8 = 0;
@@ -39,8 +42,9 @@ impl Parker {
         }
         // Asked for after the sleep is announced at the wait point: an `unpark` before that has left
         // its mark here, one after it wakes the wait point.
-        let detected = lookout
-            .park_unless(None, || self.state.load(Ordering::SeqCst) == NOTIFIED);
+        let is_awaited = || self.state.load(Ordering::SeqCst) == NOTIFIED;
+        let detected = contained("a sleep", || lookout.park_unless(None, is_awaited));
+        let detected = detected.unwrap_or(Detected::Nothing);
         if detected == Detected::Busy && self.moves(IN_WAIT_POINT, ON_THREAD) {
             while self.state.load(Ordering::SeqCst) != NOTIFIED {
                 thread::park();

@@ -7,13 +7,13 @@ pub(crate) use loom::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering, fence},
 };
+/// For what blocks whole threads and is never part of a model.
+pub(crate) use std::sync::{Condvar, Mutex as RealMutex, MutexGuard as RealGuard};
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering, fence},
 };
-/// For what blocks whole threads and is never part of a model.
-pub(crate) use std::sync::{Condvar, Mutex as RealMutex, MutexGuard as RealGuard};
 pub(crate) use std::{
     sync::{Arc, OnceLock, PoisonError},
     thread, thread_local,

@@ -26,6 +26,7 @@ use slab::Slab;
 use crate::{
     context,
     join::JoinHandle,
+    panics::contained,
     sync::{
         Arc, AtomicBool, AtomicU8, Mutex, Ordering, lock,
         thread::{self, ThreadId},
@@ -36,7 +37,7 @@ use crate::{
 pub(crate) type Runnable = async_task::Runnable<TaskInfo>;
 
 /// What a task's future left: its value, or the payload of its panic. Gone once it is taken. Dropping
-/// it never panics, since it may be dropped by a worker.
+/// it never panics: `async-task` drops what nobody takes, and ends the process if that panics.
 pub(crate) struct Outcome<T>(Option<Result<T, Box<dyn Any + Send>>>);
 
 impl<T> Outcome<T> {
@@ -47,17 +48,7 @@ impl<T> Outcome<T> {
 
 impl<T> Drop for Outcome<T> {
     fn drop(&mut self) {
-        catch_drop(|| self.0 = None);
-    }
-}
-
-/// Calls `drop`, which runs destructors of others, and keeps their panics from the caller:
-/// `async-task` ends the process if one reaches it.
-fn catch_drop(drop: impl FnOnce()) {
-    let Err(payload) = panic::catch_unwind(AssertUnwindSafe(drop)) else { return };
-    tracing::error!("a destructor of a task panicked");
-    if let Err(another) = panic::catch_unwind(AssertUnwindSafe(|| mem::drop(payload))) {
-        mem::forget(another);
+        contained("the result of a task", || self.0 = None);
     }
 }
 
@@ -122,11 +113,8 @@ impl TaskInfo {
     /// Takes note of how the task was woken; returns how often in a row it was woken inside its own
     /// poll, this time included.
     pub(crate) fn note_wake(&self, was_running: bool) -> u8 {
-        let count = if was_running {
-            self.self_wakes.load(Ordering::Relaxed).saturating_add(1)
-        } else {
-            0
-        };
+        let count =
+            if was_running { self.self_wakes.load(Ordering::Relaxed).saturating_add(1) } else { 0 };
         self.self_wakes.store(count, Ordering::Relaxed);
         count
     }
@@ -193,7 +181,11 @@ where
 {
     insert(live, |membership, lent| {
         let builder = async_task::Builder::new().metadata(TaskInfo::new(site));
-        let make = |info| TaskFuture { future: Some(future), info: lent.insert(info), _membership: membership };
+        let make = |info| TaskFuture {
+            future: Some(future),
+            info: lent.insert(info),
+            _membership: membership,
+        };
         // SAFETY: the future and the schedule function are `Send` and `'static`, as `Builder::spawn`
         // would ask; what the future borrows besides is the metadata, which outlives it (task-1).
         unsafe { builder.spawn_unchecked(make, schedule) }
@@ -214,7 +206,11 @@ where
     insert(live, |membership, lent| {
         let builder = async_task::Builder::new().metadata(TaskInfo::new(site));
         let future = OnItsThread { thread: thread::current().id(), future: Some(Box::pin(future)) };
-        let make = |info| TaskFuture { future: Some(future), info: lent.insert(info), _membership: membership };
+        let make = |info| TaskFuture {
+            future: Some(future),
+            info: lent.insert(info),
+            _membership: membership,
+        };
         // SAFETY: the future need not be `Send`, since `OnItsThread` keeps it from being polled or
         // dropped on any other thread; what it borrows is the metadata, which outlives it (task-1).
         unsafe { builder.spawn_unchecked(make, schedule) }
@@ -258,7 +254,7 @@ pin_project! {
 
     impl<F> PinnedDrop for TaskFuture<F> {
         fn drop(this: Pin<&mut Self>) {
-            catch_drop(|| this.project().future.set(None));
+            contained("the destructor of a task", || this.project().future.set(None));
         }
     }
 }

@@ -127,7 +127,12 @@ fn time_passes() {
                 assert_eq!(n, place);
             }
             let late = time::timeout(Duration::from_millis(1), std::future::pending::<()>()).await;
-            assert_eq!(late, Err(time::timeout(Duration::ZERO, std::future::pending::<()>()).await.expect_err("late")));
+            assert_eq!(
+                late,
+                Err(time::timeout(Duration::ZERO, std::future::pending::<()>())
+                    .await
+                    .expect_err("late"))
+            );
             let mut ticks = time::interval(Duration::from_millis(1));
             let first = ticks.tick().await;
             assert_eq!(ticks.tick().await - first, Duration::from_millis(1));

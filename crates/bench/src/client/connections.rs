@@ -25,7 +25,9 @@ pub struct Connections {
     pauses: Box<dyn Iterator<Item = Duration>>,
     random: fastrand::Rng,
     patience: Duration,
-    /// Round trips so far; also the content of the next message.
+    /// Messages since the connections were proven.
+    sent: u64,
+    /// Echoes among them; also the content of the next message.
     answered: u64,
 }
 
@@ -48,13 +50,14 @@ impl Connections {
             pauses: Box::new(plan.spacing.pauses(plan.seed)),
             random: fastrand::Rng::with_seed(plan.seed),
             patience: plan.patience,
+            sent: 0,
             answered: 0,
         };
         for index in 0..plan.connections {
             this.streams.push(connect(plan.address, plan.patience)?);
             this.round_trip_on(index as usize)?;
         }
-        this.answered = 0;
+        (this.sent, this.answered) = (0, 0);
         if let Some(task) = plan.task {
             this.control = Some((connect(task.control, plan.patience)?, task));
         }
@@ -105,6 +108,12 @@ impl Connections {
         ))
     }
 
+    /// Returns how many messages were sent by [`exchange`](Self::exchange) so far.
+    #[must_use]
+    pub const fn sent(&self) -> u64 {
+        self.sent
+    }
+
     /// Returns the time of the compute task if it is over.
     fn completed(&mut self) -> Result<Option<Duration>, Failure> {
         let Some((control, _)) = &mut self.control else { return Ok(None) };
@@ -130,6 +139,7 @@ impl Connections {
         let sent = self.answered.to_le_bytes();
         let mut received = [0; 8];
         let stream = &mut self.streams[index];
+        self.sent += 1;
         let start = clock::now();
         let outcome = stream.write_all(&sent).and_then(|()| stream.read_exact(&mut received));
         let elapsed = start.elapsed();

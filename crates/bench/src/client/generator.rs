@@ -33,6 +33,7 @@ pub(crate) fn generate(plan: &PingPong) -> Result<(), Failure> {
         }
     }
     report.flush();
+    Message::Sent { messages: connections.sent() }.print();
     Ok(())
 }
 

@@ -148,13 +148,14 @@ impl PingPong {
             Message::Ready { priority } => priority,
             other => return Err(child.unexpected(&other)),
         };
-        let mut echoes = Echoes { samples: Samples::new(), priority, completed: None };
+        let mut echoes = Echoes { sent: 0, samples: Samples::new(), priority, completed: None };
         loop {
             match child.next(patience)? {
                 Message::RoundTrips { nanoseconds } => {
                     echoes.samples.extend(nanoseconds);
                     on_progress(echoes.samples.len());
                 }
+                Message::Sent { messages } => echoes.sent = messages,
                 Message::Completed { nanoseconds } => {
                     echoes.completed = Some(Duration::from_nanos(nanoseconds));
                 }
@@ -169,6 +170,8 @@ impl PingPong {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Echoes {
+    /// Messages that were sent.
+    pub sent: u64,
     /// Time from before each message was written until its echo was read.
     pub samples: Samples,
     /// How the client was scheduled.

@@ -1,7 +1,7 @@
 //! The cases with waits, step by step.
 
 use super::{
-    At, Harness, Rule, SetupError, Suite, Violation, World,
+    At, Harness, Recognised, Rule, SetupError, Suite, Violation, World,
     stage::{Host, Slept, Stage},
 };
 use crate::error::WaitError;
@@ -137,6 +137,9 @@ fn many_in_random_order<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violatio
     let mut waiters = Vec::new();
     for index in order {
         waiters.push(stage.pending(index)?);
+    }
+    for waiter in &mut waiters {
+        stage.expect_pending(waiter)?;
     }
     for _ in 0..COUNT {
         stage.happen()?;
@@ -305,8 +308,12 @@ fn expect_closed<H: Harness>(
         std::task::Poll::Ready(Err(error)) => {
             Err(super::stage::failed(waiter.index, error, stage.at))
         }
-        std::task::Poll::Ready(Ok(_)) => {
-            Err(not_ended(stage, waiter.index, "an event that had not happened"))
+        std::task::Poll::Ready(Ok(event)) => {
+            match stage.harness.recognise(waiter.index, event) {
+                // What was in flight came back: memory, not an event.
+                Recognised::Nothing(_) => stage.inspect(),
+                _ => Err(not_ended(stage, waiter.index, "an event that had not happened")),
+            }
         }
         std::task::Poll::Pending => Err(not_ended(stage, waiter.index, "it was still pending")),
     }

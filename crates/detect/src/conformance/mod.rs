@@ -172,7 +172,7 @@ pub enum Recognised {
     Events(Vec<usize>),
     /// One event that looks like any other.
     Unmarked,
-    /// Nothing that has happened, and why that is seen.
+    /// Nothing that has happened, and how that is seen: memory that came back as the server ended.
     Nothing(String),
     /// The announcement that no event will follow.
     End,
@@ -347,8 +347,7 @@ pub fn check_with<H: Harness>(
     factory: &mut impl FnMut(&World) -> Result<H, SetupError>,
 ) -> Result<Report, Violation> {
     let mut suite = Suite { options, factory, report: Report::default() };
-    let (is_virtual, is_real) =
-        (H::HOSTS != Hosts::Real, H::HOSTS != Hosts::Virtual);
+    let (is_virtual, is_real) = (H::HOSTS != Hosts::Real, H::HOSTS != Hosts::Virtual);
     for (host, runs) in [(stage::Host::Virtual, is_virtual), (stage::Host::Real, is_real)] {
         if runs {
             suite.cases(host)?;

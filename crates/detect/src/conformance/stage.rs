@@ -7,9 +7,7 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    At, Harness, Recognised, Rule, SetupError, Trigger, Violation, World, ledger::Ledger,
-};
+use super::{At, Harness, Recognised, Rule, SetupError, Trigger, Violation, World, ledger::Ledger};
 use crate::{
     clock::{Clock, Instant, VirtualClock},
     detector::Detector,
@@ -155,10 +153,7 @@ impl<H: Harness> Stage<H> {
     }
 
     /// Makes request `index` and polls it once. `None` if it had its event at once.
-    pub(super) fn wait(
-        &mut self,
-        index: usize,
-    ) -> Result<Option<Waiter<H::Detector>>, Violation> {
+    pub(super) fn wait(&mut self, index: usize) -> Result<Option<Waiter<H::Detector>>, Violation> {
         let mut waiter = self.request(index);
         Ok(if self.take(&mut waiter)? { None } else { Some(waiter) })
     }

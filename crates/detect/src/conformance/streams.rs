@@ -265,8 +265,7 @@ fn shutdown_with_stream<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violatio
     let at = stage.at;
     let waker = Waker::from(Arc::clone(&reader.flag));
     let cx = Context::from_waker(&waker);
-    let not_ended =
-        |saw: &str| Violation::NotEnded { request: 0, saw: saw.to_owned(), at };
+    let not_ended = |saw: &str| Violation::NotEnded { request: 0, saw: saw.to_owned(), at };
     match reader.stream.poll_event(&cx) {
         Poll::Ready(Some(Err(WaitError::ServerClosed))) => {}
         Poll::Ready(Some(Err(error))) => return Err(failed(0, error, at)),

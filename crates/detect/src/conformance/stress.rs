@@ -54,8 +54,8 @@ where
 
     /// Uses one harness up. Returns how many waits that took.
     fn episode(&mut self, at: At, waits_max: usize) -> Result<usize, Violation> {
-        let host = Server::spawn_thread()
-            .map_err(|error| Violation::Setup { error: error.into(), at })?;
+        let host =
+            Server::spawn_thread().map_err(|error| Violation::Setup { error: error.into(), at })?;
         let world = World::new(host.server().clone(), None, at.seed);
         let harness = (self.factory)(&world).map_err(|error| Violation::Setup { error, at })?;
         let profile = harness.profile();

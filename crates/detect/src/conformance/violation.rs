@@ -91,7 +91,10 @@ pub enum Violation {
         at: At,
     },
     /// An event was delivered again.
-    #[error("{}: event {event} was delivered a second time, to request {request} ({at})", Rule::Once)]
+    #[error(
+        "{}: event {event} was delivered a second time, to request {request} ({at})",
+        Rule::Once
+    )]
     Twice {
         /// The number of the event.
         event: usize,

@@ -3,7 +3,7 @@
 
 use super::{
     At, Harness, Rule, SetupError, Suite, Violation, World,
-    stage::{Host, Stage, Waiter},
+    stage::{Host, Slept, Stage, Waiter},
 };
 
 /// Requests and events of one walk. Below the least `index_count_max`.
@@ -46,9 +46,7 @@ impl<H: Harness> Walk<H> {
         match self.stage.random.u32(..12) {
             0..=3 => self.ask(),
             4..=5 if self.stage.ledger.happened < COUNT => self.stage.happen(),
-            6 if self.stage.ledger.happened < COUNT && !self.live.is_empty() => {
-                self.stage.happen_before_sleep().map(drop)
-            }
+            6 if self.stage.ledger.happened < COUNT => self.happen_before_sleep(),
             7 if !self.live.is_empty() => {
                 let place = self.stage.random.usize(..self.live.len());
                 let waiter = self.live.remove(place);
@@ -58,6 +56,26 @@ impl<H: Harness> Walk<H> {
             10 => self.stage.poll_idly(),
             _ => self.stage.look(),
         }
+    }
+
+    /// Lets the next event happen between preparation and sleep, if somebody waits for it: a host
+    /// that nobody is to wake would sleep for ever, and rightly.
+    fn happen_before_sleep(&mut self) -> Result<(), Violation> {
+        let ledger = &self.stage.ledger;
+        let (is_shared, next) = (ledger.is_shared(), ledger.happened);
+        let waiter = self.live.iter().position(|w| !w.is_woken() && (is_shared || w.index == next));
+        let Some(place) = waiter else { return Ok(()) };
+        let woken_before = self.woken_count();
+        let slept = self.stage.happen_before_sleep()?;
+        if slept == Slept::ForEver && self.woken_count() == woken_before {
+            let index = self.live[place].index;
+            return Err(self.stage.lost(Rule::Announced, index, "the host slept for ever"));
+        }
+        Ok(())
+    }
+
+    fn woken_count(&self) -> usize {
+        self.live.iter().filter(|waiter| waiter.is_woken()).count()
     }
 
     /// Makes one of the next few requests.

@@ -153,8 +153,7 @@ impl<S: DatagramSocket> Datagram<S> {
     pub fn poll_recv(&self, cx: &Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         // The whole room: what does not fit is lost.
         let room = buffer.initialize_unfilled();
-        let count =
-            ready!(self.fd.poll_io(Direction::Read, cx, |socket| receive(socket, room)))?;
+        let count = ready!(self.fd.poll_io(Direction::Read, cx, |socket| receive(socket, room)))?;
         buffer.advance(count);
         Poll::Ready(Ok(()))
     }

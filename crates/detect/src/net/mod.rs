@@ -59,18 +59,20 @@
 //! the options of sockets that have no method here, every socket is [`AsFd`](std::os::fd::AsFd), as
 //! `socket2::SockRef` wants it; for other operations there is [`Stream::as_async_fd`] and its like.
 
-pub mod datagram;
-pub mod listener;
+mod datagram;
+mod halves;
+mod listener;
 mod socket;
-pub mod stream;
+mod stream;
 mod tcp;
 mod udp;
 mod unix;
 
 pub use datagram::Datagram;
+pub use halves::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, ReuniteError, WriteHalf};
 pub use listener::Listener;
 pub use socket::{DatagramSocket, ListenerSocket, Socket, StreamSocket};
-pub use stream::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, ReuniteError, Stream, WriteHalf};
+pub use stream::Stream;
 pub use tcp::{TcpListener, TcpStream};
 pub use udp::UdpSocket;
-pub use unix::{PeerCredentials, UnixDatagram, UnixListener, UnixStream};
+pub use unix::{UnixDatagram, UnixListener, UnixStream};

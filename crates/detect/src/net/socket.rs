@@ -15,10 +15,7 @@ use rustix::{
 };
 
 use crate::{
-    async_fd::AsyncFd,
-    detector::Ready,
-    stock::readiness::Direction,
-    wait_point::Interest,
+    async_fd::AsyncFd, detector::Ready, stock::readiness::Direction, wait_point::Interest,
 };
 
 /// A socket of the standard library, of one of the kinds that there are asynchronous ones of. Sealed.

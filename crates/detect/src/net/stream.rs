@@ -1,7 +1,7 @@
-//! Connections: the streams of bytes that TCP and Unix sockets share, and their halves.
+//! Connections: the streams of bytes that TCP and Unix sockets share.
 
 use std::{
-    error, fmt,
+    fmt,
     io::{self, IoSlice, IoSliceMut},
     net::Shutdown,
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
@@ -14,7 +14,10 @@ use rustix::net::{
 };
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::socket::{self, StreamSocket};
+use super::{
+    halves::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, WriteHalf},
+    socket::{self, StreamSocket},
+};
 use crate::{
     async_fd::AsyncFd,
     detector::Ready,
@@ -212,8 +215,7 @@ impl<S: StreamSocket> Stream<S> {
         if asked == 0 {
             return Ok(0);
         }
-        self.fd
-            .try_transfer(Direction::Write, asked, |socket| transmit_vectored(socket, buffers))
+        self.fd.try_transfer(Direction::Write, asked, |socket| transmit_vectored(socket, buffers))
     }
 
     /// Reads into `buffer` what the next read will return again, and returns how many bytes; none of
@@ -235,11 +237,7 @@ impl<S: StreamSocket> Stream<S> {
     ///
     /// # Errors
     /// As [`peek`](Self::peek).
-    pub fn poll_peek(
-        &self,
-        cx: &Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<usize>> {
+    pub fn poll_peek(&self, cx: &Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<usize>> {
         if buffer.remaining() == 0 {
             return Poll::Ready(Ok(0));
         }
@@ -267,7 +265,7 @@ impl<S: StreamSocket> Stream<S> {
 
     /// Splits the stream into a half to read and a half to write, for two futures of one task. Free.
     pub const fn split(&mut self) -> (ReadHalf<'_, S>, WriteHalf<'_, S>) {
-        (ReadHalf { stream: self }, WriteHalf { stream: self })
+        (ReadHalf::new(self), WriteHalf::new(self))
     }
 
     /// Splits the stream into halves that two tasks can own, at the cost of an allocation.
@@ -276,8 +274,8 @@ impl<S: StreamSocket> Stream<S> {
     #[must_use = "dropping the halves closes the connection"]
     pub fn into_split(self) -> (OwnedReadHalf<S>, OwnedWriteHalf<S>) {
         let stream = Arc::new(self);
-        let read = OwnedReadHalf { stream: Arc::clone(&stream) };
-        (read, OwnedWriteHalf { stream, on_drop: OnDrop::Shutdown })
+        let read = OwnedReadHalf::new(Arc::clone(&stream));
+        (read, OwnedWriteHalf::new(stream))
     }
 
     /// What to compare a read of up to `room` bytes with: 0 if a short one tells nothing.
@@ -285,7 +283,7 @@ impl<S: StreamSocket> Stream<S> {
         if S::SHORT_READ_EMPTIES { room } else { 0 }
     }
 
-    fn poll_read_into(
+    pub(super) fn poll_read_into(
         &self,
         cx: &Context<'_>,
         buffer: &mut ReadBuf<'_>,
@@ -302,14 +300,18 @@ impl<S: StreamSocket> Stream<S> {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_write_from(&self, cx: &Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+    pub(super) fn poll_write_from(
+        &self,
+        cx: &Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
         if bytes.is_empty() {
             return Poll::Ready(Ok(0));
         }
         self.fd.poll_transfer(Direction::Write, cx, bytes.len(), |socket| transmit(socket, bytes))
     }
 
-    fn poll_write_from_vectored(
+    pub(super) fn poll_write_from_vectored(
         &self,
         cx: &Context<'_>,
         buffers: &[IoSlice<'_>],
@@ -318,13 +320,12 @@ impl<S: StreamSocket> Stream<S> {
         if asked == 0 {
             return Poll::Ready(Ok(0));
         }
-        self.fd.poll_transfer(Direction::Write, cx, asked, |socket| {
-            transmit_vectored(socket, buffers)
-        })
+        self.fd
+            .poll_transfer(Direction::Write, cx, asked, |socket| transmit_vectored(socket, buffers))
     }
 
     /// Says that nothing more will be written. A connection that is over already needs no word.
-    fn finish_writing(&self) -> io::Result<()> {
+    pub(super) fn finish_writing(&self) -> io::Result<()> {
         match self.shutdown_std(Shutdown::Write) {
             Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
             result => result,
@@ -431,209 +432,5 @@ impl<S: StreamSocket> AsRawFd for Stream<S> {
 impl<S: StreamSocket> fmt::Debug for Stream<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Stream").field(self.fd.as_inner()).finish()
-    }
-}
-
-/// The half of a borrowed [`Stream`] that reads: see [`Stream::split`].
-#[derive(Debug)]
-pub struct ReadHalf<'a, S: StreamSocket> {
-    stream: &'a Stream<S>,
-}
-
-/// The half of a borrowed [`Stream`] that writes: see [`Stream::split`].
-#[derive(Debug)]
-pub struct WriteHalf<'a, S: StreamSocket> {
-    stream: &'a Stream<S>,
-}
-
-/// The half of a [`Stream`] that reads: see [`Stream::into_split`].
-#[derive(Debug)]
-pub struct OwnedReadHalf<S: StreamSocket> {
-    stream: Arc<Stream<S>>,
-}
-
-/// The half of a [`Stream`] that writes: see [`Stream::into_split`]. Dropping it shuts the connection
-/// down in that direction: the peer reads what was written, and then the end.
-#[derive(Debug)]
-pub struct OwnedWriteHalf<S: StreamSocket> {
-    stream: Arc<Stream<S>>,
-    on_drop: OnDrop,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum OnDrop {
-    Shutdown,
-    Nothing,
-}
-
-impl<S: StreamSocket> OwnedReadHalf<S> {
-    /// Puts the two halves of one stream together again.
-    ///
-    /// # Errors
-    /// Gives both halves back if they are of different streams.
-    pub fn reunite(self, write: OwnedWriteHalf<S>) -> Result<Stream<S>, ReuniteError<S>> {
-        write.reunite(self)
-    }
-}
-
-impl<S: StreamSocket> OwnedWriteHalf<S> {
-    /// Puts the two halves of one stream together again.
-    ///
-    /// # Errors
-    /// Gives both halves back if they are of different streams.
-    pub fn reunite(self, read: OwnedReadHalf<S>) -> Result<Stream<S>, ReuniteError<S>> {
-        if !Arc::ptr_eq(&self.stream, &read.stream) {
-            return Err(ReuniteError { read, write: self });
-        }
-        self.forget();
-        Ok(Arc::into_inner(read.stream).expect("invariant: a stream has two halves"))
-    }
-
-    /// Drops the half without shutting the connection down.
-    pub fn forget(mut self) {
-        self.on_drop = OnDrop::Nothing;
-    }
-}
-
-impl<S: StreamSocket> Drop for OwnedWriteHalf<S> {
-    fn drop(&mut self) {
-        if self.on_drop == OnDrop::Shutdown
-            && let Err(error) = self.stream.finish_writing()
-        {
-            tracing::debug!(%error, "a connection could not be shut down for writing");
-        }
-    }
-}
-
-/// The halves were not of the same stream.
-pub struct ReuniteError<S: StreamSocket> {
-    /// The half that reads.
-    pub read: OwnedReadHalf<S>,
-    /// The half that writes.
-    pub write: OwnedWriteHalf<S>,
-}
-
-impl<S: StreamSocket> fmt::Debug for ReuniteError<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReuniteError")
-            .field("read", &self.read)
-            .field("write", &self.write)
-            .finish()
-    }
-}
-
-impl<S: StreamSocket> fmt::Display for ReuniteError<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the two halves belong to different streams")
-    }
-}
-
-impl<S: StreamSocket> error::Error for ReuniteError<S> {}
-
-impl<S: StreamSocket> AsRef<Stream<S>> for ReadHalf<'_, S> {
-    fn as_ref(&self) -> &Stream<S> {
-        self.stream
-    }
-}
-
-impl<S: StreamSocket> AsRef<Stream<S>> for WriteHalf<'_, S> {
-    fn as_ref(&self) -> &Stream<S> {
-        self.stream
-    }
-}
-
-impl<S: StreamSocket> AsRef<Stream<S>> for OwnedReadHalf<S> {
-    fn as_ref(&self) -> &Stream<S> {
-        &self.stream
-    }
-}
-
-impl<S: StreamSocket> AsRef<Stream<S>> for OwnedWriteHalf<S> {
-    fn as_ref(&self) -> &Stream<S> {
-        &self.stream
-    }
-}
-
-impl<S: StreamSocket> AsyncRead for ReadHalf<'_, S> {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        self.stream.poll_read_into(cx, buffer)
-    }
-}
-
-impl<S: StreamSocket> AsyncRead for OwnedReadHalf<S> {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        self.stream.poll_read_into(cx, buffer)
-    }
-}
-
-impl<S: StreamSocket> AsyncWrite for WriteHalf<'_, S> {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        self.stream.poll_write_from(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffers: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        self.stream.poll_write_from_vectored(cx, buffers)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(self.stream.finish_writing())
-    }
-}
-
-impl<S: StreamSocket> AsyncWrite for OwnedWriteHalf<S> {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        self.stream.poll_write_from(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffers: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        self.stream.poll_write_from_vectored(cx, buffers)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let result = self.stream.finish_writing();
-        if result.is_ok() {
-            self.on_drop = OnDrop::Nothing;
-        }
-        Poll::Ready(result)
     }
 }

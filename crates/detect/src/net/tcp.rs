@@ -154,6 +154,8 @@ impl Socket for std::net::TcpStream {
 }
 
 impl StreamSocket for std::net::TcpStream {
+    /// A read also ends before urgent data, with bytes behind them; but the wait point announces those
+    /// (`EPOLLPRI`), and the source knows what to do.
     const SHORT_READ_EMPTIES: bool = true;
 
     fn peer_address(&self) -> io::Result<SocketAddr> {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, addr::SocketAddrLen, socket_with, sockopt,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, addr::SocketAddrLen, socket_with,
 };
 
 use super::{
@@ -98,33 +98,6 @@ impl UnixStream {
         let (one, other) = net::UnixStream::pair()?;
         Ok((Self::from_std_on(server, one)?, Self::from_std_on(server, other)?))
     }
-
-    /// Returns who the peer was when it connected, listened, or made the pair.
-    ///
-    /// # Errors
-    /// [`io::ErrorKind::NotConnected`] if there is no peer.
-    pub fn peer_cred(&self) -> io::Result<PeerCredentials> {
-        // Without a peer the kernel tells a process 0, which rustix takes for impossible.
-        self.peer_addr()?;
-        let credentials = sockopt::socket_peercred(self)?;
-        Ok(PeerCredentials {
-            process_id: credentials.pid.as_raw_nonzero().get(),
-            user_id: credentials.uid.as_raw(),
-            group_id: credentials.gid.as_raw(),
-        })
-    }
-}
-
-/// Who is at the other end of a [`UnixStream`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct PeerCredentials {
-    /// The process.
-    pub process_id: i32,
-    /// The effective user.
-    pub user_id: u32,
-    /// The effective group.
-    pub group_id: u32,
 }
 
 impl UnixDatagram {

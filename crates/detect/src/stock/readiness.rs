@@ -18,8 +18,8 @@ use crate::{
     },
     handle::Handle,
     site::{Bell, Site},
-    wait_point::Interest,
     sync::{Arc, AtomicU64, Ordering},
+    wait_point::Interest,
 };
 
 /// Which of a descriptor's directions a request waits for.
@@ -232,11 +232,7 @@ impl Handle<Readiness> {
     /// # Errors
     /// The kernel's: a closed descriptor, one that is watched already, or one that cannot be watched
     /// (`EPERM` for a regular file); [`io::ErrorKind::NotConnected`] if the server is shut down.
-    pub fn watch(
-        &self,
-        descriptor: BorrowedFd<'_>,
-        interest: Interest,
-    ) -> io::Result<Arc<Source>> {
+    pub fn watch(&self, descriptor: BorrowedFd<'_>, interest: Interest) -> io::Result<Arc<Source>> {
         self.with_detector(|readiness| readiness.watch(descriptor, interest))
             .unwrap_or_else(|| Err(crate::WaitError::ServerClosed.into()))
     }

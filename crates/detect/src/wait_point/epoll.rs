@@ -51,11 +51,7 @@ impl Epoll {
             TimerfdClockId::Monotonic,
             TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
         )?;
-        registry.register(
-            &mut SourceFd(&timer.as_raw_fd()),
-            TIMER,
-            mio::Interest::READABLE,
-        )?;
+        registry.register(&mut SourceFd(&timer.as_raw_fd()), TIMER, mio::Interest::READABLE)?;
         let events = Events::with_capacity(EVENTS_MAX);
         Ok((Self { poll, events, timer, armed: None }, EpollGate { registry, waker }))
     }
@@ -118,7 +114,11 @@ impl EpollGate {
         let interest = match interest {
             Interest::Readable => mio::Interest::READABLE,
             Interest::Writable => mio::Interest::WRITABLE,
-            Interest::Both => mio::Interest::READABLE | mio::Interest::WRITABLE,
+            // Urgent data ends a read that is shorter than asked for, with bytes behind it: whoever takes
+            // a short read for the end of the queue must be told of it.
+            Interest::Both => {
+                mio::Interest::READABLE | mio::Interest::WRITABLE | mio::Interest::PRIORITY
+            }
         };
         let descriptor = descriptor.as_raw_fd();
         self.registry.register(&mut SourceFd(&descriptor), token(address, key), interest)
@@ -131,9 +131,7 @@ impl EpollGate {
 }
 
 fn token(address: Address, key: u32) -> Token {
-    Token(
-        usize::from(address.generation) << 56 | (address.index as usize) << 32 | key as usize,
-    )
+    Token(usize::from(address.generation) << 56 | (address.index as usize) << 32 | key as usize)
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the parts of the token are wanted")]

@@ -7,7 +7,7 @@
 use std::{
     cell::{Cell, RefCell},
     future::Future,
-    panic::{self, AssertUnwindSafe, Location},
+    panic::Location,
     pin::pin,
     rc::Rc,
     task::{Context, Poll, Wake, Waker},
@@ -26,6 +26,7 @@ use crate::{
     idle::Idle,
     join::JoinHandle,
     lane::{self, Cause, Lane, Share},
+    panics::contained,
     parker::Parker,
     sync::{
         Arc, AtomicBool, AtomicUsize, Ordering,
@@ -208,10 +209,8 @@ impl Shared {
     /// Runs `future` on the calling thread, which is no worker, and sleeps while it is pending.
     pub(crate) fn block_on<F: Future>(self: &Arc<Self>, future: F) -> F::Output {
         let _entered = context::enter(Handle { scheduler: Scheduler::Hybrid(Arc::clone(self)) });
-        let main = Arc::new(ThreadWaker {
-            is_woken: AtomicBool::new(true),
-            thread: thread::current(),
-        });
+        let main =
+            Arc::new(ThreadWaker { is_woken: AtomicBool::new(true), thread: thread::current() });
         let waker = Waker::from(Arc::clone(&main));
         let mut future = pin!(future);
         loop {
@@ -237,7 +236,8 @@ where
     F::Output: Send + 'static,
 {
     let scheduler = Arc::clone(shared);
-    let schedule = WithInfo(move |task: Runnable, info: ScheduleInfo| scheduler.schedule(task, &info));
+    let schedule =
+        WithInfo(move |task: Runnable, info: ScheduleInfo| scheduler.schedule(task, &info));
     let (runnable, handle) = task::spawn(&shared.live, site, future, schedule);
     if let Some(runnable) = runnable {
         runnable.schedule();
@@ -291,7 +291,7 @@ impl Worker {
         while !self.shared.is_shutdown.load(Ordering::Relaxed) {
             if self.lookout.is_due(now) {
                 self.local.cause.set(Cause::Detection);
-                self.lookout.detect();
+                contained("a look", || self.lookout.detect());
                 // Who hogs matters only where somebody computes.
                 context::sample_processor_time(!self.local.queues.compute.is_empty());
             }
@@ -344,10 +344,8 @@ impl Worker {
             return monotonic_now();
         }
         context::begin_poll(now.as_nanos(), self.shared.options.quantum);
-        // The future's panics are caught inside; what may come out is that of a drop.
-        if panic::catch_unwind(AssertUnwindSafe(|| task.run())).is_err() {
-            tracing::error!("dropping a task's future panicked");
-        }
+        // The future's panics are caught inside; what may come out is that of a waker.
+        contained("a poll", || task.run());
         let end = context::take_poll_end().map_or_else(monotonic_now, Instant::from_nanos);
         self.share.record(lane, end.as_nanos().saturating_sub(now.as_nanos()));
         end

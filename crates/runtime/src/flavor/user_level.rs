@@ -8,7 +8,7 @@ use std::{
     cell::{Cell, RefCell},
     collections::VecDeque,
     future::Future,
-    panic::{self, AssertUnwindSafe, Location},
+    panic::Location,
     pin::pin,
     rc::Rc,
     task::{Context, Poll, Wake, Waker},
@@ -25,6 +25,7 @@ use crate::{
     handle::{Handle, Scheduler},
     join::JoinHandle,
     lane::{self, Cause, Lane, Share},
+    panics::contained,
     sync::{Arc, AtomicBool, Ordering, PoisonError, RealMutex, thread, thread_local},
     task::{self, LiveTasks, Runnable},
 };
@@ -137,7 +138,7 @@ impl Shared {
         loop {
             if core.lookout.is_due(now) {
                 local.cause.set(Cause::Detection);
-                core.lookout.detect();
+                contained("a look", || core.lookout.detect());
                 // Who hogs matters only where somebody computes.
                 context::sample_processor_time(!local.lanes.borrow().compute.is_empty());
             }
@@ -161,8 +162,10 @@ impl Shared {
                 now = vigie_detect::Instant::from_nanos(end);
             } else if !main.is_woken.load(Ordering::Acquire) {
                 local.cause.set(Cause::Detection);
-                core.lookout.park_unless(None, || {
-                    main.is_woken.load(Ordering::Acquire) || self.has_injected()
+                contained("a sleep", || {
+                    core.lookout.park_unless(None, || {
+                        main.is_woken.load(Ordering::Acquire) || self.has_injected()
+                    })
                 });
                 now = monotonic_now();
             }
@@ -177,10 +180,8 @@ impl Shared {
             return monotonic_now().as_nanos();
         }
         context::begin_poll(now, self.options.quantum);
-        // The future's panics are caught inside; what may come out is that of a drop.
-        if panic::catch_unwind(AssertUnwindSafe(|| task.run())).is_err() {
-            tracing::error!("dropping a task's future panicked");
-        }
+        // The future's panics are caught inside; what may come out is that of a waker.
+        contained("a poll", || task.run());
         context::take_poll_end().unwrap_or_else(|| monotonic_now().as_nanos())
     }
 
@@ -229,9 +230,7 @@ impl Shared {
 
 /// Cancels a task: drops its future.
 pub(crate) fn drop_task(task: Runnable) {
-    if panic::catch_unwind(AssertUnwindSafe(|| drop(task))).is_err() {
-        tracing::error!("dropping a task's future panicked");
-    }
+    contained("a cancelled task", || drop(task));
 }
 
 fn steal(inject: &Injector<Runnable>) -> Option<Runnable> {

@@ -28,11 +28,3 @@ pub(crate) fn against_hang<T: Send + 'static>(body: impl FnOnce() -> T + Send + 
         Err(mpsc::RecvTimeoutError::Timeout) => panic!("it hangs: not done within {HANG:?}"),
     }
 }
-
-/// Waits, giving the core away, until `condition` holds: for what another thread or the kernel does in
-/// its own time. To be used inside [`against_hang`].
-pub(crate) fn until(mut condition: impl FnMut() -> bool) {
-    while !condition() {
-        thread::yield_now();
-    }
-}

@@ -90,6 +90,6 @@ impl AsyncSystem for VigieBlocking {
     }
 
     fn spawn_echo(stream: Self::Stream) {
-        drop(vigie_runtime::spawn_blocking(move || serve_blocking(stream)));
+        vigie_runtime::spawn_blocking(move || serve_blocking(stream)).detach();
     }
 }

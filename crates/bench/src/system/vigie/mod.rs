@@ -112,7 +112,7 @@ impl<S: Setting> AsyncSystem for Vigie<S> {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        drop(vigie_runtime::spawn(future));
+        vigie_runtime::spawn(future).detach();
     }
 
     async fn call<F, T>(future: F) -> T

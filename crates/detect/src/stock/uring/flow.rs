@@ -249,11 +249,6 @@ fn judge_error(error: io::Error) -> Option<io::Error> {
         // pause. Nothing was moved in either case. No count bounds how often: an idle request may
         // outlive any number of threads.
         Some(libc::ECANCELED | libc::EINTR) => None,
-        Some(libc::EAGAIN) => Some(io::Error::new(
-            io::ErrorKind::WouldBlock,
-            "the descriptor is non-blocking, so that io_uring does not wait for it: clear \
-             O_NONBLOCK",
-        )),
         _ => Some(error),
     }
 }

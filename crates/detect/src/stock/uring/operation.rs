@@ -8,8 +8,7 @@ use crate::sync::Arc;
 /// A request: what the kernel shall do with a descriptor.
 ///
 /// The descriptor is shared with the request, so that its number cannot go to another file while the
-/// kernel is still to use it. It must be in blocking mode: the kernel does not wait for a non-blocking
-/// one, and the request fails with [`WouldBlock`](io::ErrorKind::WouldBlock).
+/// kernel is still to use it. It may be in blocking or non-blocking mode.
 ///
 /// # Cancel safety
 /// A request that is dropped in flight is cancelled, but what it has done stays done: a dropped write

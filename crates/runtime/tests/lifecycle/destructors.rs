@@ -1,10 +1,5 @@
 //! What the destructors of tasks may do: anything, at the end of their task and at that of the runtime.
 
-mod census;
-mod child;
-mod flavors;
-mod guard;
-
 use std::{
     cell::{Cell, RefCell},
     future::{Future, pending, poll_fn},
@@ -20,10 +15,15 @@ use std::{
     thread,
 };
 
-use census::{Census, Witness};
-use flavors::{FLAVORS, alone_for_each_flavor, poll_once, run_until_polled, runtime};
-use guard::against_hang;
 use vigie_runtime::{Flavor, JoinHandle, Runtime, spawn, spawn_blocking, spawn_local, yield_now};
+
+use crate::{
+    census::{Census, Witness},
+    flavors::{FLAVORS, runtime},
+    guard::against_hang,
+    leftovers::alone_for_each_flavor,
+    tasks::{poll_once, run_until_polled},
+};
 
 /// A future that does something when it is dropped.
 struct OnDrop<F: FnMut()>(F);
@@ -47,7 +47,7 @@ impl<F: FnMut() + Unpin> Future for OnDrop<F> {
 /// destructor.
 #[test]
 fn busy_destructors_at_shutdown() {
-    alone_for_each_flavor("busy_destructors_at_shutdown", |flavor| {
+    alone_for_each_flavor("destructors::busy_destructors_at_shutdown", |flavor| {
         let census = Census::default();
         let runtime = runtime(flavor);
         let polled = Arc::new(AtomicUsize::new(0));
@@ -114,7 +114,7 @@ impl Drop for Bomb {
 /// on both flavors; afterwards the runtime works and ends.
 #[test]
 fn panics_in_destructors() {
-    alone_for_each_flavor("panics_in_destructors", |flavor| {
+    alone_for_each_flavor("destructors::panics_in_destructors", |flavor| {
         let census = Census::default();
         let runtime = runtime(flavor);
         let bomb = || Bomb(census.witness());
@@ -186,7 +186,7 @@ fn panics_in_destructors() {
 /// closure that owns a bomb is aborted; another one runs after it.
 #[test]
 fn panics_in_destructors_of_closures() {
-    alone_for_each_flavor("panics_in_destructors_of_closures", |flavor| {
+    alone_for_each_flavor("destructors::panics_in_destructors_of_closures", |flavor| {
         let census = Census::default();
         let runtime =
             Runtime::builder().flavor(flavor).workers(2).blocking_threads(1).build().expect("ok");
@@ -219,21 +219,21 @@ fn local_tasks_on_the_wrong_thread() {
             let runtime = runtime(Flavor::UserLevel);
             let dropped = Rc::new(Cell::new(false));
             let polls = Rc::new(Cell::new(0));
-            let task = runtime.block_on(async {
+            let mut task = None;
+            runtime.block_on(async {
                 let (dropped, polls) = (Rc::clone(&dropped), Rc::clone(&polls));
                 let local = OnDrop(move || dropped.set(true));
                 let counted = Rc::clone(&polls);
-                let task = spawn_local(async move {
+                task = Some(spawn_local(async move {
                     let _local = local;
                     loop {
                         counted.set(counted.get() + 1);
                         yield_now().await;
                     }
-                });
+                }));
                 while polls.get() == 0 {
                     yield_now().await;
                 }
-                task
             });
             let before = polls.get();
             let aside = thread::spawn(move || {
@@ -249,6 +249,7 @@ fn local_tasks_on_the_wrong_thread() {
             aside.join().expect("no panic leaves the runtime");
             assert_eq!(polls.get(), before, "polled on its thread alone");
             assert!(!dropped.get(), "leaked, not dropped on the wrong thread");
+            let task = task.expect("spawned");
             let Poll::Ready(Err(error)) = poll_once(task) else { panic!("the task is over") };
             assert_eq!(error.is_panic(), runs_there, "{error}");
             assert_eq!(error.is_cancelled(), !runs_there, "{error}");

@@ -1,10 +1,5 @@
 //! The life of a runtime: it ends cleanly, whatever its tasks wait for and wherever it is dropped.
 
-mod census;
-mod child;
-mod flavors;
-mod guard;
-
 use std::{
     future::{Future, pending, poll_fn},
     os::unix::net::UnixStream as StdUnixStream,
@@ -19,11 +14,6 @@ use std::{
     time::Duration,
 };
 
-use census::Census;
-use child::in_child;
-use flavors::{
-    FLAVORS, alone_for_each_flavor, assert_cancelled, poll_once, run_until_polled, runtime,
-};
 use tokio::io::AsyncReadExt;
 use vigie_detect::{
     net::UnixStream,
@@ -31,13 +21,22 @@ use vigie_detect::{
 };
 use vigie_runtime::{Flavor, Handle, Runtime, spawn, spawn_blocking, time, yield_now};
 
+use crate::{
+    census::Census,
+    child::in_child,
+    flavors::{FLAVORS, runtime},
+    leftovers::alone_for_each_flavor,
+    settle::until,
+    tasks::{assert_cancelled, poll_once, run_until_polled},
+};
+
 const A_YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Goal: a runtime that did nothing, or only its work, leaves nothing behind. Method: counts of
 /// threads and descriptors; twice, should the first leave something that is reused.
 #[test]
 fn an_idle_runtime_leaves_nothing() {
-    alone_for_each_flavor("an_idle_runtime_leaves_nothing", |flavor| {
+    alone_for_each_flavor("shutdown::an_idle_runtime_leaves_nothing", |flavor| {
         for _ in 0..2 {
             drop(runtime(flavor));
             let runtime = runtime(flavor);
@@ -121,7 +120,7 @@ fn waiting_tasks(runtime: &Runtime) -> Vec<Boxed> {
 /// handles. Method: a task for each kind of waiting, polled at least once; witnesses in them.
 #[test]
 fn pending_tasks_are_dropped_once() {
-    alone_for_each_flavor("pending_tasks_are_dropped_once", |flavor| {
+    alone_for_each_flavor("shutdown::pending_tasks_are_dropped_once", |flavor| {
         let runtime = runtime(flavor);
         let census = Census::default();
         let polled = Arc::new(AtomicUsize::new(0));
@@ -157,7 +156,7 @@ fn pending_tasks_are_dropped_once() {
 /// again and again, before, during and after the drop.
 #[test]
 fn a_foreign_waker_outlives_the_runtime() {
-    alone_for_each_flavor("a_foreign_waker_outlives_the_runtime", |flavor| {
+    alone_for_each_flavor("shutdown::a_foreign_waker_outlives_the_runtime", |flavor| {
         let runtime = runtime(flavor);
         let census = Census::default();
         let (give, wakers) = mpsc::channel::<Waker>();
@@ -174,21 +173,16 @@ fn a_foreign_waker_outlives_the_runtime() {
             }
         });
         let witness = census.witness();
-        let task = runtime.block_on(async {
-            let polls = Arc::new(AtomicUsize::new(0));
-            let counted = Arc::clone(&polls);
-            let task = spawn(poll_fn(move |cx| {
-                let _ = &witness;
-                if counted.fetch_add(1, Ordering::SeqCst) == 0 {
-                    give.send(cx.waker().clone()).expect("the thread waits");
-                }
-                Poll::<()>::Pending
-            }));
-            while polls.load(Ordering::SeqCst) < 3 {
-                yield_now().await;
+        let polls = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&polls);
+        let task = runtime.spawn(poll_fn(move |cx| {
+            let _ = &witness;
+            if counted.fetch_add(1, Ordering::SeqCst) == 0 {
+                give.send(cx.waker().clone()).expect("the thread waits");
             }
-            task
-        });
+            Poll::<()>::Pending
+        }));
+        run_until_polled(&runtime, &polls, 3);
         drop(runtime);
         census.assert_settled(flavor);
         assert_cancelled(task);
@@ -202,7 +196,7 @@ fn a_foreign_waker_outlives_the_runtime() {
 /// the shutdown does.
 #[test]
 fn blocking_closures_at_shutdown() {
-    alone_for_each_flavor("blocking_closures_at_shutdown", |flavor| {
+    alone_for_each_flavor("shutdown::blocking_closures_at_shutdown", |flavor| {
         let runtime = Runtime::builder()
             .flavor(flavor)
             .workers(2)
@@ -225,7 +219,7 @@ fn blocking_closures_at_shutdown() {
         let releaser = thread::spawn({
             let queued = queued.clone();
             move || {
-                guard::until(|| queued.is_settled());
+                until(|| queued.is_settled());
                 release.send(()).expect("the closure waits");
             }
         });
@@ -242,7 +236,7 @@ fn blocking_closures_at_shutdown() {
 /// handle, for tasks and closures.
 #[test]
 fn spawn_after_the_end_is_cancelled() {
-    alone_for_each_flavor("spawn_after_the_end_is_cancelled", |flavor| {
+    alone_for_each_flavor("shutdown::spawn_after_the_end_is_cancelled", |flavor| {
         let runtime = runtime(flavor);
         let handle = runtime.handle().clone();
         drop(runtime);
@@ -265,7 +259,7 @@ fn spawn_after_the_end_is_cancelled() {
 /// user-level flavor, tasks run only while `block_on` borrows the runtime.
 #[test]
 fn dropped_inside_its_own_task() {
-    alone_for_each_flavor("dropped_inside_its_own_task", |_| {
+    alone_for_each_flavor("shutdown::dropped_inside_its_own_task", |_| {
         let census = Census::default();
         let own = runtime(Flavor::Hybrid);
         let handle = own.handle().clone();
@@ -285,7 +279,7 @@ fn dropped_inside_its_own_task() {
                 unreachable!("the task was cancelled");
             })
             .detach();
-        guard::until(|| census.is_settled());
+        until(|| census.is_settled());
     });
 }
 
@@ -293,7 +287,7 @@ fn dropped_inside_its_own_task() {
 /// Method: it is moved into a closure, beside a task that waits.
 #[test]
 fn dropped_inside_its_own_closure() {
-    alone_for_each_flavor("dropped_inside_its_own_closure", |flavor| {
+    alone_for_each_flavor("shutdown::dropped_inside_its_own_closure", |flavor| {
         let census = Census::default();
         let own = runtime(flavor);
         let handle = own.handle().clone();
@@ -310,7 +304,7 @@ fn dropped_inside_its_own_closure() {
             seen.assert_settled("at once");
             closed.server().is_closed()
         });
-        guard::until(|| closure.is_finished());
+        until(|| closure.is_finished());
         assert!(matches!(poll_once(closure), Poll::Ready(Ok(true))));
     });
 }
@@ -319,7 +313,7 @@ fn dropped_inside_its_own_closure() {
 /// flavor, where `block_on` holds the runtime meanwhile.
 #[test]
 fn a_shared_runtime_ends_with_its_last_owner() {
-    alone_for_each_flavor("a_shared_runtime_ends_with_its_last_owner", |flavor| {
+    alone_for_each_flavor("shutdown::a_shared_runtime_ends_with_its_last_owner", |flavor| {
         let shared = Arc::new(runtime(flavor));
         let theirs = Arc::clone(&shared);
         let task = shared.spawn(async move { drop(theirs) });
@@ -335,7 +329,7 @@ fn a_shared_runtime_ends_with_its_last_owner() {
 /// pending tasks, which are dropped once.
 #[test]
 fn dropped_inside_another_runtimes_task() {
-    alone_for_each_flavor("dropped_inside_another_runtimes_task", |outer_flavor| {
+    alone_for_each_flavor("shutdown::dropped_inside_another_runtimes_task", |outer_flavor| {
         for inner_flavor in FLAVORS {
             let census = Census::default();
             let outer = runtime(outer_flavor);
@@ -359,7 +353,7 @@ fn dropped_inside_another_runtimes_task() {
                 Handle::current().expect("in a task").flavor()
             });
             assert_eq!(outer.block_on(task).expect("it ends"), outer_flavor);
-            guard::until(|| census.is_settled());
+            until(|| census.is_settled());
             // Once more as something that a cancelled task owns.
             let inner = runtime(inner_flavor);
             let witness = census.witness();
@@ -375,7 +369,7 @@ fn dropped_inside_another_runtimes_task() {
             });
             task.abort();
             outer.block_on(task).expect_err("aborted");
-            guard::until(|| census.is_settled());
+            until(|| census.is_settled());
         }
     });
 }
@@ -384,7 +378,7 @@ fn dropped_inside_another_runtimes_task() {
 /// panic, a cancellation; handles dropped, asked, awaited in another runtime.
 #[test]
 fn join_handles_outlive_the_runtime() {
-    alone_for_each_flavor("join_handles_outlive_the_runtime", |flavor| {
+    alone_for_each_flavor("shutdown::join_handles_outlive_the_runtime", |flavor| {
         let runtime = runtime(flavor);
         let census = Census::default();
         let (output, kept) = (census.witness(), census.witness());
@@ -421,7 +415,7 @@ fn join_handles_outlive_the_runtime() {
 /// while the runtime is dropped, many times over.
 #[test]
 fn spawning_and_waking_race_with_the_shutdown() {
-    in_child("spawning_and_waking_race_with_the_shutdown", || {
+    in_child("shutdown::spawning_and_waking_race_with_the_shutdown", || {
         for round in 0..60 {
             let flavor = FLAVORS[round % 2];
             let census = Census::default();
@@ -449,7 +443,7 @@ fn spawning_and_waking_race_with_the_shutdown() {
                     }
                 });
                 for is_running in [&is_spawning, &is_waking] {
-                    guard::until(|| is_running.load(Ordering::SeqCst));
+                    until(|| is_running.load(Ordering::SeqCst));
                 }
                 drop(runtime);
                 is_over.store(true, Ordering::SeqCst);

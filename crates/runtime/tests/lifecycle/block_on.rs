@@ -1,9 +1,5 @@
 //! Entering a runtime: again and again, from several threads, and from where it is not allowed.
 
-mod child;
-mod flavors;
-mod guard;
-
 use std::{
     panic::{self, AssertUnwindSafe},
     sync::{
@@ -14,9 +10,12 @@ use std::{
     time::Duration,
 };
 
-use flavors::{FLAVORS, runtime};
-use guard::against_hang;
 use vigie_runtime::{Flavor, spawn, time, yield_now};
+
+use crate::{
+    flavors::{FLAVORS, runtime},
+    guard::against_hang,
+};
 
 fn for_each_flavor(test: fn(Flavor)) {
     against_hang(move || FLAVORS.into_iter().for_each(test));
@@ -29,7 +28,8 @@ fn block_on_twice() {
     for_each_flavor(|flavor| {
         let runtime = runtime(flavor);
         let (sender, receiver) = tokio::sync::oneshot::channel();
-        let task = runtime.block_on(async { spawn(receiver) });
+        let task = runtime.spawn(receiver);
+        runtime.block_on(yield_now());
         let panicked = panic::catch_unwind(AssertUnwindSafe(|| {
             runtime.block_on(async {
                 yield_now().await;

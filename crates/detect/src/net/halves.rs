@@ -1,0 +1,239 @@
+//! The two directions of a [`Stream`], for two futures or two tasks.
+
+use std::{
+    error, fmt,
+    io::{self, IoSlice},
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::{socket::StreamSocket, stream::Stream};
+use crate::sync::Arc;
+
+/// The half of a borrowed [`Stream`] that reads: see [`Stream::split`].
+#[derive(Debug)]
+pub struct ReadHalf<'a, S: StreamSocket> {
+    stream: &'a Stream<S>,
+}
+
+/// The half of a borrowed [`Stream`] that writes: see [`Stream::split`].
+#[derive(Debug)]
+pub struct WriteHalf<'a, S: StreamSocket> {
+    stream: &'a Stream<S>,
+}
+
+/// The half of a [`Stream`] that reads: see [`Stream::into_split`].
+#[derive(Debug)]
+pub struct OwnedReadHalf<S: StreamSocket> {
+    stream: Arc<Stream<S>>,
+}
+
+/// The half of a [`Stream`] that writes: see [`Stream::into_split`]. Dropping it shuts the connection
+/// down in that direction: the peer reads what was written, and then the end.
+#[derive(Debug)]
+pub struct OwnedWriteHalf<S: StreamSocket> {
+    stream: Arc<Stream<S>>,
+    on_drop: OnDrop,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OnDrop {
+    Shutdown,
+    Nothing,
+}
+
+impl<'a, S: StreamSocket> ReadHalf<'a, S> {
+    pub(super) const fn new(stream: &'a Stream<S>) -> Self {
+        Self { stream }
+    }
+}
+
+impl<'a, S: StreamSocket> WriteHalf<'a, S> {
+    pub(super) const fn new(stream: &'a Stream<S>) -> Self {
+        Self { stream }
+    }
+}
+
+impl<S: StreamSocket> OwnedReadHalf<S> {
+    pub(super) const fn new(stream: Arc<Stream<S>>) -> Self {
+        Self { stream }
+    }
+
+    /// Puts the two halves of one stream together again.
+    ///
+    /// # Errors
+    /// Gives both halves back if they are of different streams.
+    pub fn reunite(self, write: OwnedWriteHalf<S>) -> Result<Stream<S>, ReuniteError<S>> {
+        write.reunite(self)
+    }
+}
+
+impl<S: StreamSocket> OwnedWriteHalf<S> {
+    pub(super) const fn new(stream: Arc<Stream<S>>) -> Self {
+        Self { stream, on_drop: OnDrop::Shutdown }
+    }
+
+    /// Puts the two halves of one stream together again.
+    ///
+    /// # Errors
+    /// Gives both halves back if they are of different streams.
+    #[expect(clippy::missing_panics_doc, reason = "a stream has two halves, and no third owner")]
+    pub fn reunite(self, read: OwnedReadHalf<S>) -> Result<Stream<S>, ReuniteError<S>> {
+        if !Arc::ptr_eq(&self.stream, &read.stream) {
+            return Err(ReuniteError { read, write: self });
+        }
+        self.forget();
+        Ok(Arc::into_inner(read.stream).expect("invariant: a stream has two halves"))
+    }
+
+    /// Drops the half without shutting the connection down.
+    pub fn forget(mut self) {
+        self.on_drop = OnDrop::Nothing;
+    }
+}
+
+impl<S: StreamSocket> Drop for OwnedWriteHalf<S> {
+    fn drop(&mut self) {
+        if self.on_drop == OnDrop::Shutdown
+            && let Err(error) = self.stream.finish_writing()
+        {
+            tracing::debug!(%error, "a connection could not be shut down for writing");
+        }
+    }
+}
+
+/// The halves were not of the same stream.
+#[non_exhaustive]
+pub struct ReuniteError<S: StreamSocket> {
+    /// The half that reads.
+    pub read: OwnedReadHalf<S>,
+    /// The half that writes.
+    pub write: OwnedWriteHalf<S>,
+}
+
+impl<S: StreamSocket> fmt::Debug for ReuniteError<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReuniteError")
+            .field("read", &self.read)
+            .field("write", &self.write)
+            .finish()
+    }
+}
+
+impl<S: StreamSocket> fmt::Display for ReuniteError<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the two halves belong to different streams")
+    }
+}
+
+impl<S: StreamSocket> error::Error for ReuniteError<S> {}
+
+impl<S: StreamSocket> AsRef<Stream<S>> for ReadHalf<'_, S> {
+    fn as_ref(&self) -> &Stream<S> {
+        self.stream
+    }
+}
+
+impl<S: StreamSocket> AsRef<Stream<S>> for WriteHalf<'_, S> {
+    fn as_ref(&self) -> &Stream<S> {
+        self.stream
+    }
+}
+
+impl<S: StreamSocket> AsRef<Stream<S>> for OwnedReadHalf<S> {
+    fn as_ref(&self) -> &Stream<S> {
+        &self.stream
+    }
+}
+
+impl<S: StreamSocket> AsRef<Stream<S>> for OwnedWriteHalf<S> {
+    fn as_ref(&self) -> &Stream<S> {
+        &self.stream
+    }
+}
+
+impl<S: StreamSocket> AsyncRead for ReadHalf<'_, S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.stream.poll_read_into(cx, buffer)
+    }
+}
+
+impl<S: StreamSocket> AsyncRead for OwnedReadHalf<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.stream.poll_read_into(cx, buffer)
+    }
+}
+
+impl<S: StreamSocket> AsyncWrite for WriteHalf<'_, S> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.stream.poll_write_from(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffers: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.stream.poll_write_from_vectored(cx, buffers)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.stream.finish_writing())
+    }
+}
+
+impl<S: StreamSocket> AsyncWrite for OwnedWriteHalf<S> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.stream.poll_write_from(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffers: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.stream.poll_write_from_vectored(cx, buffers)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let result = self.stream.finish_writing();
+        if result.is_ok() {
+            self.on_drop = OnDrop::Nothing;
+        }
+        Poll::Ready(result)
+    }
+}

@@ -1,0 +1,327 @@
+//! A detector that does what a test tells it to, and writes down what the server asks of it.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::{
+    any::Any,
+    collections::{BTreeMap, VecDeque},
+    future::Future,
+    io,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker},
+};
+
+use vigie_detect::{
+    Armed, Arming, Bell, Cancel, Detector, Emitted, Flavor, Handle, Instant, Key, Lookout, Methods,
+    Mode, Pending, RegisterError, Registration, Round, Server, Site, Submitted,
+};
+
+/// What the server asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    Submit(u64),
+    Check(u64),
+    Group(usize),
+    Poll,
+    Arm,
+    Cancel(u64),
+    Unclaimed(u64),
+}
+
+/// What the detector does in its next poll.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// The last event of request `.0`.
+    Complete(u64, u64),
+    /// One event of request `.0`.
+    Emit(u64, u64),
+    /// The end of request `.0`.
+    Finish(u64),
+    /// An error for request `.0`.
+    Fail(u64),
+}
+
+/// A request: a number, and what it owns.
+pub struct Ask {
+    pub id: u64,
+    pub owned: Option<Box<dyn Any + Send>>,
+}
+
+impl Ask {
+    pub const fn new(id: u64) -> Self {
+        Self { id, owned: None }
+    }
+
+    pub fn owning(id: u64, owned: impl Any + Send) -> Self {
+        Self { id, owned: Some(Box::new(owned)) }
+    }
+}
+
+/// An event: a number, and what it owns.
+pub struct Told {
+    pub value: u64,
+    pub owned: Option<Box<dyn Any + Send>>,
+}
+
+impl std::fmt::Debug for Told {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Told({})", self.value)
+    }
+}
+
+pub struct Script {
+    pub methods: Methods,
+    pub arming: Arming,
+    /// What `cancel` answers.
+    pub cancel: Cancel,
+    pub deadline: Option<Instant>,
+    /// By the request's number; those that are being cancelled too.
+    pub known: BTreeMap<u64, Key>,
+    pub orders: VecDeque<Order>,
+    /// By the request's number: what `submit` or `check` finds.
+    pub ready: BTreeMap<u64, u64>,
+    /// What the next events own, by value.
+    pub owned: BTreeMap<u64, Box<dyn Any + Send>>,
+    /// Events that did not fit, by request.
+    pub refused: Vec<(u64, u64)>,
+    /// Whether events that waiters left are kept here.
+    pub keeps_unclaimed: bool,
+    pub unclaimed: Vec<u64>,
+    pub calls: Vec<Call>,
+    pub bell: Option<Bell>,
+}
+
+impl Default for Script {
+    fn default() -> Self {
+        Self {
+            methods: Methods::CHECK | Methods::GROUP | Methods::NOTIFY,
+            arming: Arming::BeforeSleep,
+            cancel: Cancel::Released,
+            deadline: None,
+            known: BTreeMap::new(),
+            orders: VecDeque::new(),
+            ready: BTreeMap::new(),
+            owned: BTreeMap::new(),
+            refused: Vec::new(),
+            keeps_unclaimed: false,
+            unclaimed: Vec::new(),
+            calls: Vec::new(),
+            bell: None,
+        }
+    }
+}
+
+impl Script {
+    fn event(&mut self, value: u64) -> Told {
+        Told { value, owned: self.owned.remove(&value) }
+    }
+}
+
+/// The test's side.
+#[derive(Clone)]
+pub struct Author(Arc<Mutex<Script>>);
+
+impl Author {
+    pub fn script(&self) -> MutexGuard<'_, Script> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives an order, and rings.
+    pub fn order(&self, order: Order) {
+        let bell = {
+            let mut script = self.script();
+            script.orders.push_back(order);
+            script.bell.clone()
+        };
+        if let Some(bell) = bell {
+            bell.ring();
+        }
+    }
+
+    /// Returns whether nobody else holds the script: the detector is gone.
+    pub fn is_alone(&self) -> bool {
+        Arc::strong_count(&self.0) == 1
+    }
+
+    /// Takes what was written down since.
+    pub fn calls(&self) -> Vec<Call> {
+        std::mem::take(&mut self.script().calls)
+    }
+}
+
+pub struct Scripted(Arc<Mutex<Script>>);
+
+impl Scripted {
+    fn script(&self) -> MutexGuard<'_, Script> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Registers a scripted detector.
+pub fn register(
+    server: &Server,
+    script: Script,
+    registration: Registration,
+) -> Result<(Author, Handle<Scripted>), RegisterError> {
+    let script = Arc::new(Mutex::new(script));
+    let handle = server.register(Scripted(Arc::clone(&script)), registration)?;
+    Ok((Author(script), handle))
+}
+
+impl Detector for Scripted {
+    type Request = Ask;
+    type Event = Told;
+
+    fn methods(&self) -> Methods {
+        self.script().methods
+    }
+
+    fn arming(&self) -> Arming {
+        self.script().arming
+    }
+
+    fn attach(&mut self, site: &Site) -> io::Result<()> {
+        self.script().bell = Some(site.bell());
+        Ok(())
+    }
+
+    fn submit(&mut self, key: Key, ask: &mut Ask, mode: Mode) -> Submitted<Told> {
+        let mut script = self.script();
+        script.calls.push(Call::Submit(ask.id));
+        let ready = script.ready.remove(&ask.id);
+        if ready.is_none() || mode == Mode::Stream {
+            script.known.insert(ask.id, key);
+        }
+        match ready {
+            Some(value) => Submitted::Ready(script.event(value)),
+            None => Submitted::Pending,
+        }
+    }
+
+    fn check(&mut self, _: Key, ask: &mut Ask) -> Option<Told> {
+        let mut script = self.script();
+        script.calls.push(Call::Check(ask.id));
+        let value = script.ready.remove(&ask.id)?;
+        script.known.remove(&ask.id);
+        Some(script.event(value))
+    }
+
+    fn group(&mut self, pending: &Pending<'_, Self>) {
+        self.script().calls.push(Call::Group(pending.len()));
+    }
+
+    fn poll(&mut self, round: &mut Round<'_, Self>) {
+        self.script().calls.push(Call::Poll);
+        loop {
+            // No lock of ours is held while the server's code runs.
+            let mut script = self.script();
+            let Some(order) = script.orders.pop_front() else { return };
+            match order {
+                Order::Complete(id, value) => {
+                    let Some(key) = script.known.remove(&id) else { continue };
+                    let event = script.event(value);
+                    drop(script);
+                    round.complete(key, event);
+                }
+                Order::Emit(id, value) => {
+                    let Some(&key) = script.known.get(&id) else { continue };
+                    let event = script.event(value);
+                    drop(script);
+                    match round.emit(key, event) {
+                        Emitted::Kept => {}
+                        Emitted::Ended => drop(self.script().known.remove(&id)),
+                        Emitted::Full(event) | Emitted::Gone(event) => {
+                            self.script().refused.push((id, event.value));
+                        }
+                    }
+                }
+                Order::Finish(id) => {
+                    let Some(key) = script.known.remove(&id) else { continue };
+                    drop(script);
+                    round.finish(key);
+                }
+                Order::Fail(id) => {
+                    let Some(key) = script.known.remove(&id) else { continue };
+                    drop(script);
+                    round.fail(key, io::ErrorKind::ConnectionReset.into());
+                }
+            }
+        }
+    }
+
+    fn arm(&mut self) -> io::Result<Armed> {
+        self.script().calls.push(Call::Arm);
+        Ok(Armed::Armed)
+    }
+
+    fn cancel(&mut self, _: Key, ask: &mut Ask) -> Cancel {
+        let mut script = self.script();
+        script.calls.push(Call::Cancel(ask.id));
+        if script.cancel == Cancel::Released {
+            script.known.remove(&ask.id);
+        }
+        script.cancel
+    }
+
+    fn unclaimed(&mut self, told: Told) -> Option<Told> {
+        let mut script = self.script();
+        script.calls.push(Call::Unclaimed(told.value));
+        if script.keeps_unclaimed {
+            script.unclaimed.push(told.value);
+            return None;
+        }
+        Some(told)
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.script().deadline
+    }
+}
+
+/// Counts how often a task was woken.
+#[derive(Default)]
+pub struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Woken {
+    pub fn count(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// A server on a real host that the test turns itself.
+pub struct Stage {
+    pub server: Server,
+    pub lookout: Lookout,
+    pub woken: Arc<Woken>,
+}
+
+impl Stage {
+    pub fn new() -> Self {
+        let server = Server::new(Flavor::UserLevel).expect("an epoll");
+        Self { lookout: server.lookout(), server, woken: Arc::default() }
+    }
+
+    pub fn waker(&self) -> Waker {
+        Waker::from(Arc::clone(&self.woken))
+    }
+
+    pub fn poll<F: Future + Unpin>(&self, future: &mut F) -> Poll<F::Output> {
+        Pin::new(future).poll(&mut Context::from_waker(&self.waker()))
+    }
+
+    /// A whole step of a host with nothing to run: a look, and a sleep that ends at once.
+    pub fn step(&mut self) {
+        self.lookout.detect();
+        self.lookout.park(Some(self.server.now()));
+    }
+}

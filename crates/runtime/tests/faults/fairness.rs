@@ -1,0 +1,301 @@
+//! Tasks that yield without end starve nobody: not injected tasks, nor sockets, timers, the main
+//! future, or each other. Counted in switches on one thread; for more threads, that all is served.
+
+use std::{
+    io::{Read, Write},
+    os::unix::net::UnixStream as StdUnixStream,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use vigie_detect::{Fixed, Frequency, Strategy, clock::monotonic_now, net::UnixStream};
+use vigie_runtime::{Flavor, Handle, Runtime, spawn, time, yield_now};
+
+use crate::{
+    flavors::{FLAVORS, runtime},
+    guard::against_hang,
+};
+
+/// Looks at the sockets at every switch; one thread; no task is ever judged to be long.
+fn single(flavor: Flavor) -> Runtime {
+    let every = Frequency::Switches(1);
+    Runtime::builder()
+        .flavor(flavor)
+        .workers(1)
+        .quantum(Duration::from_secs(10))
+        .reaction_slice(Duration::from_secs(3600))
+        .readiness_policy(Fixed(Strategy::Sleep { every }))
+        .build()
+        .expect("a runtime")
+}
+
+/// Tasks that yield until this is dropped.
+struct Loops {
+    is_over: Arc<AtomicBool>,
+    switches: Arc<AtomicUsize>,
+    count: usize,
+}
+
+impl Loops {
+    fn start(handle: &Handle, count: usize) -> Self {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let switches = Arc::new(AtomicUsize::new(0));
+        for _ in 0..count {
+            let (is_over, switches) = (Arc::clone(&is_over), Arc::clone(&switches));
+            handle
+                .spawn(async move {
+                    while !is_over.load(Ordering::SeqCst) {
+                        switches.fetch_add(1, Ordering::SeqCst);
+                        yield_now().await;
+                    }
+                })
+                .detach();
+        }
+        Self { is_over, switches, count }
+    }
+
+    /// Returns how many turns all of them have had.
+    fn switches(&self) -> usize {
+        self.switches.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Loops {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::SeqCst);
+    }
+}
+
+fn for_each_flavor(test: fn(&Runtime)) {
+    for flavor in FLAVORS {
+        against_hang(move || test(&single(flavor)));
+    }
+}
+
+/// Goal: a task that another thread spawns has its turn after at most two of each task that is ready.
+/// Method: the thread reads the number of switches after it has spawned; the task reads it when it
+/// runs.
+#[test]
+fn injected_tasks_have_their_turn() {
+    for_each_flavor(|runtime| {
+        let loops = Loops::start(runtime.handle(), 5);
+        thread::scope(|scope| {
+            let outside = scope.spawn(|| {
+                for _ in 0..200 {
+                    let switches = Arc::clone(&loops.switches);
+                    let (ran, has_run) = std::sync::mpsc::channel();
+                    let task = runtime.handle().spawn(async move {
+                        ran.send(switches.load(Ordering::SeqCst)).expect("the thread waits");
+                    });
+                    let spawned_at = loops.switches();
+                    let ran_at = has_run.recv().expect("it runs");
+                    drop(task);
+                    // Those that are ready, twice if they have just been injected themselves: a
+                    // worker takes half of what is injected at a time.
+                    let bound = spawned_at + 2 * loops.count + 2;
+                    assert!(ran_at <= bound, "spawned before {spawned_at}, ran at {ran_at}");
+                }
+            });
+            runtime.block_on(async {
+                while !outside.is_finished() {
+                    yield_now().await;
+                }
+            });
+        });
+    });
+}
+
+/// Goal: a task that waits for a socket has its turn within the interval of looks, however many tasks
+/// yield. Method: looks at every switch; a task writes into the socket itself, and the reader must run
+/// within two switches.
+#[test]
+fn sockets_are_looked_at() {
+    for_each_flavor(|runtime| {
+        let loops = Loops::start(runtime.handle(), 5);
+        let (stream, mut peer) = StdUnixStream::pair().expect("a pair of sockets");
+        let mut stream = UnixStream::from_std_on(runtime.server(), stream).expect("watched");
+        let switches = Arc::clone(&loops.switches);
+        let reads = Arc::new(AtomicUsize::new(0));
+        let count_reads = Arc::clone(&reads);
+        runtime
+            .spawn(async move {
+                loop {
+                    stream.read_u8().await.expect("open");
+                    count_reads.store(switches.load(Ordering::SeqCst), Ordering::SeqCst);
+                }
+            })
+            .detach();
+        let switches = Arc::clone(&loops.switches);
+        let writer = runtime.spawn(async move {
+            for _ in 0..10 {
+                yield_now().await;
+            }
+            for _ in 0..200 {
+                peer.write_all(&[1]).expect("there is room");
+                let written_at = switches.load(Ordering::SeqCst);
+                reads.store(0, Ordering::SeqCst);
+                while reads.load(Ordering::SeqCst) == 0 {
+                    yield_now().await;
+                }
+                let read_at = reads.load(Ordering::SeqCst);
+                assert!(read_at <= written_at + 2, "written at {written_at}, read at {read_at}");
+            }
+        });
+        runtime.block_on(writer).expect("in time");
+    });
+}
+
+/// Goal: a timer is served at the first switch after its deadline. Method: at most one task that
+/// computes begins a poll between the deadline and the sleeper's turn.
+#[test]
+fn timers_are_looked_at() {
+    for_each_flavor(|runtime| {
+        let late = Arc::new(AtomicUsize::new(0));
+        let deadline_ns = Arc::new(std::sync::atomic::AtomicU64::new(u64::MAX));
+        let is_over = Arc::new(AtomicBool::new(false));
+        for _ in 0..5 {
+            let (late, deadline_ns) = (Arc::clone(&late), Arc::clone(&deadline_ns));
+            let is_over = Arc::clone(&is_over);
+            runtime
+                .spawn(async move {
+                    while !is_over.load(Ordering::SeqCst) {
+                        if monotonic_now().as_nanos() >= deadline_ns.load(Ordering::SeqCst) {
+                            late.fetch_add(1, Ordering::SeqCst);
+                        }
+                        yield_now().await;
+                    }
+                })
+                .detach();
+        }
+        let sleeper = runtime.spawn(async move {
+            for _ in 0..100 {
+                let deadline = monotonic_now() + Duration::from_micros(200);
+                let sleep = time::sleep_until(deadline);
+                deadline_ns.store(deadline.as_nanos(), Ordering::SeqCst);
+                sleep.await;
+                deadline_ns.store(u64::MAX, Ordering::SeqCst);
+                let late = late.swap(0, Ordering::SeqCst);
+                assert!(late <= 1, "{late} polls began after the deadline");
+            }
+            is_over.store(true, Ordering::SeqCst);
+        });
+        runtime.block_on(sleeper).expect("in time");
+    });
+}
+
+/// Goal: tasks that yield have equal turns. Method: they start together, and none is ever more than a
+/// few turns ahead of another.
+#[test]
+fn loops_take_turns() {
+    for_each_flavor(|runtime| {
+        let turns: Arc<[AtomicUsize; 4]> = Arc::default();
+        let ready_count = Arc::new(AtomicUsize::new(0));
+        let tasks: Vec<_> = (0..turns.len())
+            .map(|number| {
+                runtime.spawn(take_turns(number, Arc::clone(&turns), Arc::clone(&ready_count)))
+            })
+            .collect();
+        for task in tasks {
+            let spread = runtime.block_on(task).expect("no panic");
+            assert!(spread <= 3, "one is {spread} turns ahead of another");
+        }
+    });
+}
+
+/// Returns by how many turns tasks were apart.
+async fn take_turns(
+    number: usize,
+    turns: Arc<[AtomicUsize; 4]>,
+    ready_count: Arc<AtomicUsize>,
+) -> usize {
+    for _ in 0..5 {
+        yield_now().await;
+    }
+    ready_count.fetch_add(1, Ordering::SeqCst);
+    while ready_count.load(Ordering::SeqCst) < turns.len() {
+        yield_now().await;
+    }
+    let mut spread = 0;
+    for _ in 0..1000 {
+        turns[number].fetch_add(1, Ordering::SeqCst);
+        let now = turns.each_ref().map(|count| count.load(Ordering::SeqCst));
+        let (least, most) = (now.into_iter().min(), now.into_iter().max());
+        spread = spread.max(most.zip(least).map_or(0, |(most, least)| most - least));
+        yield_now().await;
+    }
+    spread
+}
+
+/// Goal: the main future neither starves tasks nor is starved by them. Method: both yield for as long
+/// as the other has not had its turns.
+#[test]
+fn the_main_future_takes_turns() {
+    for flavor in FLAVORS {
+        for runtime in [single, runtime] {
+            against_hang(move || {
+                let runtime = runtime(flavor);
+                let loops = Loops::start(runtime.handle(), 3);
+                let turns = Arc::new(AtomicUsize::new(0));
+                let counted = Arc::clone(&turns);
+                let task = runtime.spawn(async move {
+                    while counted.load(Ordering::SeqCst) < 1000 {
+                        yield_now().await;
+                    }
+                });
+                runtime.block_on(async {
+                    while loops.switches() < 1000 || !task.is_finished() {
+                        turns.fetch_add(1, Ordering::SeqCst);
+                        yield_now().await;
+                    }
+                });
+            });
+        }
+    }
+}
+
+/// Goal: with the defaults, on every flavor and with several workers, all is served while more tasks
+/// than workers yield without end. Method: a thread echoes over a socket and spawns, tasks sleep and
+/// wait for closures, a hundred times each.
+#[test]
+fn all_is_served_meanwhile() {
+    for flavor in FLAVORS {
+        against_hang(move || {
+            let runtime = runtime(flavor);
+            let _loops = Loops::start(runtime.handle(), 5);
+            let (stream, mut peer) = StdUnixStream::pair().expect("a pair of sockets");
+            let mut stream = UnixStream::from_std_on(runtime.server(), stream).expect("watched");
+            let echo = runtime.spawn(async move {
+                while let Ok(byte) = stream.read_u8().await {
+                    stream.write_u8(byte).await.expect("open");
+                }
+            });
+            let handle = runtime.handle().clone();
+            let outside = thread::spawn(move || {
+                for n in 0..100 {
+                    let mut byte = [n];
+                    peer.write_all(&byte).expect("open");
+                    peer.read_exact(&mut byte).expect("the echo");
+                    assert_eq!(byte, [n]);
+                    let (ran, has_run) = std::sync::mpsc::channel();
+                    handle.spawn(async move { ran.send(n).expect("the thread waits") }).detach();
+                    assert_eq!(has_run.recv().expect("it runs"), n);
+                }
+            });
+            runtime.block_on(async {
+                for n in 0..100 {
+                    time::sleep(Duration::from_micros(20)).await;
+                    let closure = vigie_runtime::spawn_blocking(move || n);
+                    assert_eq!(closure.await.expect("no panic"), n);
+                    assert_eq!(spawn(async move { n }).await.expect("no panic"), n);
+                }
+                echo.await.expect("no panic");
+            });
+            outside.join().expect("all was served");
+        });
+    }
+}

@@ -1,0 +1,276 @@
+//! Which ready task goes first. One thread runs all tasks here, so that the order is exact; and the
+//! quantum and the slice of the reaction lane are so long that a busy machine does not matter.
+
+use std::{
+    future::Future,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::sync::Notify;
+use vigie_detect::{
+    Handle, Server,
+    clock::{monotonic_now, thread_cpu_time},
+    stock::doorbell::{Button, Doorbell, doorbell},
+};
+use vigie_runtime::{Runtime, spawn, yield_now};
+
+use crate::{flavors::FLAVORS, guard::against_hang};
+
+/// What happened, in order.
+#[derive(Clone, Debug, Default)]
+struct Log {
+    entries: Arc<Mutex<Vec<&'static str>>>,
+}
+
+impl Log {
+    fn add(&self, entry: &'static str) {
+        self.entries.lock().expect("no panic").push(entry);
+    }
+
+    fn take(&self) -> Vec<&'static str> {
+        std::mem::take(&mut *self.entries.lock().expect("no panic"))
+    }
+}
+
+/// Runs `test` as a task, so that all it spawns and wakes is on the one worker.
+fn for_each_flavor<F>(quantum: Duration, slice: Duration, test: fn() -> F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    for flavor in FLAVORS {
+        against_hang(move || {
+            let builder = Runtime::builder().flavor(flavor).workers(1);
+            let runtime =
+                builder.quantum(quantum).reaction_slice(slice).build().expect("a runtime");
+            let task = runtime.spawn(test());
+            runtime.block_on(task).unwrap_or_else(|error| panic!("{flavor}: {error}"));
+        });
+    }
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
+const LONG: Duration = Duration::from_secs(10);
+
+fn bell() -> (Button, Handle<Doorbell>) {
+    doorbell(&Server::current().expect("in a runtime")).expect("a doorbell")
+}
+
+/// Tasks that compute: they switch without end, and write so into the log.
+fn compute(log: &Log, count: usize) -> Arc<AtomicBool> {
+    let is_over = Arc::new(AtomicBool::new(false));
+    for _ in 0..count {
+        let (log, is_over) = (log.clone(), Arc::clone(&is_over));
+        spawn(async move {
+            while !is_over.load(Ordering::SeqCst) {
+                log.add("compute");
+                yield_now().await;
+            }
+        })
+        .detach();
+    }
+    is_over
+}
+
+/// Gives all others many turns.
+async fn many_switches() {
+    for _ in 0..50 {
+        yield_now().await;
+    }
+}
+
+/// Goal: a task woken by an event goes before all that wake themselves, and so does what it wakes and
+/// spawns in turn. Method: three tasks compute; another one presses a button, which no task is woken
+/// by, but a look; the log tells what ran next.
+#[test]
+fn reactions_go_first() {
+    for_each_flavor(LONG, HOUR, || async {
+        let log = Log::default();
+        let is_over = compute(&log, 3);
+        let (button, bell) = bell();
+        let woken = Arc::new(Notify::new());
+        let (notify, reacting) = (Arc::clone(&woken), log.clone());
+        spawn(async move {
+            loop {
+                bell.wait(()).await.expect("it rings");
+                reacting.add("reaction");
+                notify.notify_one();
+                let child = reacting.clone();
+                spawn(async move { child.add("child") }).detach();
+            }
+        })
+        .detach();
+        let second = log.clone();
+        spawn(async move {
+            loop {
+                woken.notified().await;
+                second.add("woken");
+            }
+        })
+        .detach();
+        many_switches().await;
+        for _ in 0..200 {
+            log.add("press");
+            button.press();
+            many_switches().await;
+        }
+        is_over.store(true, Ordering::SeqCst);
+        let log = log.take();
+        let presses: Vec<_> = (0..log.len()).filter(|&place| log[place] == "press").collect();
+        assert_eq!(presses.len(), 200);
+        for place in presses {
+            assert_eq!(log[place + 1..place + 4], ["reaction", "woken", "child"]);
+        }
+    });
+}
+
+/// Goal: an event that a task itself waits for does not help it to stand before others for long: one
+/// that keeps waking itself goes to those that compute. Method: it is woken by an event and then
+/// yields; of its turns, only the first few may be in a row.
+#[test]
+fn who_wakes_itself_computes() {
+    for_each_flavor(LONG, HOUR, || async {
+        let log = Log::default();
+        let (button, bell) = bell();
+        let yielding = log.clone();
+        spawn(async move {
+            loop {
+                bell.wait(()).await.expect("it rings");
+                for _ in 0..20 {
+                    yielding.add("yield");
+                    yield_now().await;
+                }
+            }
+        })
+        .detach();
+        let is_over = compute(&log, 1);
+        many_switches().await;
+        for _ in 0..20 {
+            log.take();
+            button.press();
+            many_switches().await;
+            let log = log.take();
+            let first = log.iter().position(|&entry| entry == "yield").expect("it was woken");
+            let in_a_row = log[first..].iter().take_while(|&&entry| entry == "yield").count();
+            assert!((1..=4).contains(&in_a_row), "{in_a_row} turns in a row: {log:?}");
+            let later = &log[first + in_a_row..];
+            assert_eq!(later.iter().filter(|&&entry| entry == "yield").count(), 20 - in_a_row);
+            assert!(!later.windows(2).any(|pair| pair == ["yield", "yield"]), "{log:?}");
+        }
+        is_over.store(true, Ordering::SeqCst);
+    });
+}
+
+/// Goal: a task whose polls are longer than the quantum leaves the reaction lane, and comes back after
+/// it has behaved for a while. Method: its event comes before that of another task, round by round; in
+/// the reaction lane it goes first, from the compute lane after the other.
+#[test]
+fn a_hog_leaves_the_reaction_lane_and_comes_back() {
+    const QUANTUM: Duration = Duration::from_millis(2);
+    for_each_flavor(QUANTUM, HOUR, || async {
+        let log = Log::default();
+        let (is_hogging, rounds) =
+            (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let [hog, other] = ["hog", "other"].map(|name| {
+            let (button, bell) = bell();
+            let (log, rounds) = (log.clone(), Arc::clone(&rounds));
+            let is_hogging = Arc::clone(&is_hogging);
+            spawn(async move {
+                loop {
+                    bell.wait(()).await.expect("it rings");
+                    log.add(name);
+                    if name == "hog" && is_hogging.swap(false, Ordering::SeqCst) {
+                        burn(2 * QUANTUM);
+                    }
+                    rounds.fetch_add(1, Ordering::SeqCst);
+                }
+            })
+            .detach();
+            button
+        });
+        // Somebody computes, and so it is asked who hogs.
+        let is_over = compute(&Log::default(), 1);
+        many_switches().await;
+        let round = async || {
+            log.take();
+            let before = rounds.load(Ordering::SeqCst);
+            hog.press();
+            other.press();
+            while rounds.load(Ordering::SeqCst) < before + 2 {
+                yield_now().await;
+            }
+            log.take() == ["hog", "other"]
+        };
+        let mut goes_first = false;
+        for _ in 0..64 {
+            // Until the spawning is forgotten.
+            goes_first = round().await;
+        }
+        assert!(goes_first, "its event was the first");
+        let mut long_polls = 0;
+        loop {
+            is_hogging.store(true, Ordering::SeqCst);
+            if !round().await {
+                break;
+            }
+            long_polls += 1;
+            assert!(long_polls < 8, "it hogs, and still goes before the other");
+        }
+        let mut short_polls = 0;
+        while !round().await {
+            short_polls += 1;
+        }
+        assert!((1..100).contains(&short_polls), "back after {short_polls} short polls");
+        assert!(round().await, "it stays");
+        is_over.store(true, Ordering::SeqCst);
+    });
+}
+
+/// Keeps the processor for so long, by the clock and by what the thread has got of it.
+fn burn(time: Duration) {
+    let (began, used) = (monotonic_now(), thread_cpu_time());
+    while monotonic_now() - began < time || thread_cpu_time().saturating_sub(used) < time {
+        std::hint::spin_loop();
+    }
+}
+
+/// Goal: reactions that cause each other without end do not starve those that compute. Method: two
+/// tasks wake each other for ever, set off by an event, until a computing task has had its turns.
+#[test]
+fn reactions_do_not_starve_computation() {
+    for_each_flavor(LONG, Duration::from_millis(1), || async {
+        let (button, bell) = bell();
+        let (ping, pong) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (their_ping, their_pong) = (Arc::clone(&ping), Arc::clone(&pong));
+        spawn(async move {
+            bell.wait(()).await.expect("it rings");
+            loop {
+                their_pong.notify_one();
+                their_ping.notified().await;
+            }
+        })
+        .detach();
+        let volleys = Arc::new(AtomicUsize::new(0));
+        let (counted, ends) = (Arc::clone(&volleys), Arc::clone(&is_over));
+        let rally = spawn(async move {
+            while !ends.load(Ordering::SeqCst) {
+                pong.notified().await;
+                counted.fetch_add(1, Ordering::SeqCst);
+                ping.notify_one();
+            }
+        });
+        many_switches().await;
+        button.press();
+        while volleys.load(Ordering::SeqCst) < 100 {
+            yield_now().await;
+        }
+        // This task computes by now.
+        many_switches().await;
+        is_over.store(true, Ordering::SeqCst);
+        rally.await.expect("no panic");
+    });
+}

@@ -1,0 +1,24 @@
+//! What goes wrong around a runtime, and what must go right all the same.
+
+#[path = "../census/mod.rs"]
+mod census;
+#[path = "../child/mod.rs"]
+mod child;
+#[path = "../flavors/mod.rs"]
+mod flavors;
+#[path = "../guard/mod.rs"]
+mod guard;
+#[path = "../seed/mod.rs"]
+mod seed;
+#[path = "../settle/mod.rs"]
+mod settle;
+
+mod alive;
+
+mod cancellation;
+mod descriptors;
+mod detectors;
+mod fairness;
+mod lanes;
+mod panics;
+mod storms;

@@ -1,0 +1,19 @@
+//! The life of a runtime: entering it, its end, and what destructors may do on the way.
+
+#[path = "../census/mod.rs"]
+mod census;
+#[path = "../child/mod.rs"]
+mod child;
+#[path = "../flavors/mod.rs"]
+mod flavors;
+#[path = "../guard/mod.rs"]
+mod guard;
+#[path = "../settle/mod.rs"]
+mod settle;
+
+mod leftovers;
+mod tasks;
+
+mod block_on;
+mod destructors;
+mod shutdown;
