@@ -78,12 +78,18 @@ impl<T: AsFd> AsyncFd<T> {
     }
 
     /// Returns what was given to [`new`](Self::new).
+    ///
+    /// # Panics
+    /// Never: it is gone only while `self` is taken apart.
     #[must_use]
     pub fn as_inner(&self) -> &T {
         self.inner.as_ref().expect("invariant: gone only in into_inner and drop")
     }
 
     /// Stops watching the descriptor and returns it.
+    ///
+    /// # Panics
+    /// Never: it is gone only while `self` is taken apart.
     #[must_use]
     pub fn into_inner(mut self) -> T {
         let inner = self.inner.take().expect("invariant: gone only in into_inner and drop");

@@ -219,7 +219,7 @@ pub type Blocker = Box<dyn FnMut(Option<Duration>) -> io::Result<()> + Send>;
 /// 9. The events of one request are reported in the order in which they happened. What a full waiter
 ///    gave back ([`Emitted::Full`]) is emitted in a later round; none is left out.
 /// 10. When the server ends, every pending request is cancelled once. What is in flight then is
-///    completed by [`poll`](Self::poll), called again and again for a bounded time.
+///     completed by [`poll`](Self::poll), called again and again for a bounded time.
 ///
 /// # Panics in callbacks
 /// A panic is caught. One in `submit`, `check` or `cancel` ends that request in

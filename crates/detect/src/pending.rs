@@ -258,6 +258,11 @@ impl<D: Detector> PendingSet<D> {
         if is_pending { self.entry_mut(key.index).slot.finish(End::Failed(error)) } else { None }
     }
 
+    /// Returns whether the waiter of `key` has gone and the detector was told so.
+    pub(crate) fn is_cancelling(&self, key: Key) -> bool {
+        self.phase(key) == Some(Phase::Cancelling)
+    }
+
     /// Returns the keys of all requests that the detector still knows, pending ones oldest first.
     pub(crate) fn known(&self) -> Vec<Key> {
         let cancelling = self.entries.iter().zip(0u32..).filter_map(|(entry, index)| {
@@ -364,6 +369,9 @@ impl<'a, D: Detector> Pending<'a, D> {
     }
 
     /// Iterates over the pending requests, oldest first.
+    ///
+    /// # Panics
+    /// Never: a pending entry has its request.
     pub fn iter(&self) -> impl Iterator<Item = (Key, &'a D::Request)> + use<'a, D> {
         let set = self.set;
         let mut index = set.oldest;
@@ -495,6 +503,8 @@ impl<'a, D: Detector> Round<'a, D> {
                 let entry = self.set.entry_mut(key.index);
                 entry.phase = Phase::Ended;
                 let waker = entry.slot.finish(End::Finished);
+                // Counted: a host that found nothing would sleep before it wakes the waiter.
+                self.reported += 1;
                 self.batch.wakers.extend(waker);
                 true
             }
@@ -578,9 +588,8 @@ impl<'a, D: Detector> Round<'a, D> {
         let entry = self.set.entry_mut(index);
         entry.phase = Phase::Ended;
         // The last event always fits: a request in `Mode::Once` has no other.
-        let waker = match entry.slot.push(event, usize::MAX, |_, newer| Some(newer)) {
-            Ok(waker) => waker,
-            Err(_) => unreachable!("invariant: the capacity has no bound"),
+        let Ok(waker) = entry.slot.push(event, usize::MAX, |_, newer| Some(newer)) else {
+            unreachable!("invariant: the capacity has no bound")
         };
         let none = entry.slot.finish(End::Finished);
         debug_assert!(none.is_none() || waker.is_none(), "invariant: a slot has one waker");

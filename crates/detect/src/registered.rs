@@ -170,7 +170,8 @@ impl<D: Detector> Inner<D> {
                 .as_ref()
                 .map_or(WaitError::ServerClosed, WaitError::duplicate));
         };
-        if core.pending.len() >= self.max_pending {
+        // Those in cancellation count: a device that answers none must not collect them without end.
+        if core.pending.len() + core.pending.cancelling_count() >= self.max_pending {
             return Err(WaitError::TooManyPending { limit: self.max_pending });
         }
         let was_idle = core.pending.len() + core.pending.cancelling_count() == 0;
@@ -357,6 +358,7 @@ impl<D: Detector> Inner<D> {
                 return self.give_up(core, &panicked, batch);
             }
         }
+        let is_cancelling = core.pending.cancelling_count() > 0;
         let mut round =
             Round::new(&mut core.pending, batch, now, self.budget, self.stream_capacity);
         let strategy = core.decision.strategy;
@@ -364,7 +366,8 @@ impl<D: Detector> Inner<D> {
             Cause::Notices(notices) => {
                 caught("notified", || detector.notified(notices, &mut round))
             }
-            Cause::Poll if matches!(strategy, Strategy::CheckEach { .. }) => {
+            // A check tests what is pending; only a poll completes what is being cancelled.
+            Cause::Poll if matches!(strategy, Strategy::CheckEach { .. }) && !is_cancelling => {
                 caught("check", || round.check_each(detector))
             }
             Cause::Poll => caught("poll", || detector.poll(&mut round)),
@@ -490,6 +493,11 @@ impl<D: Detector> Registered for Inner<D> {
         let Some(mut detector) = core.detector.take() else { return };
         let mut in_flight = Vec::new();
         for key in core.pending.known() {
+            if core.pending.is_cancelling(key) {
+                // It was told once; a second answer might take the memory for free.
+                in_flight.push(key);
+                continue;
+            }
             let Some(request) = core.pending.request_mut(key) else { continue };
             match caught("cancel", || detector.cancel(key, request)) {
                 Ok(Cancel::Released) => {
@@ -543,6 +551,15 @@ impl<D: Detector> Inner<D> {
     ) -> bool {
         // A virtual clock stands still here, hence the bound in rounds as well.
         let deadline = self.site.now() + COLLECT_MAX;
+        if !in_flight.is_empty()
+            && mem::take(&mut core.pending.changed)
+            && self.methods.contains(Methods::GROUP)
+        {
+            let pending = Pending::new(&core.pending);
+            if caught("group", || detector.group(&pending)).is_err() {
+                return false;
+            }
+        }
         for _ in 0..COLLECT_ROUNDS_MAX {
             if in_flight.is_empty() {
                 return true;

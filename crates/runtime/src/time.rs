@@ -135,6 +135,7 @@ impl<F: Future> Future for Timeout<F> {
 ///
 /// # Panics
 /// Panics if `period` is zero.
+#[must_use = "an interval ticks only for whom it is asked"]
 pub fn interval(period: Duration) -> Interval {
     interval_at(Instant::now(), period)
 }
@@ -143,6 +144,7 @@ pub fn interval(period: Duration) -> Interval {
 ///
 /// # Panics
 /// Panics if `period` is zero.
+#[must_use = "an interval ticks only for whom it is asked"]
 pub fn interval_at(start: Instant, period: Duration) -> Interval {
     assert!(!period.is_zero(), "the period of an interval must not be zero");
     Interval { sleep: sleep_until(start), period, missed: MissedTicks::Burst }

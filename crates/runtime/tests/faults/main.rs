@@ -19,6 +19,7 @@ mod cancellation;
 mod descriptors;
 mod detectors;
 mod fairness;
+mod hogs;
 mod lanes;
 mod panics;
 mod storms;
