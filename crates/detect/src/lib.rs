@@ -52,6 +52,7 @@ mod async_fd;
 pub mod clock;
 pub mod conformance;
 mod detector;
+pub mod docs;
 mod error;
 mod handle;
 mod history;

@@ -108,6 +108,20 @@ impl Lookout {
     }
 }
 
+impl Drop for Lookout {
+    /// A server that closed while this host turned it could not take its handles from the driver,
+    /// which would keep each other alive for ever.
+    fn drop(&mut self) {
+        if self.shared.is_closed()
+            && let Some(mut driver) = try_lock(&self.shared.driver)
+        {
+            let rows = driver.take_rows();
+            drop(driver);
+            drop(rows);
+        }
+    }
+}
+
 impl fmt::Debug for Lookout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lookout").finish_non_exhaustive()

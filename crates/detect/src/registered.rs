@@ -585,13 +585,15 @@ fn deadline_of<D: Detector>(detector: &D) -> Result<Option<Instant>, WaitError> 
     caught("next_deadline", || detector.next_deadline())
 }
 
-/// Asks the policy, and the default one if its answer does not fit the methods.
+/// Asks the policy, and the default one if its answer does not fit the methods, or if it panics.
 fn decide(policy: &dyn Policy, situation: &Situation<'_>) -> Decision {
-    let decision = policy.decide(situation);
-    if decision.strategy.is_offered_by(situation.methods) {
-        return decision;
+    match caught("decide", || policy.decide(situation)) {
+        Ok(decision) if decision.strategy.is_offered_by(situation.methods) => return decision,
+        Ok(Decision { strategy, .. }) => {
+            tracing::warn!(%strategy, "the policy chose what the detector lacks");
+        }
+        Err(_) => {}
     }
-    tracing::warn!(strategy = %decision.strategy, "the policy chose what the detector lacks");
     Adaptive::default().decide(situation)
 }
 

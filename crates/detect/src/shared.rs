@@ -12,7 +12,7 @@ use crate::{
     metrics::Metrics,
     park::ParkWord,
     pending::Batch,
-    policy::{Adaptive, Flavor, Policy, Situation},
+    policy::{Adaptive, Decision, Flavor, Policy, Situation},
     registered::{Inner, Registered},
     site::Site,
     sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, lock, try_lock},
@@ -116,8 +116,9 @@ impl Shared {
             history: &history,
             pending_count: 0,
         };
-        let strategy = policy.decide(&situation).strategy;
-        if !strategy.is_offered_by(methods) {
+        if let Ok(Decision { strategy, .. }) = caught("decide", || policy.decide(&situation))
+            && !strategy.is_offered_by(methods)
+        {
             return Err(RegisterError::Unsupported { strategy: strategy.to_string() });
         }
         let address = this.reserve()?;
@@ -126,7 +127,12 @@ impl Shared {
         {
             let mut table = lock(&this.table);
             let handle: Arc<dyn Registered> = Arc::<Inner<D>>::clone(&inner);
-            table.rows[address.index as usize].handle = Some(handle);
+            // Gone, if the server was closed since the row was reserved.
+            let Some(row) = table.rows.get_mut(address.index as usize) else {
+                drop(table);
+                return Err(RegisterError::ServerClosed);
+            };
+            row.handle = Some(handle);
         }
         this.table_changed();
         let attached = match inner.attach() {

@@ -15,20 +15,20 @@ const VARIABLE: &str = "VIGIE_TEST_CHILD";
 /// # Panics
 /// Panics in the parent if the child fails.
 pub(crate) fn in_child(test: &str, body: impl FnOnce() + Send + 'static) {
-    in_child_under(&[], test, body);
+    if is_child(test) {
+        guard::against_hang(body);
+    } else {
+        run(command(&[], test), test);
+    }
 }
 
-/// Like [`in_child`], under a program that is given the child's command line. Returns what both wrote
-/// to their standard output; in the child, nothing.
-pub(crate) fn in_child_under(
-    program: &[&str],
-    test: &str,
-    body: impl FnOnce() + Send + 'static,
-) -> String {
-    if env::var_os(VARIABLE).is_some_and(|value| value == test) {
-        guard::against_hang(body);
-        return String::new();
-    }
+/// Returns whether this process is the child of `test`.
+pub(crate) fn is_child(test: &str) -> bool {
+    env::var_os(VARIABLE).is_some_and(|value| value == test)
+}
+
+/// Returns the command of the child of `test`, under a program that is given the child's command line.
+pub(crate) fn command(program: &[&str], test: &str) -> Command {
     let this = env::current_exe().expect("this binary has a path");
     let mut command = match program {
         [] => Command::new(this),
@@ -39,10 +39,18 @@ pub(crate) fn in_child_under(
         }
     };
     command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
-    let output = command.env(VARIABLE, test).stdin(Stdio::null()).output().expect("it starts");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    command.env(VARIABLE, test).stdin(Stdio::null());
+    command
+}
+
+/// Runs the child of `test` to its end.
+///
+/// # Panics
+/// Panics if the child fails.
+pub(crate) fn run(mut command: Command, test: &str) {
+    let output = command.output().expect("it starts");
+    let text = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "the child of `{test}`: {}\n{text}\n{errors}", output.status);
     assert!(text.contains("1 passed"), "there is no test `{test}` in this binary: {text}");
-    text
 }
