@@ -87,6 +87,12 @@ impl Lookout {
         finish(driver, &mut self.batch, events)
     }
 
+    /// Returns the earliest deadline that a detector has told.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        let nanos = self.shared.next_deadline.load(Ordering::Relaxed);
+        (nanos < u64::MAX).then(|| Instant::from_nanos(nanos))
+    }
+
     /// Does everything that [`park`](Self::park) does before it sleeps, for a host that moves the
     /// clock instead.
     pub(crate) fn prepare(&mut self) -> Result<Option<Instant>, Detected> {

@@ -467,6 +467,11 @@ impl<D: Detector> Registered for Inner<D> {
                 BeforeSleep::Until(None)
             };
         }
+        let next_poll = self.watch.next_poll_ns.load(Ordering::Relaxed);
+        if strategy.is_polling() && now.as_nanos() < next_poll {
+            // Polled by the look before; nothing that was missed then would be announced now.
+            return BeforeSleep::Until(Some(Instant::from_nanos(next_poll)));
+        }
         let reported = self.poll_core(core, Cause::Poll, now, batch);
         let next = match core.decision.strategy.every() {
             _ if !core.decision.strategy.is_polling() => None,

@@ -50,7 +50,16 @@ pub struct Simulation {
     random: fastrand::Rng,
     seed: u64,
     trace: u64,
+    /// Steps since a task could last run.
+    idle_steps: u32,
 }
+
+/// What a look costs in virtual time where nothing else lets time pass: a host that polls without a
+/// pause.
+const LOOK_COST: Duration = Duration::from_micros(1);
+
+/// After so many steps in which polls alone have moved the clock, nothing will come of them.
+const IDLE_STEPS_MAX: u32 = 100_000;
 
 struct SimulatedTask {
     future: Pin<Box<dyn Future<Output = ()>>>,
@@ -138,6 +147,7 @@ impl Simulation {
             random: fastrand::Rng::with_seed(seed),
             seed,
             trace: seed,
+            idle_steps: 0,
         }
     }
 
@@ -245,6 +255,7 @@ impl Simulation {
         drop(woken);
         if let Some(index) = drawn {
             self.note(index as u64);
+            self.idle_steps = 0;
         }
         drawn
     }
@@ -269,8 +280,18 @@ impl Simulation {
         match self.lookout.prepare() {
             Err(_) => Ok(()),
             Ok(Some(deadline)) => {
+                let now = self.now();
+                let next = self.lookout.next_deadline().filter(|&next| next > now);
+                self.idle_steps += 1;
+                if self.idle_steps > IDLE_STEPS_MAX && next.is_none() {
+                    return Err(Deadlock { now, seed: self.seed });
+                }
                 self.clock.advance_to(deadline);
-                self.note(deadline.as_nanos());
+                if deadline <= now && self.idle_steps > 2 {
+                    // Not rung for, but polled without a pause.
+                    self.clock.advance_to(next.unwrap_or(Instant::MAX).min(now + LOOK_COST));
+                }
+                self.note(self.now().as_nanos());
                 self.detect();
                 Ok(())
             }

@@ -430,13 +430,17 @@ mod adaptive {
             for value in 0..count {
                 next = next + interval;
                 timers.wait(next).await?;
-                author.order(Order::Emit(0, u64::from(value)));
+                if methods == Methods::CHECK {
+                    author.script().ready.insert(0, u64::from(value));
+                } else {
+                    author.order(Order::Emit(0, u64::from(value)));
+                }
                 switch().await;
             }
             if !idle.is_zero() {
                 timers.wait(Instant::now() + idle).await?;
-                author.order(Order::Emit(1, 0));
                 // The ring of an order that finds nobody: a round without an event.
+                author.order(Order::Emit(1, 0));
                 timers.wait(Instant::now() + micros(1)).await?;
             }
             drop(stream);
@@ -507,7 +511,7 @@ mod adaptive {
                 register(simulation.server(), script, Registration::named("polled"))
                     .expect("a handle");
             let distances: Vec<_> =
-                (0..50).map(|_| micros(simulation.random().u64(20..3000))).collect();
+                (0..50).map(|_| micros(simulation.random().u64(600..3000))).collect();
             let timers = simulation.server().timers().clone();
             let happened = Rc::new(Cell::new(Instant::from_nanos(0)));
             let happens = Rc::clone(&happened);

@@ -61,6 +61,8 @@ impl Idle {
         let mut sleepers = lock(&self.sleepers);
         sleepers.push(worker);
         let before = self.counts.fetch_add(SLEEPER - usize::from(was_searching), Ordering::SeqCst);
+        // Between the announcement and the caller's last look at the queues: see `choose`.
+        fence(Ordering::SeqCst);
         was_searching && before & SEARCHERS == 1
     }
 
@@ -89,9 +91,9 @@ impl Idle {
 
     /// Chooses a sleeper to wake for work that was just queued, and makes a searcher of it.
     pub(crate) fn choose(&self) -> Option<usize> {
-        // Between our push to a queue, before this call, and the load: against the last searcher, who
-        // announces its sleep (`SeqCst`) and then looks at the queues. Either we see the sleeper, or
-        // it sees the work.
+        // Between our push to a queue, before this call, and the load; its counterpart stands in
+        // `begin_sleep`, between the announcement of a sleep and the last look at the queues. Either we
+        // see the sleeper, or it sees the work.
         fence(Ordering::SeqCst);
         if !is_needed(self.counts.load(Ordering::SeqCst)) {
             return None;

@@ -1,13 +1,20 @@
 //! A worker's sleep: in the wait point if nobody else is there, on its thread otherwise.
+//!
+//! ```text
+//!              park (1)              occupied (2)
+//!   awake ──────────────▶ in wait point ──────────▶ on thread
+//!     ▲  │                   │    │                    │
+//!     │  └── unpark (3) ─────┼────┼────────────────────┘
+//!     │                      ▼    ▼
+//!     └──────── (4) ─────── notified
+//! ```
+//!
+//! (1), (2) and (4) are the worker's, in [`Parker::park`]; (3) is anybody's. An `unpark` that finds the
+//! worker awake keeps it from its next sleep.
 
-use vigie_detect::{Detected, Lookout, Server};
-
-use crate::{
-    panics::contained,
-    sync::{
-        AtomicU8, OnceLock, Ordering,
-        thread::{self, Thread},
-    },
+use crate::sync::{
+    AtomicU8, OnceLock, Ordering,
+    parking::{self, Thread},
 };
 
 const AWAKE: u8 = 0;
@@ -30,34 +37,31 @@ impl Parker {
     /// Names the calling thread as the one that parks here.
     pub(crate) fn bind(&self) {
         // A second worker on the same parker would be a bug: the first binding stays.
-        let _ = self.thread.set(thread::current());
+        let _ = self.thread.set(parking::current());
     }
 
-    /// Sleeps until [`unpark`](Self::unpark) or, in the wait point, until something happens. Returns
-    /// what was detected.
-    pub(crate) fn park(&self, lookout: &mut Lookout) -> Detected {
-        if !self.moves(AWAKE, IN_WAIT_POINT) {
-            self.state.store(AWAKE, Ordering::SeqCst);
-            return Detected::Nothing;
-        }
-        // Asked for after the sleep is announced at the wait point: an `unpark` before that has left
-        // its mark here, one after it wakes the wait point.
-        let is_awaited = || self.state.load(Ordering::SeqCst) == NOTIFIED;
-        let detected = contained("a sleep", || lookout.park_unless(None, is_awaited));
-        let detected = detected.unwrap_or(Detected::Nothing);
-        if detected == Detected::Busy && self.moves(IN_WAIT_POINT, ON_THREAD) {
-            while self.state.load(Ordering::SeqCst) != NOTIFIED {
-                thread::park();
+    /// Sleeps until [`unpark`](Self::unpark) or, in the wait point, until something happens.
+    ///
+    /// `wait` sleeps in the wait point and returns `true`, or `false` at once if somebody else is
+    /// there. Once its sleep is announced to those who wake the wait point, it must ask whether the
+    /// worker is awaited, and not sleep then: an `unpark` before the announcement has left its mark
+    /// here, one after it wakes the wait point.
+    pub(crate) fn park(&self, wait: impl FnOnce(&dyn Fn() -> bool) -> bool) {
+        if self.moves(AWAKE, IN_WAIT_POINT) {
+            let was_free = wait(&|| self.state.load(Ordering::SeqCst) == NOTIFIED);
+            if !was_free && self.moves(IN_WAIT_POINT, ON_THREAD) {
+                while self.state.load(Ordering::SeqCst) != NOTIFIED {
+                    parking::park();
+                }
             }
         }
-        self.state.swap(AWAKE, Ordering::SeqCst);
-        detected
+        self.state.store(AWAKE, Ordering::SeqCst);
     }
 
-    /// Wakes the worker, or keeps it from its next sleep.
-    pub(crate) fn unpark(&self, server: &Server) {
+    /// Wakes the worker, or keeps it from its next sleep. `wake_wait_point` wakes whoever sleeps there.
+    pub(crate) fn unpark(&self, wake_wait_point: impl FnOnce()) {
         match self.state.swap(NOTIFIED, Ordering::SeqCst) {
-            IN_WAIT_POINT => server.unpark(),
+            IN_WAIT_POINT => wake_wait_point(),
             ON_THREAD => {
                 if let Some(thread) = self.thread.get() {
                     thread.unpark();

@@ -19,6 +19,14 @@ pub(crate) use std::{
     thread, thread_local,
 };
 
+/// A thread's own sleep.
+pub(crate) mod parking {
+    #[cfg(loom)]
+    pub(crate) use loom::thread::{Thread, current, park};
+    #[cfg(not(loom))]
+    pub(crate) use std::thread::{Thread, current, park};
+}
+
 /// Locks `mutex`, whether or not a thread panicked while it held the lock.
 ///
 /// Every panic of foreign code is caught before it can cross a lock of ours, so that a poisoned

@@ -15,7 +15,7 @@ use std::{
 
 use async_task::{ScheduleInfo, WithInfo};
 use crossbeam::deque::{Injector, Steal, Stealer, Worker as Queue};
-use vigie_detect::{Instant, Lookout, Server, clock::monotonic_now};
+use vigie_detect::{Detected, Instant, Lookout, Server, clock::monotonic_now};
 
 use super::user_level::drop_task;
 use crate::{
@@ -151,7 +151,7 @@ impl Shared {
     pub(crate) fn shutdown(&self) {
         self.is_shutdown.store(true, Ordering::SeqCst);
         for remote in &self.remotes {
-            remote.parker.unpark(&self.server);
+            remote.parker.unpark(|| self.server.unpark());
         }
     }
 
@@ -179,7 +179,7 @@ impl Shared {
     /// Wakes a worker for work that was just queued, if one sleeps and none searches.
     fn wake_one(&self) {
         if let Some(worker) = self.idle.choose() {
-            self.remotes[worker].parker.unpark(&self.server);
+            self.remotes[worker].parker.unpark(|| self.server.unpark());
         }
     }
 
@@ -396,7 +396,10 @@ impl Worker {
         }
         loop {
             self.local.cause.set(Cause::Detection);
-            self.shared.remotes[self.index].parker.park(&mut self.lookout);
+            self.shared.remotes[self.index].parker.park(|is_awaited| {
+                let slept = contained("a sleep", || self.lookout.park_unless(None, is_awaited));
+                slept != Some(Detected::Busy)
+            });
             let has_work = {
                 let queues = &self.local.queues;
                 !(queues.reaction.is_empty() && queues.compute.is_empty())

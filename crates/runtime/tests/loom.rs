@@ -1,0 +1,224 @@
+//! Model checks of the runtime's lock-free parts: `RUSTFLAGS="--cfg loom" cargo test --release --test
+//! loom`. The modules are compiled into this test as they stand, over loom's atomics. Each model is
+//! also run with a fault planted, and must fail then: a model that cannot fail shows nothing.
+#![cfg(loom)]
+#![expect(dead_code, unused_imports, reason = "the models use a part of each module")]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use loom::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+#[path = "../src/idle.rs"]
+mod idle;
+#[path = "../src/parker.rs"]
+mod parker;
+#[path = "../src/sync.rs"]
+mod sync;
+
+use idle::Idle;
+use parker::Parker;
+
+/// Runs a model that has a fault in it, and expects loom to find it.
+fn must_fail(model: impl Fn() + Sync + Send + 'static) {
+    let outcome = catch_unwind(AssertUnwindSafe(|| loom::model(model)));
+    assert!(outcome.is_err(), "the planted fault was not found: the model shows nothing");
+}
+
+/// One worker that searches, finds nothing and goes to sleep, against one thread that queues a task
+/// and wakes a sleeper if there is one. Whatever the order, the task is found or the worker is woken.
+fn sleep_against_push(looks_once_more: bool) {
+    let idle = Arc::new(Idle::new(1));
+    let queue = Arc::new(AtomicUsize::new(0));
+    let producer = {
+        let (idle, queue) = (Arc::clone(&idle), Arc::clone(&queue));
+        thread::spawn(move || {
+            queue.store(1, Ordering::Release);
+            idle.choose().is_some()
+        })
+    };
+    assert!(idle.begin_search(), "the only worker may search");
+    let mut found = queue.load(Ordering::Acquire) == 1;
+    if found {
+        let _ = idle.end_search();
+    } else {
+        let was_last = idle.begin_sleep(0, true);
+        if was_last && looks_once_more {
+            found = queue.load(Ordering::Acquire) == 1;
+        }
+    }
+    let was_woken = producer.join().expect("the producer ends");
+    assert!(found || was_woken, "a task is queued, and everybody sleeps");
+}
+
+/// Goal: no task lies still while all workers sleep.
+#[test]
+fn work_is_never_left_lying() {
+    loom::model(|| sleep_against_push(true));
+}
+
+/// Goal: the model of `work_is_never_left_lying` can fail. Method: the last searcher does not look
+/// once more.
+#[test]
+fn without_the_last_look_work_is_left_lying() {
+    must_fail(|| sleep_against_push(false));
+}
+
+/// Two producers and two workers: a searcher that finds work wakes the other worker.
+fn burst(hands_on: bool) {
+    let idle = Arc::new(Idle::new(2));
+    let queue = Arc::new(AtomicUsize::new(0));
+    // Both workers sleep.
+    assert!(idle.begin_search());
+    let _ = idle.begin_sleep(0, true);
+    assert!(idle.begin_search());
+    let _ = idle.begin_sleep(1, true);
+    let producers: Vec<_> = (0..2)
+        .map(|_| {
+            let (idle, queue) = (Arc::clone(&idle), Arc::clone(&queue));
+            thread::spawn(move || {
+                queue.fetch_add(1, Ordering::AcqRel);
+                usize::from(idle.choose().is_some())
+            })
+        })
+        .collect();
+    let mut woken: usize = producers.into_iter().map(|p| p.join().expect("it ends")).sum();
+    // Whoever was woken takes one task and wakes the next worker.
+    let mut taken = 0;
+    while woken > taken {
+        taken += 1;
+        queue.fetch_sub(1, Ordering::AcqRel);
+        if idle.end_search() && hands_on && idle.choose().is_some() {
+            woken += 1;
+        }
+    }
+    assert_eq!(queue.load(Ordering::Acquire), 0, "a task was left although a worker sleeps");
+}
+
+/// Goal: a burst of two tasks wakes two workers, one after the other if need be.
+#[test]
+fn a_burst_wakes_one_after_the_other() {
+    loom::model(|| burst(true));
+}
+
+/// Goal: the model of `a_burst_wakes_one_after_the_other` can fail. Method: nobody hands on.
+#[test]
+fn without_handing_on_a_burst_lies_still() {
+    must_fail(|| burst(false));
+}
+
+/// The wait point, as far as a parker knows it: rings, and one sleeper. As in the real one, a ring may
+/// be taken by another host that only looks. The sleep does not block: whether it would have ended is
+/// seen when all threads have.
+struct WaitPoint {
+    state: Mutex<Sleeper>,
+}
+
+#[derive(Default)]
+struct Sleeper {
+    is_rung: bool,
+    is_announced: bool,
+    sleeps: bool,
+}
+
+impl WaitPoint {
+    /// Rings: wakes the sleeper, or is remembered.
+    fn ring(&self) {
+        let mut state = self.state.lock().expect("not poisoned");
+        state.is_rung = true;
+        state.sleeps = false;
+    }
+
+    /// Another host takes the ring for its own, unless somebody is about to sleep here.
+    fn steal_ring(&self) {
+        let mut state = self.state.lock().expect("not poisoned");
+        if !state.is_announced {
+            state.is_rung = false;
+        }
+    }
+
+    /// Announces the sleep, asks, sleeps.
+    fn wait(&self, is_awaited: &dyn Fn() -> bool) {
+        self.state.lock().expect("not poisoned").is_announced = true;
+        let must_stay_awake = is_awaited();
+        let mut state = self.state.lock().expect("not poisoned");
+        state.sleeps = !state.is_rung && !must_stay_awake;
+    }
+}
+
+/// Goal: an unpark is never lost in the wait point, even if another host takes the ring.
+#[test]
+fn an_unpark_reaches_the_wait_point() {
+    loom::model(|| in_wait_point(true));
+}
+
+/// Goal: the model of `an_unpark_reaches_the_wait_point` can fail. Method: the worker does not ask
+/// whether it is awaited.
+#[test]
+fn without_asking_an_unpark_is_lost() {
+    must_fail(|| in_wait_point(false));
+}
+
+fn in_wait_point(asks: bool) {
+    let parker = Arc::new(Parker::new());
+    let wait_point = Arc::new(WaitPoint { state: Mutex::new(Sleeper::default()) });
+    parker.bind();
+    let unparker = {
+        let (parker, wait_point) = (Arc::clone(&parker), Arc::clone(&wait_point));
+        thread::spawn(move || parker.unpark(|| wait_point.ring()))
+    };
+    let other = {
+        let wait_point = Arc::clone(&wait_point);
+        thread::spawn(move || wait_point.steal_ring())
+    };
+    parker.park(|is_awaited| {
+        wait_point.wait(&|| asks && is_awaited());
+        // It sleeps, or not, until the others have ended: then it must be awake.
+        unparker.join().expect("it ends");
+        other.join().expect("it ends");
+        let sleeps = wait_point.state.lock().expect("not poisoned").sleeps;
+        assert!(!sleeps, "the worker sleeps although it was woken");
+        true
+    });
+}
+
+/// Goal: an unpark is never lost on the thread. Method: the wait point is always occupied.
+#[test]
+fn an_unpark_reaches_the_thread() {
+    loom::model(|| {
+        let parker = Arc::new(Parker::new());
+        parker.bind();
+        let unparker = {
+            let parker = Arc::clone(&parker);
+            thread::spawn(move || {
+                parker.unpark(|| {
+                    // The worker is on its way: it finds the mark when it moves on to its thread.
+                });
+            })
+        };
+        parker.park(|_| false);
+        unparker.join().expect("it ends");
+    });
+}
+
+/// Goal: an unpark before the sleep keeps the worker awake, once. Method: one thread.
+#[test]
+fn an_early_unpark_counts_once() {
+    loom::model(|| {
+        let parker = Parker::new();
+        parker.bind();
+        parker.unpark(|| panic!("nobody is in the wait point"));
+        parker.park(|_| panic!("must not sleep"));
+        let mut slept = false;
+        parker.park(|_| {
+            slept = true;
+            true
+        });
+        assert!(slept);
+    });
+}
