@@ -27,8 +27,8 @@
 //! ───────────────────────────────────────────────────────────────────────
 //! ```
 //!
-//! Other loads: `--yield-every 10ms` (compute tasks that rarely yield), or `never`. As a server for
-//! any client, until it is interrupted:
+//! Another load: `--yield-every 10ms`, compute tasks that rarely yield. As a server for any client,
+//! until it is interrupted:
 //!
 //! ```text
 //! cargo run --release --example echo -- --serve 127.0.0.1:7007 --flavor user-level --compute 2
@@ -202,8 +202,7 @@ fn compare(yield_every: YieldEvery) -> Result<(), Box<dyn Error>> {
     let mut progress = Progress::new(COMPUTE.len() * 2 * ROUNDS as usize);
     for compute in COMPUTE {
         let load = Load { compute, yield_every };
-        let cycle =
-            if yield_every.yields() { yield_every.step() * compute } else { Duration::ZERO };
+        let cycle = yield_every.step() * compute;
         // Less often where each message takes long.
         let samples = if cycle > Duration::from_millis(5) { 25 } else { 500 };
         let (mut on_vigie, mut on_tokio) = (Samples::new(), Samples::new());
@@ -270,7 +269,13 @@ struct Load {
 fn main() -> Result<(), Box<dyn Error>> {
     vigie_bench::child::maybe_run_child();
     let arguments = Arguments::parse();
-    let Some(address) = arguments.serve else { return compare(arguments.yield_every) };
+    let Some(address) = arguments.serve else {
+        if !arguments.yield_every.yields() {
+            // Nothing could stop such tasks between two measurements.
+            return Err("compute tasks that never yield need `--serve`".into());
+        }
+        return compare(arguments.yield_every);
+    };
     let flavor = match arguments.flavor {
         FlavorName::UserLevel => Flavor::UserLevel,
         FlavorName::Hybrid => Flavor::Hybrid,

@@ -61,8 +61,9 @@ impl BitOr for Methods {
 pub enum Submitted<E> {
     /// The event is not there yet.
     Pending,
-    /// The event is not there yet, and the detector has work of its own to do before it can be
-    /// (a batch of submissions to flush): the host polls it soon, on its own thread.
+    /// The detector has work of its own to do before the event can be there (a batch of submissions to
+    /// flush), or leaves it to a poll to find an event that is there: the host polls soon, on its own
+    /// thread.
     Queued,
     /// The event was already there. In [`Mode::Once`] the request is over; in [`Mode::Stream`] this
     /// is the first event and the request stays pending.
@@ -205,7 +206,8 @@ pub type Blocker = Box<dyn FnMut(Option<Duration>) -> io::Result<()> + Send>;
 /// 1. No callback blocks, waits on a handle of the same server, or registers there: the server holds
 ///    the handle's lock during all of them. They run on any thread, one at a time.
 /// 2. An event that happened before [`submit`](Self::submit) and belongs to the request is reported
-///    by `submit` or by the next poll: it is not lost because nobody waited.
+///    by `submit`, or by the poll that [`Submitted::Queued`] asks for: it is not lost because nobody
+///    waited.
 /// 3. An event between [`arm`](Self::arm) and the sleep makes the watched descriptor readable, or
 ///    rings the bell, or `arm` returns [`Armed::Ready`].
 /// 4. Each event is reported once, to one request.
@@ -255,7 +257,7 @@ pub trait Detector: Sized + Send + 'static {
     }
 
     /// Takes a new request. By default checks it once, so that an event that is already there costs
-    /// no wait.
+    /// no wait; without [`Methods::CHECK`], asks for a poll.
     fn submit(
         &mut self,
         key: Key,
@@ -265,7 +267,8 @@ pub trait Detector: Sized + Send + 'static {
         let _ = mode;
         match self.check(key, request) {
             Some(event) => Submitted::Ready(event),
-            None => Submitted::Pending,
+            None if self.methods().contains(Methods::CHECK) => Submitted::Pending,
+            None => Submitted::Queued,
         }
     }
 

@@ -57,6 +57,9 @@ mod error;
 mod handle;
 mod history;
 mod host_thread;
+#[cfg(loom)]
+#[doc(hidden)]
+pub mod loom_exports;
 mod lookout;
 mod metrics;
 pub mod net;

@@ -380,7 +380,7 @@ impl Shared {
         if events > 0 {
             return Prepared::Events(events);
         }
-        // SeqCst: see `publish_deadline`.
+        // SeqCst: see `ParkWord::begin_park`.
         wake_at = wake_at.min(self.next_deadline.load(Ordering::SeqCst));
         if self.frequencies_changed.load(Ordering::Acquire) {
             // A handle came while we armed the others: look again.
@@ -425,6 +425,7 @@ impl Driver {
     fn active(&self) -> impl Iterator<Item = &Arc<dyn Registered>> {
         let rows = self.active.iter().filter_map(|&index| self.rows.get(index as usize));
         rows.filter_map(|row| row.handle.as_ref())
-            .filter(|handle| handle.watch_state().known_count.load(Ordering::Acquire) > 0)
+            // SeqCst: see `ParkWord::begin_park`.
+            .filter(|handle| handle.watch_state().known_count.load(Ordering::SeqCst) > 0)
     }
 }

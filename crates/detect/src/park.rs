@@ -13,7 +13,7 @@
 //! sees the ring when it parks, or the ringer sees the parked host and wakes it. There is no third
 //! case in which a wake-up is lost.
 
-use crate::sync::{AtomicU32, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, order_for_loom};
 
 const PARKED: u32 = 1;
 const RUNG: u32 = 2;
@@ -23,7 +23,8 @@ pub(crate) struct ParkWord {
     /// Written by the host (`PARKED`, clears `RUNG`) and by ringers (`RUNG`). The ringer's release
     /// pairs with the host's acquire in [`take_ring`](Self::take_ring) and
     /// [`begin_park`](Self::begin_park), so that the host sees what the ringer did before it rang.
-    /// `SeqCst` because deadlines are published beside the word: see `Shared::publish_deadline`.
+    /// `SeqCst` because deadlines and requests are published beside the word: see
+    /// [`begin_park`](Self::begin_park).
     bits: AtomicU32,
 }
 
@@ -41,12 +42,14 @@ impl ParkWord {
     }
 
     /// Announces that the host will sleep, unless somebody rang.
+    ///
+    /// What others publish beside the word with a `SeqCst` read-modify-write, before they look whether
+    /// the host [is parked](Self::is_parked), a `SeqCst` load after this sees; or else they see the
+    /// parked host: all four operations stand in the one order of `SeqCst` operations.
     pub(crate) fn begin_park(&self) -> Park {
-        if self.bits.fetch_or(PARKED, Ordering::SeqCst) & RUNG == 0 {
-            Park::Sleep
-        } else {
-            Park::Rung
-        }
+        let before = self.bits.fetch_or(PARKED, Ordering::SeqCst);
+        order_for_loom();
+        if before & RUNG == 0 { Park::Sleep } else { Park::Rung }
     }
 
     /// Announces that the host is awake.
@@ -55,7 +58,8 @@ impl ParkWord {
     }
 
     /// Returns whether the host sleeps or is about to.
-    pub(crate) fn is_parked(&self) -> bool {
+    fn is_parked(&self) -> bool {
+        order_for_loom();
         self.bits.load(Ordering::SeqCst) & PARKED != 0
     }
 
@@ -67,6 +71,22 @@ impl ParkWord {
     /// Takes the ring: what was done before it is visible now.
     pub(crate) fn take_ring(&self) -> bool {
         self.is_rung() && self.bits.fetch_and(!RUNG, Ordering::SeqCst) & RUNG != 0
+    }
+
+    /// Lowers a deadline that the host reads after [`begin_park`](Self::begin_park). Returns whether
+    /// the host may be sleeping past it: then it must be rung for.
+    #[must_use = "a parked host sleeps past the deadline if it is not rung for"]
+    pub(crate) fn lower(&self, deadline: &AtomicU64, nanos: u64) -> bool {
+        deadline.fetch_min(nanos, Ordering::SeqCst) > nanos && self.is_parked()
+    }
+
+    /// Publishes a count of requests that the host reads after [`begin_park`](Self::begin_park).
+    /// Returns whether the host may be sleeping without them: then it must be rung for.
+    #[must_use = "a parked host sleeps over the request if it is not rung for"]
+    pub(crate) fn raise(&self, known_count: &AtomicUsize, count: usize) -> bool {
+        // A swap: a plain store may pass the load that follows it.
+        known_count.swap(count, Ordering::SeqCst);
+        self.is_parked()
     }
 
     /// Rings. Returns whether the caller must wake the host: it sleeps, and this ring was the first.

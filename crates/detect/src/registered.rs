@@ -52,7 +52,7 @@ pub(crate) trait Registered: Send + Sync {
 pub(crate) struct WatchState {
     /// Requests that a detector still knows: pending and cancelling. Written under the core's lock;
     /// read by the driver to skip idle handles. A stale zero is followed by a ring: see
-    /// `Core::submit`.
+    /// `ParkWord::raise`.
     pub(crate) known_count: AtomicUsize,
     /// Nanoseconds between polls while tasks run; `u64::MAX` for never.
     pub(crate) every_ns: AtomicU64,
@@ -219,18 +219,29 @@ impl<D: Detector> Inner<D> {
                 return Ok(Submission::Pending(key, slot));
             }
         };
-        self.publish_known(core);
+        // A host that found the handle idle sleeps without it.
+        let sleeps_without_it = if was_idle && self.watch.is_active.load(Ordering::Relaxed) {
+            let known = core.pending.len() + core.pending.cancelling_count();
+            self.shared().word.raise(&self.watch.known_count, known)
+        } else {
+            self.publish_known(core);
+            false
+        };
         drop(guard);
+        self.tell_host(deadline, is_queued, sleeps_without_it);
+        Ok(Submission::Pending(key, slot))
+    }
+
+    /// Tells the host of a new request, if it must know before its next look.
+    fn tell_host(&self, deadline: Option<Instant>, is_queued: bool, sleeps_without_it: bool) {
         if let Some(deadline) = deadline {
             self.publish_deadline(deadline);
         }
         if is_queued {
             self.site.ring_again();
-        } else if was_idle && self.watch.is_active.load(Ordering::Relaxed) {
-            // A host that parks from now on takes the core's lock first and sees the request.
-            self.shared().wake_if_parked();
+        } else if sleeps_without_it {
+            self.shared().unpark();
         }
-        Ok(Submission::Pending(key, slot))
     }
 
     /// The waiter of `key` goes.

@@ -204,16 +204,7 @@ impl Shared {
 
     /// Makes sure that the host does not sleep past `deadline`.
     pub(crate) fn publish_deadline(&self, deadline: Instant) {
-        // SeqCst, as in `park`: the host sets its parked bit and then reads the deadline, we lower the
-        // deadline and then read the bit; one of the two sees the other.
-        let nanos = deadline.as_nanos();
-        if self.next_deadline.fetch_min(nanos, Ordering::SeqCst) > nanos {
-            self.wake_if_parked();
-        }
-    }
-
-    pub(crate) fn wake_if_parked(&self) {
-        if self.word.is_parked() {
+        if self.word.lower(&self.next_deadline, deadline.as_nanos()) {
             self.unpark();
         }
     }

@@ -20,6 +20,14 @@ pub(crate) use std::{
     thread, thread_local,
 };
 
+/// Stands where the one order of all `SeqCst` operations is relied on: loom knows that order of fences
+/// alone, and takes `SeqCst` operations for weaker ones.
+#[inline]
+pub(crate) fn order_for_loom() {
+    #[cfg(loom)]
+    loom::sync::atomic::fence(Ordering::SeqCst);
+}
+
 /// Locks `mutex`, whether or not a thread panicked while it held the lock.
 ///
 /// Every panic of foreign code is caught before it can cross a lock of ours, so that a poisoned

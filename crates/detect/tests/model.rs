@@ -27,8 +27,12 @@ const PENDING_MAX: usize = 5;
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// A request for one event; its event is there already, or not.
-    Wait { is_ready: bool },
-    Stream { is_ready: bool },
+    Wait {
+        is_ready: bool,
+    },
+    Stream {
+        is_ready: bool,
+    },
     /// The same, of request number `.0` of those that were ever made.
     Complete(usize),
     Emit(usize),
@@ -250,10 +254,8 @@ impl World {
     fn round(&mut self) {
         self.lookout.detect();
         while let Some(order) = self.orders.pop_front() {
-            let (Order::Complete(id, _)
-            | Order::Emit(id, _)
-            | Order::Finish(id)
-            | Order::Fail(id)) = order;
+            let (Order::Complete(id, _) | Order::Emit(id, _) | Order::Finish(id) | Order::Fail(id)) =
+                order;
             let model = self.models.get_mut(&id).expect("it was made");
             if !model.is_known {
                 continue;
@@ -314,11 +316,7 @@ impl World {
                     }
                     (Poll::Ready(None), None, Some(End::Finished)) => {}
                     (Poll::Ready(Some(Err(WaitError::Failed(_)))), None, Some(End::Failed))
-                    | (
-                        Poll::Ready(Some(Err(WaitError::ServerClosed))),
-                        None,
-                        Some(End::Closed),
-                    ) => {
+                    | (Poll::Ready(Some(Err(WaitError::ServerClosed))), None, Some(End::Closed)) => {
                         model.end = Some(End::Finished);
                     }
                     (polled, event, end) => panic!("{polled:?}, not {event:?} {end:?}"),

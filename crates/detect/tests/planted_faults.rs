@@ -269,6 +269,8 @@ mod device {
         TakesStaleKeys,
         /// Every completion goes to the oldest request.
         CompletesTheOldest,
+        /// A completion that is there already waits for the next poll, whenever that comes.
+        AsksForNoPoll,
     }
 
     /// What the device may write to, by request: the registry of canaries.
@@ -346,7 +348,9 @@ mod device {
             queues.posted.insert(canary.index, key);
             if queues.happened.contains(&canary.index) {
                 complete(&mut queues, &self.canaries, canary.index);
-                return Submitted::Queued;
+                if self.fault != Fault::AsksForNoPoll {
+                    return Submitted::Queued;
+                }
             }
             Submitted::Pending
         }
@@ -457,9 +461,9 @@ mod device {
             Some(Memory {
                 live: canaries.alive.len(),
                 in_flight: canaries.in_flight.len(),
-                // A detector that frees early is one thing; one that takes stale keys, another.
+                // These end requests that the device still has, which is not what they are looked at for.
                 freed_in_flight: match self.fault {
-                    Fault::TakesStaleKeys => 0,
+                    Fault::TakesStaleKeys | Fault::CompletesTheOldest => 0,
                     _ => canaries.freed_in_flight,
                 },
             })
@@ -712,6 +716,12 @@ fn a_cancelled_request_that_lingers_is_seen() {
 fn an_event_under_a_stale_key_is_seen() {
     let violation = device(DeviceFault::TakesStaleKeys);
     assert!(matches!(&violation, Violation::Misdelivered { .. }), "{violation}");
+}
+
+#[test]
+fn an_event_that_is_there_and_that_nobody_polls_for_is_seen() {
+    let violation = device(DeviceFault::AsksForNoPoll);
+    assert_eq!(violation.rule(), Some(Rule::Before), "{violation}");
 }
 
 #[test]

@@ -16,8 +16,8 @@ use std::{
 
 use scripted::{Ask, Call, Order, Script, register};
 use vigie_detect::{
-    Adaptive, Arming, Clock, Detected, Fixed, Frequency, Instant, Methods, Registration, Simulation,
-    Strategy, VirtualClock, WaitError, stock::doorbell::doorbell,
+    Adaptive, Arming, Clock, Detected, Fixed, Frequency, Instant, Methods, Registration,
+    Simulation, Strategy, VirtualClock, WaitError, stock::doorbell::doorbell,
 };
 
 const fn micros(count: u64) -> Duration {
@@ -65,10 +65,7 @@ async fn switch() {
 }
 
 /// Waits for one of two futures; the other is dropped.
-async fn first<T>(
-    a: impl Future<Output = T>,
-    b: impl Future<Output = T>,
-) -> T {
+async fn first<T>(a: impl Future<Output = T>, b: impl Future<Output = T>) -> T {
     let (mut a, mut b) = (std::pin::pin!(a), std::pin::pin!(b));
     poll_fn(|cx| match a.as_mut().poll(cx) {
         Poll::Pending => b.as_mut().poll(cx),
@@ -155,8 +152,8 @@ mod time {
             let mut simulation = Simulation::new(5);
             let registration =
                 Registration::named("polled").policy(Fixed(Strategy::PollGroup { every }));
-            let (_author, handle) = register(simulation.server(), Script::default(), registration)
-                .expect("a handle");
+            let (_author, handle) =
+                register(simulation.server(), Script::default(), registration).expect("a handle");
             let waited = simulation.block_on(handle.wait(Ask::new(1)));
             assert!(waited.is_err(), "{waited:?}");
         }
@@ -287,7 +284,8 @@ mod frequency {
                 });
                 assert_eq!(done, Ok(()));
                 let calls = author.calls();
-                let count = |wanted: &dyn Fn(&Call) -> bool| calls.iter().filter(|c| wanted(c)).count();
+                let count =
+                    |wanted: &dyn Fn(&Call) -> bool| calls.iter().filter(|c| wanted(c)).count();
                 let polls = count(&|call| *call == Call::Poll);
                 let checks = count(&|call| matches!(call, Call::Check(_)));
                 // The simulator looks at every other switch, so a poll is up to a few switches late.
@@ -295,7 +293,10 @@ mod frequency {
                 assert!((700..=1000).contains(&rounds), "{strategy}: {rounds} rounds in 100 ms");
                 assert_eq!(if is_group { checks } else { polls }, 0);
                 assert_eq!(checks % 3, 0, "each request is checked in each round");
-                assert!(count(&|call| matches!(call, Call::Group(_))) <= 1, "the set did not change");
+                assert!(
+                    count(&|call| matches!(call, Call::Group(_))) <= 1,
+                    "the set did not change"
+                );
             }
         });
     }
@@ -411,12 +412,7 @@ mod adaptive {
 
     /// What [`Adaptive`] makes of a detector with `methods` whose events come every `interval`, after
     /// `count` of them and `idle` time without.
-    fn decides(
-        methods: Methods,
-        interval: Duration,
-        count: u32,
-        idle: Duration,
-    ) -> Strategy {
+    fn decides(methods: Methods, interval: Duration, count: u32, idle: Duration) -> Strategy {
         let mut simulation = Simulation::new(8);
         let script = Script { methods, arming: Arming::Permanent, ..Script::default() };
         let (author, handle) =

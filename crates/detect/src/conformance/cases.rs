@@ -1,5 +1,7 @@
 //! The cases with waits, step by step.
 
+use std::task::Poll;
+
 use super::{
     At, Harness, Recognised, Rule, SetupError, Suite, Violation, World,
     stage::{Host, Slept, Stage},
@@ -32,8 +34,9 @@ where
     F: FnMut(&World) -> Result<H, SetupError>,
 {
     pub(super) fn cases(&mut self, host: Host) -> Result<(), Violation> {
-        let cases: [(&'static str, Case<H>); 10] = [
+        let cases: [(&'static str, Case<H>); 11] = [
             ("event before the wait", event_before_wait),
+            ("event before the wait, while the host sleeps", event_before_wait_asleep),
             ("polls with nothing pending", idle_polls),
             ("event after the wait", event_after_wait),
             ("event between arming and sleep", event_before_sleep),
@@ -82,6 +85,40 @@ fn event_before_wait<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> 
         }
         let waiter = stage.wait(index)?;
         stage.expect_end(waiter, Rule::Before)?;
+    }
+    stage.expect_nothing_left()
+}
+
+/// Rule 2, where the host sleeps for another request and no poll is due.
+fn event_before_wait_asleep<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> {
+    if stage.ledger.is_shared() {
+        // The event would be the other request's.
+        return Ok(());
+    }
+    for index in (0..8).step_by(2) {
+        let mut other = stage.pending(index + 1)?;
+        stage.happen()?;
+        stage.expect_pending(&mut other)?;
+        let mut waiter = stage.request(index);
+        let mut polled = Poll::Pending;
+        let until_next = stage.harness.happens_at(index + 1);
+        let between = || {
+            polled = waiter.poll();
+            polled.is_ready()
+        };
+        stage.sleep(Some(Box::new(between)), until_next)?;
+        if let Poll::Ready(polled) = polled {
+            stage.enter(index, polled)?;
+        } else if !waiter.is_woken() {
+            // Unless the other one has it.
+            stage.expect_pending(&mut other)?;
+            let saw = "nobody polled for it";
+            return Err(stage.lost(Rule::Before, index, saw));
+        } else {
+            stage.expect_event(waiter, Rule::Before)?;
+        }
+        stage.happen()?;
+        stage.expect_event(other, Rule::Announced)?;
     }
     stage.expect_nothing_left()
 }
@@ -304,18 +341,16 @@ fn expect_closed<H: Harness>(
     mut waiter: super::stage::Waiter<H::Detector>,
 ) -> Result<(), Violation> {
     match waiter.poll() {
-        std::task::Poll::Ready(Err(WaitError::ServerClosed)) => stage.inspect(),
-        std::task::Poll::Ready(Err(error)) => {
-            Err(super::stage::failed(waiter.index, error, stage.at))
-        }
-        std::task::Poll::Ready(Ok(event)) => {
+        Poll::Ready(Err(WaitError::ServerClosed)) => stage.inspect(),
+        Poll::Ready(Err(error)) => Err(super::stage::failed(waiter.index, error, stage.at)),
+        Poll::Ready(Ok(event)) => {
             match stage.harness.recognise(waiter.index, event) {
                 // What was in flight came back: memory, not an event.
                 Recognised::Nothing(_) => stage.inspect(),
                 _ => Err(not_ended(stage, waiter.index, "an event that had not happened")),
             }
         }
-        std::task::Poll::Pending => Err(not_ended(stage, waiter.index, "it was still pending")),
+        Poll::Pending => Err(not_ended(stage, waiter.index, "it was still pending")),
     }
 }
 

@@ -39,6 +39,10 @@ impl Host {
 /// detector whose polls have become rare.
 const STEPS_MAX: usize = 10_000;
 
+/// What happens between a host's preparation and its sleep. Returns whether the host may as well stay
+/// awake.
+pub(super) type Between<'a> = Box<dyn FnOnce() -> bool + 'a>;
+
 /// What one step of a host brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Slept {
@@ -173,13 +177,19 @@ impl<H: Harness> Stage<H> {
         self.inspect()?;
         match polled {
             Poll::Pending => Ok(false),
-            Poll::Ready(Ok(event)) => {
-                let recognised = self.harness.recognise(waiter.index, event);
-                self.ledger.deliver(waiter.index, recognised, self.at)?;
-                Ok(true)
-            }
-            Poll::Ready(Err(error)) => Err(failed(waiter.index, error, self.at)),
+            Poll::Ready(ended) => self.enter(waiter.index, ended).map(|()| true),
         }
+    }
+
+    /// Enters the end of request `index` in the books.
+    pub(super) fn enter(
+        &mut self,
+        index: usize,
+        ended: Result<<H::Detector as Detector>::Event, WaitError>,
+    ) -> Result<(), Violation> {
+        let event = ended.map_err(|error| failed(index, error, self.at))?;
+        let recognised = self.harness.recognise(index, event);
+        self.ledger.deliver(index, recognised, self.at)
     }
 
     /// Lets the next event happen.
@@ -212,7 +222,7 @@ impl<H: Harness> Stage<H> {
     /// Sleeps like a host with nothing to run; `between` happens after it has prepared for that.
     pub(super) fn sleep(
         &mut self,
-        between: Option<Trigger>,
+        between: Option<Between<'_>>,
         until_next: Option<Instant>,
     ) -> Result<Slept, Violation> {
         if let Detected::Events(_) = self.lookout.detect()
@@ -226,12 +236,9 @@ impl<H: Harness> Stage<H> {
             Some(clock) => self.sleep_virtually(&clock, &mut between, until_next),
             None => {
                 let until = self.server.now() + self.guard;
-                let detected = self.lookout.park_unless(Some(until), || {
-                    if let Some(trigger) = between.take() {
-                        trigger();
-                    }
-                    false
-                });
+                let detected = self
+                    .lookout
+                    .park_unless(Some(until), || between.take().is_some_and(|between| between()));
                 if detected == Detected::Nothing && self.server.now() >= until {
                     Slept::ForEver
                 } else {
@@ -240,8 +247,8 @@ impl<H: Harness> Stage<H> {
             }
         };
         // The host found something to do and did not get as far as to sleep.
-        if let Some(trigger) = between {
-            trigger();
+        if let Some(between) = between {
+            between();
         }
         self.inspect()?;
         Ok(slept)
@@ -250,12 +257,12 @@ impl<H: Harness> Stage<H> {
     fn sleep_virtually(
         &mut self,
         clock: &VirtualClock,
-        between: &mut Option<Trigger>,
+        between: &mut Option<Between<'_>>,
         until_next: Option<Instant>,
     ) -> Slept {
         let Ok(deadline) = self.lookout.prepare() else { return Slept::Awake };
-        if let Some(trigger) = between.take() {
-            trigger();
+        if let Some(between) = between.take() {
+            between();
         }
         if !self.lookout.is_due(clock.now()) {
             match deadline {
@@ -371,7 +378,7 @@ impl<H: Harness> Stage<H> {
     pub(super) fn happen_before_sleep(&mut self) -> Result<Slept, Violation> {
         let until_next = self.harness.happens_at(self.ledger.happened + 1);
         let trigger = self.next_trigger();
-        self.sleep(Some(trigger), until_next)
+        self.sleep(Some(happens(trigger)), until_next)
     }
 
     pub(super) fn recognise_stream(
@@ -380,6 +387,14 @@ impl<H: Harness> Stage<H> {
     ) -> Recognised {
         self.harness.recognise_stream(event)
     }
+}
+
+/// The trigger as what happens before a sleep.
+pub(super) fn happens(trigger: Trigger) -> Between<'static> {
+    Box::new(|| {
+        trigger();
+        false
+    })
 }
 
 /// A wait ended in an error that nothing called for.

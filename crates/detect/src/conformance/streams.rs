@@ -4,7 +4,7 @@ use std::task::{Context, Poll, Waker};
 
 use super::{
     Delivery, Harness, Recognised, Rule, SetupError, Suite, Unclaimed, Violation, World,
-    stage::{Flag, Host, Stage, failed},
+    stage::{Flag, Host, Stage, failed, happens},
 };
 use crate::{error::WaitError, handle::EventStream, sync::Arc};
 
@@ -78,13 +78,17 @@ impl<H: Harness> Stage<H> {
                 Poll::Ready(Some(Err(error))) => return Err(failed(0, error, self.at)),
                 Poll::Ready(Some(Ok(event))) => {
                     let recognised = self.recognise_stream(event);
-                    self.enter(reader, recognised)?;
+                    self.enter_stream(reader, recognised)?;
                 }
             }
         }
     }
 
-    fn enter(&mut self, reader: &mut Reader<H>, recognised: Recognised) -> Result<(), Violation> {
+    fn enter_stream(
+        &mut self,
+        reader: &mut Reader<H>,
+        recognised: Recognised,
+    ) -> Result<(), Violation> {
         let at = self.at;
         let happened = self.ledger.happened;
         let events = match recognised {
@@ -173,7 +177,7 @@ fn stream_before_sleep<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation
         stage.read_all(&mut reader, Rule::Announced)?;
         let trigger = stage.harness.stream_trigger(index);
         stage.ledger.happened += 1;
-        let slept = stage.sleep(Some(trigger), None)?;
+        let slept = stage.sleep(Some(happens(trigger)), None)?;
         if slept == super::stage::Slept::ForEver && !reader.flag.is_set() {
             return Err(stage.lost(Rule::Announced, 0, "the host slept for ever"));
         }

@@ -63,6 +63,10 @@ pub struct Source {
 }
 
 impl Source {
+    pub(crate) fn new(key: u32) -> Self {
+        Self { state: AtomicU64::new(0), key }
+    }
+
     /// Returns what the source is ready for now, of the bits that matter in `direction`.
     #[inline]
     #[must_use]
@@ -115,7 +119,7 @@ impl Source {
         self.state.fetch_or(u64::from(bits.bits()), Ordering::AcqRel);
     }
 
-    fn announce(&self, ready: Ready) -> Readable {
+    pub(crate) fn announce(&self, ready: Ready) -> Readable {
         let raised = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
             Some((state + TICK) | u64::from(ready.bits()))
         });
@@ -189,7 +193,7 @@ impl Readiness {
         let index = u32::try_from(entry.key()).expect("invariant: below SOURCES_MAX");
         let key = u32::from(self.generation) << 24 | index;
         site.watch(descriptor, key, interest)?;
-        let source = Arc::new(Source { state: AtomicU64::new(0), key });
+        let source = Arc::new(Source::new(key));
         entry.insert(Watched { source: Arc::clone(&source), waiters: Vec::with_capacity(2) });
         Ok(source)
     }

@@ -76,6 +76,9 @@ use crate::{
 };
 
 /// The detector of io_uring completions: see the [module](self).
+///
+/// # Contract
+/// Its callbacks are safe whoever calls them: no memory is trusted to a caller (see `kernel`).
 pub struct Uring {
     ring: Ring,
     site: Option<Site>,
@@ -83,7 +86,7 @@ pub struct Uring {
     flows: Vec<Option<Flow>>,
     flow_count: usize,
     operations_max: usize,
-    /// What the kernel is to be told; at most one start and one cancellation for each request.
+    /// What the kernel is to be told: for each request a start, or at most a pause and a cancellation.
     backlog: VecDeque<Job>,
     /// Receives that found no buffer, and streams whose waiter has no room, in the order of time.
     starved: Vec<Key>,
@@ -270,6 +273,13 @@ impl Drop for Uring {
         }
     }
 }
+
+const _: fn() = || {
+    fn sendable<T: Send>() {}
+    fn shareable<T: Send + Sync>() {}
+    sendable::<Uring>();
+    shareable::<ProvidedBuffer>();
+};
 
 impl fmt::Debug for Uring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

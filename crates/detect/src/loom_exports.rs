@@ -1,0 +1,136 @@
+//! Doors to the parts that `tests/loom.rs` checks, open under `--cfg loom` only.
+
+use std::task::{Context, Poll, Waker};
+
+use crate::{
+    clock::Instant,
+    detector::Ready,
+    park,
+    slot::{self, End, Taken},
+    stock::readiness::{Direction, Readable, Source},
+    sync::{AtomicU64, AtomicUsize, Ordering},
+};
+
+/// The park word, and what is published beside it.
+#[derive(Debug)]
+pub struct ParkWord {
+    word: park::ParkWord,
+    deadline: AtomicU64,
+    known_count: AtomicUsize,
+}
+
+impl ParkWord {
+    /// Returns a word of a host that is awake, without deadlines and requests.
+    #[expect(clippy::new_without_default, reason = "made on purpose, inside a model")]
+    pub fn new() -> Self {
+        Self {
+            word: park::ParkWord::new(),
+            deadline: AtomicU64::new(u64::MAX),
+            known_count: AtomicUsize::new(0),
+        }
+    }
+
+    /// Returns whether the host may sleep.
+    pub fn begin_park(&self) -> bool {
+        self.word.begin_park() == park::Park::Sleep
+    }
+
+    /// The host is awake.
+    pub fn end_park(&self) {
+        self.word.end_park();
+    }
+
+    /// Takes the ring.
+    pub fn take_ring(&self) -> bool {
+        self.word.take_ring()
+    }
+
+    /// Returns whether the ringer must wake the host.
+    pub fn ring(&self) -> bool {
+        self.word.ring()
+    }
+
+    /// As `Shared::publish_deadline`: returns whether the host must be rung for.
+    pub fn publish_deadline(&self, deadline: Instant) -> bool {
+        self.word.lower(&self.deadline, deadline.as_nanos())
+    }
+
+    /// As the host in `prepare`.
+    pub fn deadline(&self) -> Option<Instant> {
+        let nanos = self.deadline.load(Ordering::SeqCst);
+        (nanos < u64::MAX).then(|| Instant::from_nanos(nanos))
+    }
+
+    /// As `Inner::submit`: returns whether the host must be rung for.
+    pub fn publish_request(&self) -> bool {
+        self.word.raise(&self.known_count, 1)
+    }
+
+    /// As `Driver::active`.
+    pub fn has_request(&self) -> bool {
+        self.known_count.load(Ordering::SeqCst) > 0
+    }
+}
+
+/// The slot between a round and a waiter.
+#[derive(Debug)]
+pub struct Slot(slot::Slot<u32>);
+
+impl Slot {
+    /// Returns an empty slot.
+    #[expect(clippy::new_without_default, reason = "made on purpose, inside a model")]
+    pub fn new() -> Self {
+        Self(slot::Slot::new())
+    }
+
+    /// The round's side: an event.
+    ///
+    /// # Errors
+    /// The event, if the slot is full.
+    pub fn push(&self, event: u32, capacity: usize) -> Result<Option<Waker>, u32> {
+        self.0.push(event, capacity, |_, newer| Some(newer))
+    }
+
+    /// The round's side: the end.
+    pub fn finish(&self) -> Option<Waker> {
+        self.0.finish(End::Finished)
+    }
+
+    /// The waiter's side: an event, and whether the detector must be told of room; or the end.
+    pub fn poll(&self, cx: &Context<'_>) -> Poll<Option<(u32, bool)>> {
+        self.0.poll(cx).map(|taken| match taken {
+            Taken::Event(event) => Some((event, false)),
+            Taken::Relief(event) => Some((event, true)),
+            Taken::End(_) => None,
+        })
+    }
+}
+
+/// The readiness of a descriptor.
+#[derive(Debug)]
+pub struct Readiness(Source);
+
+impl Readiness {
+    /// Returns the readiness of a descriptor that was announced as readable once.
+    #[expect(clippy::new_without_default, reason = "made on purpose, inside a model")]
+    pub fn new() -> Self {
+        let source = Source::new(0);
+        source.announce(Ready::READABLE);
+        Self(source)
+    }
+
+    /// The round's side.
+    pub fn announce(&self) {
+        self.0.announce(Ready::READABLE);
+    }
+
+    /// The owner's side: what it sees before it tries.
+    pub fn seen(&self) -> Readable {
+        self.0.ready(Direction::Read)
+    }
+
+    /// The owner's side: it tried, and would have blocked.
+    pub fn clear(&self, seen: Readable) {
+        self.0.clear(seen);
+    }
+}

@@ -1,0 +1,116 @@
+//! Channels: many send, many receive, and receivers come and go.
+
+use std::{sync::Arc, thread};
+
+use vigie_detect::{
+    Handle,
+    stock::channel::{Receiver, Sender, channel},
+};
+use vigie_runtime::{Runtime, spawn, yield_now};
+
+use super::{Tasks, World};
+
+/// Opens one channel with its senders and receivers. Values go on through a second channel, of tokio's.
+pub(crate) fn open(
+    runtime: &Runtime,
+    world: &World,
+    random: &mut fastrand::Rng,
+    tasks: &mut Tasks,
+    threads: &mut Vec<thread::JoinHandle<()>>,
+) {
+    let capacity = random.usize(1..64);
+    let (sender, receiver) = channel(runtime.server(), capacity).expect("a channel");
+    for _ in 0..random.usize(1..5) {
+        let count = random.usize(100..300);
+        let task = send(sender.clone(), world.clone(), count, random.fork());
+        tasks.push(runtime.spawn(task));
+    }
+    for _ in 0..random.usize(0..3) {
+        let (sender, ledger) = (sender.clone(), Arc::clone(&world.ledger));
+        let count = random.usize(100..300);
+        threads.push(thread::spawn(move || {
+            for _ in 0..count {
+                sender.send_blocking(ledger.send()).expect("somebody receives");
+            }
+        }));
+    }
+    drop(sender);
+    let (forward, forwarded) = tokio::sync::mpsc::channel(random.usize(1..16));
+    tasks.push(runtime.spawn(collect(forwarded, world.clone())));
+    // One receiver stays to the end, so that every message is received.
+    tasks.push(runtime.spawn(relay(receiver.clone(), forward, world.clone())));
+    for _ in 0..random.usize(1..6) {
+        let receiver = receiver.clone();
+        tasks.push(runtime.spawn(replace_often(receiver, world.clone(), random.fork())));
+    }
+}
+
+async fn send(sender: Sender<u32>, world: World, count: usize, mut random: fastrand::Rng) {
+    let _witness = world.census.witness();
+    for _ in 0..count {
+        let mut value = world.ledger.send();
+        while let Err(refused) = sender.try_send(value) {
+            assert!(refused.is_full(), "somebody receives");
+            value = refused.into_inner();
+            yield_now().await;
+        }
+        if random.u8(..8) == 0 {
+            yield_now().await;
+        }
+    }
+}
+
+/// Forwards what it receives. Never aborted: it holds messages between two polls.
+async fn relay(
+    receiver: Handle<Receiver<u32>>,
+    forward: tokio::sync::mpsc::Sender<u32>,
+    world: World,
+) {
+    let _witness = world.census.witness();
+    while let Some(number) = receiver.wait(()).await.expect("the server lives") {
+        forward.send(number).await.expect("somebody collects");
+    }
+}
+
+async fn collect(mut forwarded: tokio::sync::mpsc::Receiver<u32>, world: World) {
+    let _witness = world.census.witness();
+    while let Some(number) = forwarded.recv().await {
+        world.ledger.receive(number);
+    }
+}
+
+/// Receives until the channel ends, by single waits or by a stream.
+async fn receive(receiver: Handle<Receiver<u32>>, world: World, streams: bool) {
+    let _witness = world.census.witness();
+    if streams {
+        let mut stream = receiver.stream(()).expect("the server lives");
+        while let Some(number) = stream.next().await {
+            let Some(number) = number.expect("the server lives") else { return };
+            world.ledger.receive(number);
+        }
+    } else {
+        while let Some(number) = receiver.wait(()).await.expect("the server lives") {
+            world.ledger.receive(number);
+        }
+    }
+}
+
+/// Lets one receiver after the other work for some switches, and aborts it then, wherever it is.
+async fn replace_often(receiver: Handle<Receiver<u32>>, world: World, mut random: fastrand::Rng) {
+    let _witness = world.census.witness();
+    for _ in 0..random.usize(5..20) {
+        let task = spawn(receive(receiver.clone(), world.clone(), random.bool()));
+        for _ in 0..random.usize(..20) {
+            yield_now().await;
+        }
+        if task.is_finished() {
+            task.await.expect("it ended well");
+            return;
+        }
+        task.abort();
+        if random.bool() {
+            // Otherwise the next one begins while this one ends.
+            let _ = task.await;
+        }
+    }
+}
