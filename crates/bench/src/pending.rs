@@ -2,7 +2,7 @@
 //!
 //! "A single computing thread runs a computational task involving a lot of context switches, whereas
 //! a number of auxiliary service threads are waiting for messages on a TCP interface. […] An external
-//! client application generates a random series of messages" [scheduler-centric-io, §4.2].
+//! client application generates a random series of messages" [bouge02, §4.2].
 //!
 //! *Deviation:* the paper tells neither the number of switches nor the rate of messages. Here the
 //! task has 100 000 steps of 5 µs, and about 1000 messages a second go to sockets drawn at random;

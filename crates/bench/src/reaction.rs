@@ -3,7 +3,7 @@
 //! "A synthetic program launches a number of threads running some computation, whereas a single
 //! server thread waits for incoming messages and echoes them back as soon as it receives them. An
 //! external client application issues messages and records the time needed to receive back the
-//! echo" [scheduler-centric-io, §4.1].
+//! echo" [bouge02, §4.1].
 
 use std::time::Duration;
 

@@ -47,7 +47,7 @@ impl ServerPlan {
     }
 
     /// Sets how many threads run tasks, where the system has a choice. Default: 2, as many
-    /// processors as the machine of [scheduler-centric-io, §4] had.
+    /// processors as the machine of [bouge02, §4] had.
     pub const fn workers(mut self, workers: usize) -> Self {
         self.workers = workers;
         self

@@ -90,7 +90,7 @@ async fn serve_control<S: AsyncSystem>(listener: S::Listener) -> io::Result<()> 
     }
 }
 
-/// "A computational task involving a lot of context switches" [scheduler-centric-io, §4.2].
+/// "A computational task involving a lot of context switches" [bouge02, §4.2].
 async fn run_steps<S: AsyncSystem>(command: Command) -> Duration {
     let start = clock::now();
     for _ in 0..command.steps {

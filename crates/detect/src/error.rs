@@ -122,6 +122,12 @@ pub(crate) fn caught<T>(callback: &'static str, call: impl FnOnce() -> T) -> Res
     })
 }
 
+/// Drops what belongs to others, on a host's thread: a destructor that panics must not cost the events
+/// that the host has in its hands.
+pub(crate) fn discard<T>(value: T) {
+    let _ = caught("drop", || drop(value));
+}
+
 /// Returns the text that a panic was given.
 pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> String {
     payload

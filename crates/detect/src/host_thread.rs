@@ -1,8 +1,8 @@
 //! A server on a thread of its own, for programs whose tasks another runtime runs.
 
-use std::{io, thread};
+use std::io;
 
-use crate::{policy::Flavor, server::Server};
+use crate::{policy::Flavor, server::Server, sync::thread};
 
 /// A thread that does nothing but turn a [`Server`]. Dropping it shuts the server down and joins the
 /// thread.

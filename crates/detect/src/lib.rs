@@ -57,10 +57,10 @@ mod error;
 mod handle;
 mod history;
 mod host_thread;
+mod lookout;
 #[cfg(loom)]
 #[doc(hidden)]
 pub mod loom_exports;
-mod lookout;
 mod metrics;
 pub mod net;
 mod park;

@@ -5,6 +5,7 @@ use std::{fmt, mem, time::Duration};
 use crate::{
     clock::Instant,
     detector::Notice,
+    error::discard,
     park::Park,
     pending::Batch,
     registered::{BeforeSleep, Cause, Registered},
@@ -157,7 +158,7 @@ fn finish(mut driver: MutexGuard<'_, Driver>, batch: &mut Batch, events: usize) 
     let retired =
         if driver.retired.is_empty() { Vec::new() } else { mem::take(&mut driver.retired) };
     drop(driver);
-    drop(retired);
+    retired.into_iter().for_each(discard);
     batch.wake_all();
     Detected::from_count(events)
 }

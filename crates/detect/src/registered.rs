@@ -9,7 +9,7 @@ use std::{io, mem, time::Duration};
 use crate::{
     clock::Instant,
     detector::{Armed, Arming, Cancel, Detector, Methods, Notice, Submitted},
-    error::{WaitError, caught},
+    error::{WaitError, caught, discard},
     handle::Registration,
     history::History,
     pending::{Batch, Key, Mode, Pending, PendingSet, Round, Trash},
@@ -426,7 +426,7 @@ impl<D: Detector> Inner<D> {
         let is_over =
             guard.is_draining && guard.pending.cancelling_count() == 0 && guard.pending.len() == 0;
         drop(guard);
-        drop(trash);
+        discard_all(trash);
         if is_over {
             self.shared().deregister(self.site.address());
         }
@@ -539,7 +539,7 @@ impl<D: Detector> Registered for Inner<D> {
         self.publish_known(core);
         let trash = mem::take(&mut core.pending.trash);
         drop(guard);
-        drop(trash);
+        discard_all(trash);
         if is_clean {
             let _ = caught("drop", || drop(detector));
         } else {
@@ -550,6 +550,14 @@ impl<D: Detector> Registered for Inner<D> {
 
     fn watch_state(&self) -> &WatchState {
         &self.watch
+    }
+}
+
+/// Drops requests and events one by one, since each may panic.
+fn discard_all<R, E>(trash: Vec<(R, E)>) {
+    for (request, event) in trash {
+        discard(request);
+        discard(event);
     }
 }
 

@@ -1,6 +1,7 @@
 //! The lives of servers, handles, requests and what they own: begun, dropped and ended at every point,
 //! nothing hangs and nothing is left behind.
 
+#[expect(dead_code, reason = "these tests use a part of it")]
 mod scripted;
 
 use std::{

@@ -1,6 +1,7 @@
 //! The server against a model of it: random sequences of requests, orders to the detector, polls and
 //! drops, compared step by step with what must come of them.
 
+#[expect(dead_code, reason = "these tests use a part of it")]
 mod scripted;
 
 use std::{
@@ -15,7 +16,7 @@ use std::{
 };
 
 use proptest::prelude::*;
-use scripted::{Ask, Author, Order, Script, Scripted, Told, Woken, register};
+use scripted::{Ask, Author, Order, Script, Scripted, Woken, register};
 use vigie_detect::{
     Cancel, EventStream, Handle, Lookout, Mode, Registration, Simulation, Wait, WaitError,
 };
@@ -93,7 +94,7 @@ impl Model {
     }
 }
 
-enum Future1 {
+enum Waiting {
     Wait(Wait<Scripted>),
     Stream(EventStream<Scripted>),
 }
@@ -107,11 +108,11 @@ impl Drop for Dropped {
 }
 
 struct World {
-    _simulation: Simulation,
+    simulation: Simulation,
     lookout: Lookout,
     author: Author,
     handle: Handle<Scripted>,
-    live: BTreeMap<u64, (Future1, Arc<Woken>)>,
+    live: BTreeMap<u64, (Waiting, Arc<Woken>)>,
     models: BTreeMap<u64, Model>,
     orders: VecDeque<Order>,
     refused: Vec<(u64, u64)>,
@@ -132,7 +133,7 @@ impl World {
             register(simulation.server(), script, registration).expect("a handle");
         Self {
             lookout: simulation.server().lookout(),
-            _simulation: simulation,
+            simulation,
             author,
             handle,
             live: BTreeMap::new(),
@@ -220,7 +221,7 @@ impl World {
                     Poll::Pending => {
                         assert!(!is_ready && !is_refused);
                         (model.is_known, model.is_live, model.is_waiting) = (true, true, true);
-                        self.live.insert(id, (Future1::Wait(wait), woken));
+                        self.live.insert(id, (Waiting::Wait(wait), woken));
                     }
                     Poll::Ready(Err(error)) => panic!("{error}"),
                 }
@@ -230,7 +231,7 @@ impl World {
                     assert!(!is_refused);
                     model.events.extend(is_ready.then_some(value));
                     (model.is_known, model.is_live) = (true, true);
-                    self.live.insert(id, (Future1::Stream(stream), woken));
+                    self.live.insert(id, (Waiting::Stream(stream), woken));
                 }
                 Err(WaitError::TooManyPending { .. }) => assert!(is_refused),
                 Err(error) => panic!("{error}"),
@@ -297,7 +298,7 @@ impl World {
         let mut cx = Context::from_waker(&waker);
         let event = model.events.pop_front();
         match future {
-            Future1::Wait(wait) => match (Pin::new(wait).poll(&mut cx), event, model.end) {
+            Waiting::Wait(wait) => match (Pin::new(wait).poll(&mut cx), event, model.end) {
                 (Poll::Pending, None, None) => {
                     model.is_waiting = true;
                     return;
@@ -308,7 +309,7 @@ impl World {
                 | (Poll::Ready(Err(WaitError::ServerClosed)), None, Some(End::Closed)) => {}
                 (polled, event, end) => panic!("{polled:?}, not {event:?} {end:?}"),
             },
-            Future1::Stream(stream) => {
+            Waiting::Stream(stream) => {
                 match (stream.poll_event(&cx), event, model.end) {
                     (Poll::Pending, None, None) => model.is_waiting = true,
                     (Poll::Ready(Some(Ok(told))), Some(event), _) => {
@@ -373,7 +374,7 @@ impl World {
             for &id in &cancelling {
                 self.author.script().orders.push_back(Order::Finish(id));
             }
-            self._simulation.server().shutdown();
+            self.simulation.server().shutdown();
             for (id, model) in &mut self.models {
                 if model.is_known && !cancelling.contains(id) {
                     model.end = Some(End::Closed);
@@ -418,6 +419,3 @@ proptest! {
         world.end(is_shut_down);
     }
 }
-
-/// The shape of an event, for the assertions above.
-const _: fn(&Told) -> u64 = |told| told.value;

@@ -216,6 +216,34 @@ mod mailbox {
         }
     }
 
+    /// The same, on a real host alone.
+    pub(crate) struct OnRealHost(pub(crate) MailboxHarness);
+
+    impl Harness for OnRealHost {
+        type Detector = Mailbox;
+        const HOSTS: Hosts = Hosts::Real;
+
+        fn handle(&self) -> &Handle<Mailbox> {
+            self.0.handle()
+        }
+
+        fn request(&mut self, index: usize) {
+            self.0.request(index);
+        }
+
+        fn trigger(&mut self, index: usize) -> Trigger {
+            self.0.trigger(index)
+        }
+
+        fn recognise(&mut self, request: usize, letter: usize) -> Recognised {
+            self.0.recognise(request, letter)
+        }
+
+        fn profile(&self) -> Profile {
+            self.0.profile()
+        }
+    }
+
     impl Harness for MailboxHarness {
         type Detector = Mailbox;
 
@@ -589,7 +617,7 @@ mod alarm {
 
 use alarm::{AlarmHarness, Fault as AlarmFault};
 use device::{DeviceHarness, Fault as DeviceFault};
-use mailbox::{Fault as MailboxFault, MailboxHarness};
+use mailbox::{Fault as MailboxFault, MailboxHarness, OnRealHost};
 
 fn mailbox(fault: MailboxFault) -> Violation {
     seen(|world: &World| MailboxHarness::new(world, fault))
@@ -632,6 +660,19 @@ fn a_detector_that_never_arms_is_seen() {
         matches!(&violation, Violation::EventLost { rule: Rule::Announced, .. }),
         "{violation}"
     );
+}
+
+/// Goal: a host that really sleeps really sleeps for ever.
+#[test]
+fn a_lost_wake_up_is_seen_on_a_real_host() {
+    for fault in [MailboxFault::LosesBetweenArmAndSleep, MailboxFault::NeverArms] {
+        let violation = seen(|world: &World| MailboxHarness::new(world, fault).map(OnRealHost));
+        assert!(
+            matches!(&violation, Violation::EventLost { rule: Rule::Announced, at, .. }
+                if at.host == "real"),
+            "{violation}"
+        );
+    }
 }
 
 #[test]

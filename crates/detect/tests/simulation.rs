@@ -1,6 +1,7 @@
 //! The server in virtual time: what is polled when, what a policy makes of a history, and that a run is
 //! a function of its seed.
 
+#[expect(dead_code, reason = "these tests use a part of it")]
 mod scripted;
 
 use std::{
@@ -28,7 +29,8 @@ const fn micros(count: u64) -> Duration {
 fn seeds() -> std::ops::Range<u64> {
     let number = |name| env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let first = number("SIM_SEED");
-    let runs = number("SIM_RUNS").unwrap_or(if first.is_some() { 1 } else { 64 });
+    let default = if first.is_some() { 1 } else { 64 };
+    let runs = number("SIM_RUNS").unwrap_or(default);
     first.unwrap_or(0)..first.unwrap_or(0) + runs
 }
 

@@ -20,6 +20,8 @@ mod idle;
 mod parker;
 #[path = "../src/sync.rs"]
 mod sync;
+#[path = "loom/whole.rs"]
+mod whole;
 
 use idle::Idle;
 use parker::Parker;

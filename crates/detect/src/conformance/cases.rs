@@ -106,10 +106,10 @@ fn event_before_wait_asleep<H: Harness>(stage: &mut Stage<H>) -> Result<(), Viol
             polled = waiter.poll();
             polled.is_ready()
         };
-        stage.sleep(Some(Box::new(between)), until_next)?;
+        let slept = stage.sleep(Some(Box::new(between)), until_next)?;
         if let Poll::Ready(polled) = polled {
             stage.enter(index, polled)?;
-        } else if !waiter.is_woken() {
+        } else if slept == Slept::ForEver || !waiter.is_woken() {
             // Unless the other one has it.
             stage.expect_pending(&mut other)?;
             let saw = "nobody polled for it";
@@ -157,7 +157,7 @@ fn event_before_sleep<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation>
             stage.expect_pending(&mut waiter)?;
         }
         let slept = stage.happen_before_sleep()?;
-        if slept == Slept::ForEver && !waiter.is_woken() {
+        if slept == Slept::ForEver {
             let saw = "the host slept for ever";
             return Err(stage.lost(Rule::Announced, index, saw));
         }

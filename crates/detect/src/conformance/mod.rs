@@ -266,7 +266,8 @@ impl Options {
     pub fn from_env() -> Self {
         let number = |name| env::var(name).ok().and_then(|text| text.trim().parse::<u64>().ok());
         let seed = number("SIM_SEED");
-        let runs = number("SIM_RUNS").unwrap_or(if seed.is_some() { 1 } else { 64 }).max(1);
+        let default = if seed.is_some() { 1 } else { 64 };
+        let runs = number("SIM_RUNS").unwrap_or(default).max(1);
         let first = seed.unwrap_or(0);
         Self {
             seeds: first..first.saturating_add(runs),

@@ -48,7 +48,7 @@ pub(super) type Between<'a> = Box<dyn FnOnce() -> bool + 'a>;
 pub(super) enum Slept {
     /// Something announced itself, or the host did not get to sleep.
     Awake,
-    /// Nothing can wake the host any more.
+    /// Nothing could wake the host any more; a real one, nothing but the guard.
     ForEver,
 }
 
@@ -236,14 +236,10 @@ impl<H: Harness> Stage<H> {
             Some(clock) => self.sleep_virtually(&clock, &mut between, until_next),
             None => {
                 let until = self.server.now() + self.guard;
-                let detected = self
-                    .lookout
+                self.lookout
                     .park_unless(Some(until), || between.take().is_some_and(|between| between()));
-                if detected == Detected::Nothing && self.server.now() >= until {
-                    Slept::ForEver
-                } else {
-                    Slept::Awake
-                }
+                // What a host finds that woke up by itself, it finds too late.
+                if self.server.now() >= until { Slept::ForEver } else { Slept::Awake }
             }
         };
         // The host found something to do and did not get as far as to sleep.
@@ -285,7 +281,7 @@ impl<H: Harness> Stage<H> {
                 return Ok(true);
             }
             if self.sleep(None, until_next)? == Slept::ForEver {
-                break;
+                return Ok(false);
             }
         }
         Ok(is_done(self))
@@ -304,7 +300,7 @@ impl<H: Harness> Stage<H> {
             }
         }
         let saw = if self.take(&mut waiter)? {
-            "it was ready, but its task was not woken"
+            "it was ready, but its task was woken too late or not at all"
         } else {
             "nothing could happen any more, and it was still pending"
         };

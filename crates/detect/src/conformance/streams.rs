@@ -4,7 +4,7 @@ use std::task::{Context, Poll, Waker};
 
 use super::{
     Delivery, Harness, Recognised, Rule, SetupError, Suite, Unclaimed, Violation, World,
-    stage::{Flag, Host, Stage, failed, happens},
+    stage::{Flag, Host, Slept, Stage, failed, happens},
 };
 use crate::{error::WaitError, handle::EventStream, sync::Arc};
 
@@ -178,7 +178,7 @@ fn stream_before_sleep<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation
         let trigger = stage.harness.stream_trigger(index);
         stage.ledger.happened += 1;
         let slept = stage.sleep(Some(happens(trigger)), None)?;
-        if slept == super::stage::Slept::ForEver && !reader.flag.is_set() {
+        if slept == Slept::ForEver {
             return Err(stage.lost(Rule::Announced, 0, "the host slept for ever"));
         }
     }

@@ -16,7 +16,7 @@ use crate::{
     sync::Arc,
 };
 
-/// The detector's side of a channel: made by [`channel`].
+/// The detector's side of a channel: made by [`channel()`].
 pub struct Receiver<T> {
     queue: channel::Receiver<T>,
     /// Taken from the queue, but by no waiter: one had no room, or left. Oldest first; at most as many

@@ -1,5 +1,5 @@
 //! Stock detectors: descriptors, doorbells, channels, io_uring. Timers stand in
-//! [`timer`](crate::timer).
+//! [`Timers`](crate::Timers).
 
 pub mod channel;
 pub mod doorbell;

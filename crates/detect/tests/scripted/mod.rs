@@ -1,7 +1,5 @@
 //! A detector that does what a test tells it to, and writes down what the server asks of it.
 
-#![allow(dead_code, reason = "each test binary uses its part")]
-
 use std::{
     any::Any,
     collections::{BTreeMap, VecDeque},
@@ -22,7 +20,7 @@ use vigie_detect::{
 
 /// What the server asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Call {
+pub(crate) enum Call {
     Submit(u64),
     Check(u64),
     Group(usize),
@@ -34,7 +32,7 @@ pub enum Call {
 
 /// What the detector does in its next poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub(crate) enum Order {
     /// The last event of request `.0`.
     Complete(u64, u64),
     /// One event of request `.0`.
@@ -46,25 +44,25 @@ pub enum Order {
 }
 
 /// A request: a number, and what it owns.
-pub struct Ask {
-    pub id: u64,
-    pub owned: Option<Box<dyn Any + Send>>,
+pub(crate) struct Ask {
+    pub(crate) id: u64,
+    pub(crate) owned: Option<Box<dyn Any + Send>>,
 }
 
 impl Ask {
-    pub const fn new(id: u64) -> Self {
+    pub(crate) const fn new(id: u64) -> Self {
         Self { id, owned: None }
     }
 
-    pub fn owning(id: u64, owned: impl Any + Send) -> Self {
+    pub(crate) fn owning(id: u64, owned: impl Any + Send) -> Self {
         Self { id, owned: Some(Box::new(owned)) }
     }
 }
 
 /// An event: a number, and what it owns.
-pub struct Told {
-    pub value: u64,
-    pub owned: Option<Box<dyn Any + Send>>,
+pub(crate) struct Told {
+    pub(crate) value: u64,
+    pub(crate) owned: Option<Box<dyn Any + Send>>,
 }
 
 impl std::fmt::Debug for Told {
@@ -73,26 +71,26 @@ impl std::fmt::Debug for Told {
     }
 }
 
-pub struct Script {
-    pub methods: Methods,
-    pub arming: Arming,
+pub(crate) struct Script {
+    pub(crate) methods: Methods,
+    pub(crate) arming: Arming,
     /// What `cancel` answers.
-    pub cancel: Cancel,
-    pub deadline: Option<Instant>,
+    pub(crate) cancel: Cancel,
+    pub(crate) deadline: Option<Instant>,
     /// By the request's number; those that are being cancelled too.
-    pub known: BTreeMap<u64, Key>,
-    pub orders: VecDeque<Order>,
+    pub(crate) known: BTreeMap<u64, Key>,
+    pub(crate) orders: VecDeque<Order>,
     /// By the request's number: what `submit` or `check` finds.
-    pub ready: BTreeMap<u64, u64>,
+    pub(crate) ready: BTreeMap<u64, u64>,
     /// What the next events own, by value.
-    pub owned: BTreeMap<u64, Box<dyn Any + Send>>,
+    pub(crate) owned: BTreeMap<u64, Box<dyn Any + Send>>,
     /// Events that did not fit, by request.
-    pub refused: Vec<(u64, u64)>,
+    pub(crate) refused: Vec<(u64, u64)>,
     /// Whether events that waiters left are kept here.
-    pub keeps_unclaimed: bool,
-    pub unclaimed: Vec<u64>,
-    pub calls: Vec<Call>,
-    pub bell: Option<Bell>,
+    pub(crate) keeps_unclaimed: bool,
+    pub(crate) unclaimed: Vec<u64>,
+    pub(crate) calls: Vec<Call>,
+    pub(crate) bell: Option<Bell>,
 }
 
 impl Default for Script {
@@ -123,15 +121,15 @@ impl Script {
 
 /// The test's side.
 #[derive(Clone)]
-pub struct Author(Arc<Mutex<Script>>);
+pub(crate) struct Author(Arc<Mutex<Script>>);
 
 impl Author {
-    pub fn script(&self) -> MutexGuard<'_, Script> {
+    pub(crate) fn script(&self) -> MutexGuard<'_, Script> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives an order, and rings.
-    pub fn order(&self, order: Order) {
+    pub(crate) fn order(&self, order: Order) {
         let bell = {
             let mut script = self.script();
             script.orders.push_back(order);
@@ -143,17 +141,17 @@ impl Author {
     }
 
     /// Returns whether nobody else holds the script: the detector is gone.
-    pub fn is_alone(&self) -> bool {
+    pub(crate) fn is_alone(&self) -> bool {
         Arc::strong_count(&self.0) == 1
     }
 
     /// Takes what was written down since.
-    pub fn calls(&self) -> Vec<Call> {
+    pub(crate) fn calls(&self) -> Vec<Call> {
         std::mem::take(&mut self.script().calls)
     }
 }
 
-pub struct Scripted(Arc<Mutex<Script>>);
+pub(crate) struct Scripted(Arc<Mutex<Script>>);
 
 impl Scripted {
     fn script(&self) -> MutexGuard<'_, Script> {
@@ -162,7 +160,7 @@ impl Scripted {
 }
 
 /// Registers a scripted detector.
-pub fn register(
+pub(crate) fn register(
     server: &Server,
     script: Script,
     registration: Registration,
@@ -284,7 +282,7 @@ impl Detector for Scripted {
 
 /// Counts how often a task was woken.
 #[derive(Default)]
-pub struct Woken(AtomicUsize);
+pub(crate) struct Woken(AtomicUsize);
 
 impl Wake for Woken {
     fn wake(self: Arc<Self>) {
@@ -293,34 +291,34 @@ impl Wake for Woken {
 }
 
 impl Woken {
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.0.load(Ordering::SeqCst)
     }
 }
 
 /// A server on a real host that the test turns itself.
-pub struct Stage {
-    pub server: Server,
-    pub lookout: Lookout,
-    pub woken: Arc<Woken>,
+pub(crate) struct Stage {
+    pub(crate) server: Server,
+    pub(crate) lookout: Lookout,
+    pub(crate) woken: Arc<Woken>,
 }
 
 impl Stage {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let server = Server::new(Flavor::UserLevel).expect("an epoll");
         Self { lookout: server.lookout(), server, woken: Arc::default() }
     }
 
-    pub fn waker(&self) -> Waker {
+    pub(crate) fn waker(&self) -> Waker {
         Waker::from(Arc::clone(&self.woken))
     }
 
-    pub fn poll<F: Future + Unpin>(&self, future: &mut F) -> Poll<F::Output> {
+    pub(crate) fn poll<F: Future + Unpin>(&self, future: &mut F) -> Poll<F::Output> {
         Pin::new(future).poll(&mut Context::from_waker(&self.waker()))
     }
 
     /// A whole step of a host with nothing to run: a look, and a sleep that ends at once.
-    pub fn step(&mut self) {
+    pub(crate) fn step(&mut self) {
         self.lookout.detect();
         self.lookout.park(Some(self.server.now()));
     }

@@ -39,6 +39,6 @@ impl Ledger {
         let wrong: Vec<_> =
             received.iter().enumerate().filter(|&(_, &count)| count != 1).take(10).collect();
         assert!(wrong.is_empty(), "not received once (number, times): {wrong:?}");
-        assert!(received.len() > 1000, "hardly anything happened: {}", received.len());
+        assert!(received.len() > 500, "hardly anything happened: {}", received.len());
     }
 }

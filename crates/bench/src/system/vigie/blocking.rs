@@ -9,7 +9,7 @@ use crate::error::Failure;
 use crate::system::threads::{accept, serve_blocking};
 
 /// "Using blocking system calls provides better performance […]. However, a two-level thread
-/// scheduler is needed to correctly handle such calls" [scheduler-centric-io, §4.1].
+/// scheduler is needed to correctly handle such calls" [bouge02, §4.1].
 #[derive(Debug)]
 pub(crate) struct VigieBlocking(VigieHybrid);
 

@@ -2,9 +2,9 @@
 //!
 //! | system | flavor | who detects the echo's events |
 //! | --- | --- | --- |
-//! | [`VigieNaive`] | user-level | the echo task itself, whenever it is scheduled |
-//! | [`VigieEnhanced`] | user-level | the scheduler, by one poll of the group at each switch |
-//! | [`VigieBlocking`] | hybrid | the kernel: a blocking call on a thread of its own |
+//! | `VigieNaive` | user-level | the echo task itself, whenever it is scheduled |
+//! | `VigieEnhanced` | user-level | the scheduler, by one poll of the group at each switch |
+//! | `VigieBlocking` | hybrid | the kernel: a blocking call on a thread of its own |
 //! | [`VigieUserLevel`] | user-level | the scheduler, as its policy decides |
 //! | [`VigieHybrid`] | hybrid | the scheduler, as its policy decides |
 
@@ -33,7 +33,7 @@ pub type VigieUserLevel = Vigie<UserLevel>;
 /// The hybrid flavor with its default policy.
 pub type VigieHybrid = Vigie<Hybrid>;
 
-/// The user-level flavor with the paper's polling: the group, at each switch [scheduler-centric-io, §3.1].
+/// The user-level flavor with the paper's polling: the group, at each switch [bouge02, §3.1].
 pub(super) type VigieEnhanced = Vigie<EnhancedPolling>;
 
 /// vigie, built as `S` says.

@@ -8,7 +8,7 @@ use super::{AsyncSystem, VigieUserLevel};
 use crate::error::Failure;
 
 /// "The listening server thread tests for a network event each time it is scheduled. If no event has
-/// occurred, then it immediately yields control back" [scheduler-centric-io, §4.1].
+/// occurred, then it immediately yields control back" [bouge02, §4.1].
 ///
 /// The sockets are the standard library's, in non-blocking mode, so that nothing of the detection
 /// server takes part.
