@@ -55,7 +55,8 @@ impl Parker {
                 }
             }
         }
-        self.state.store(AWAKE, Ordering::SeqCst);
+        // A swap: whoever takes the mark of an `unpark` away sees what was done before it.
+        self.state.swap(AWAKE, Ordering::SeqCst);
     }
 
     /// Wakes the worker, or keeps it from its next sleep. `wake_wait_point` wakes whoever sleeps there.
