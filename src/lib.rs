@@ -54,3 +54,8 @@ pub use vigie_runtime::{
     BuildError, Flavor, Handle, JoinError, JoinHandle, NoRuntime, Runtime, RuntimeBuilder,
     YieldNow, spawn, spawn_blocking, spawn_local, time, yield_now,
 };
+
+/// The README's example is compiled with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -134,6 +135,7 @@ impl Cli {
                 machine.load
             );
         }
+        self.command.output().prepare()?;
         match self.command {
             Command::Reaction(command) => command.run(machine),
             Command::Pending(command) => command.run(machine),
@@ -154,7 +156,24 @@ impl Common {
     }
 }
 
+impl Command {
+    const fn output(&self) -> &Output {
+        match self {
+            Self::Reaction(command) => &command.common.output,
+            Self::Pending(command) => &command.common.output,
+            Self::Goals(command) => &command.output,
+        }
+    }
+}
+
 impl Output {
+    /// Makes sure that the file can be written, before minutes of measuring.
+    fn prepare(&self) -> Result<(), BenchError> {
+        let Some(path) = &self.json else { return Ok(()) };
+        let opened = File::options().append(true).create(true).open(path);
+        opened.map(drop).map_err(|source| BenchError::File { path: path.clone(), source })
+    }
+
     /// Says how the client was scheduled, and writes the file if one was asked for.
     fn finish(&self, mut report: Report, goals: &[Checked]) -> Result<(), BenchError> {
         if let Some(priority) = &report.client_priority {

@@ -105,8 +105,11 @@ fn cpu_quota() -> String {
 }
 
 fn commit() -> Option<String> {
-    let output =
-        Command::new("git").args(["describe", "--always", "--dirty", "--abbrev=12"]).output();
+    // Where this was built, not where it is run.
+    let output = Command::new("git")
+        .args(["describe", "--always", "--dirty", "--abbrev=12"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output();
     let output = output.ok().filter(|output| output.status.success())?;
     let text = String::from_utf8(output.stdout).ok()?;
     Some(text.trim().to_owned()).filter(|text| !text.is_empty())

@@ -86,7 +86,7 @@ struct User<D: Detector> {
 impl<D: Detector> Drop for User<D> {
     fn drop(&mut self) {
         if self.inner.drain() {
-            self.inner.site.shared().deregister(self.inner.site.address());
+            self.inner.shared().deregister(self.inner.site.address());
         }
     }
 }

@@ -12,6 +12,7 @@ pub struct History {
     rounds: u64,
     hits: u64,
     events: u64,
+    first_round: Option<Instant>,
     last_event: Option<Instant>,
     /// Nanoseconds from one round with events to the next, an average.
     event_interval_ns: u64,
@@ -43,15 +44,16 @@ impl History {
         (self.intervals > 0).then(|| Duration::from_nanos(self.event_interval_ns))
     }
 
-    /// Returns the time since the last event, or zero before the first.
+    /// Returns the time since the last event, or since the first round while there was none.
     #[must_use]
     pub fn idle(&self, now: Instant) -> Duration {
-        self.last_event.map_or(Duration::ZERO, |last| now - last)
+        self.last_event.or(self.first_round).map_or(Duration::ZERO, |last| now - last)
     }
 
     /// Takes note of one round.
     pub fn record(&mut self, now: Instant, event_count: usize) {
         self.rounds += 1;
+        self.first_round.get_or_insert(now);
         if event_count == 0 {
             return;
         }
@@ -71,6 +73,16 @@ impl History {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Goal: a handle is idle from its first round on, also before any event. Method: two rounds.
+    #[test]
+    fn idle_before_the_first_event() {
+        let mut history = History::default();
+        assert_eq!(history.idle(Instant::from_nanos(5)), Duration::ZERO);
+        history.record(Instant::from_nanos(10), 0);
+        history.record(Instant::from_nanos(20), 0);
+        assert_eq!(history.idle(Instant::from_nanos(50)), Duration::from_nanos(40));
+    }
 
     /// Goal: the average converges to a steady interval. Method: a burst, then a steady train.
     #[test]

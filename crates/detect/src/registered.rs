@@ -18,6 +18,7 @@ use crate::{
     site::Site,
     slot::Slot,
     sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, lock},
+    wait_point::Address,
 };
 
 /// Why a round runs.
@@ -75,6 +76,8 @@ pub(crate) struct Inner<D: Detector> {
     watch: WatchState,
     methods: Methods,
     arming: Arming,
+    shared: Arc<Shared>,
+    /// What the detector is given.
     pub(crate) site: Site,
     pub(crate) name: &'static str,
     max_pending: usize,
@@ -106,9 +109,10 @@ impl<D: Detector> Inner<D> {
         (methods, arming): (Methods, Arming),
         registration: Registration,
         policy: Box<dyn Policy>,
-        site: Site,
+        (shared, address): (&Arc<Shared>, Address),
     ) -> Self {
         let history = History::default();
+        let site = Site::new(shared, address);
         let now = site.now();
         let situation =
             Situation { now, flavor: site.flavor(), methods, history: &history, pending_count: 0 };
@@ -134,6 +138,7 @@ impl<D: Detector> Inner<D> {
             },
             methods,
             arming,
+            shared: Arc::clone(shared),
             site,
             name: registration.name,
             max_pending: registration.max_pending,
@@ -145,8 +150,8 @@ impl<D: Detector> Inner<D> {
         inner
     }
 
-    fn shared(&self) -> &Shared {
-        self.site.shared()
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
     }
 
     pub(crate) fn attach(&self) -> Result<io::Result<()>, WaitError> {
@@ -238,7 +243,7 @@ impl<D: Detector> Inner<D> {
             self.publish_deadline(deadline);
         }
         if is_queued {
-            self.site.ring_again();
+            self.shared.ring(self.site.address());
         } else if sleeps_without_it {
             self.shared().unpark();
         }
@@ -282,7 +287,7 @@ impl<D: Detector> Inner<D> {
         batch.wake_all();
         if in_flight || was_claimed {
             // A cancellation to submit and completions to collect, or an event for somebody else.
-            self.site.ring_again();
+            self.shared.ring(self.site.address());
         }
     }
 
@@ -397,7 +402,7 @@ impl<D: Detector> Inner<D> {
             self.watch.next_poll_ns.store(next, Ordering::Relaxed);
         }
         if more {
-            self.site.ring_again();
+            self.shared.ring(self.site.address());
         }
         match core.detector.as_ref().map_or(Ok(None), deadline_of) {
             Ok(Some(deadline)) => self.publish_deadline(deadline),

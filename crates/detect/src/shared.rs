@@ -14,7 +14,6 @@ use crate::{
     pending::Batch,
     policy::{Adaptive, Decision, Flavor, Policy, Situation},
     registered::{Inner, Registered},
-    site::Site,
     sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, lock, try_lock},
     wait_point::{Address, Gate, HANDLES_MAX, WaitPoint},
 };
@@ -82,6 +81,10 @@ impl Shared {
         self.clock.now()
     }
 
+    pub(crate) const fn clock(&self) -> &ClockSource {
+        &self.clock
+    }
+
     pub(crate) const fn flavor(&self) -> Flavor {
         self.flavor
     }
@@ -122,8 +125,8 @@ impl Shared {
             return Err(RegisterError::Unsupported { strategy: strategy.to_string() });
         }
         let address = this.reserve()?;
-        let site = Site::new(Arc::clone(this), address);
-        let inner = Arc::new(Inner::new(detector, (methods, arming), registration, policy, site));
+        let inner = Inner::new(detector, (methods, arming), registration, policy, (this, address));
+        let inner = Arc::new(inner);
         {
             let mut table = lock(&this.table);
             let handle: Arc<dyn Registered> = Arc::<Inner<D>>::clone(&inner);

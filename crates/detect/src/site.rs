@@ -3,46 +3,58 @@
 use std::{fmt, io, os::fd::BorrowedFd};
 
 use crate::{
-    clock::Instant,
+    clock::{ClockSource, Instant},
+    error::WaitError,
     policy::Flavor,
     shared::Shared,
-    sync::Arc,
+    sync::{Arc, Weak},
     wait_point::{Address, Interest},
 };
 
 /// A detector's place at its server: where it watches descriptors, and has its bell and clock from.
+///
+/// It does not keep the server alive: a detector that is leaked leaks itself alone.
 #[derive(Clone)]
 pub struct Site {
-    shared: Arc<Shared>,
+    shared: Weak<Shared>,
+    clock: ClockSource,
+    flavor: Flavor,
     address: Address,
 }
 
 impl Site {
-    pub(crate) const fn new(shared: Arc<Shared>, address: Address) -> Self {
-        Self { shared, address }
+    pub(crate) fn new(shared: &Arc<Shared>, address: Address) -> Self {
+        Self {
+            clock: shared.clock().clone(),
+            flavor: shared.flavor(),
+            shared: Arc::downgrade(shared),
+            address,
+        }
     }
 
-    pub(crate) fn shared(&self) -> &Shared {
-        &self.shared
+    fn shared(&self) -> io::Result<Arc<Shared>> {
+        self.shared.upgrade().ok_or_else(|| WaitError::ServerClosed.into())
     }
 
     pub(crate) const fn address(&self) -> Address {
         self.address
     }
 
-    /// Watches a descriptor: its edges are announced to [`Detector::notified`](crate::Detector::notified) under `key`. The
-    /// descriptor must stay open until [`unwatch`](Self::unwatch).
+    /// Watches a descriptor: its edges are announced to
+    /// [`Detector::notified`](crate::Detector::notified) under `key`. The descriptor must stay open
+    /// until [`unwatch`](Self::unwatch).
     ///
     /// # Errors
     /// The kernel's, for example if the descriptor is closed, is watched already, or cannot be
-    /// watched (a regular file); [`io::ErrorKind::Unsupported`] in virtual time.
+    /// watched (a regular file); [`io::ErrorKind::Unsupported`] in virtual time;
+    /// [`io::ErrorKind::NotConnected`] once the server is gone.
     pub fn watch(
         &self,
         descriptor: BorrowedFd<'_>,
         key: u32,
         interest: Interest,
     ) -> io::Result<()> {
-        self.shared.gate().watch(descriptor, self.address, key, interest)
+        self.shared()?.gate().watch(descriptor, self.address, key, interest)
     }
 
     /// Watches a descriptor no more. An announcement that is under way may still come.
@@ -50,7 +62,7 @@ impl Site {
     /// # Errors
     /// The kernel's, if the descriptor is not watched.
     pub fn unwatch(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-        self.shared.gate().unwatch(descriptor)
+        self.shared()?.gate().unwatch(descriptor)
     }
 
     /// Returns the bell that makes the host poll this detector.
@@ -62,18 +74,21 @@ impl Site {
     /// Returns the present instant.
     #[must_use]
     pub fn now(&self) -> Instant {
-        self.shared.now()
+        self.clock.now()
     }
 
     /// Returns the flavor of the hosting scheduler.
     #[must_use]
-    pub fn flavor(&self) -> Flavor {
-        self.shared.flavor()
+    pub const fn flavor(&self) -> Flavor {
+        self.flavor
     }
 
     /// Makes the host poll this detector soon.
     pub(crate) fn ring_again(&self) {
-        self.shared.ring(self.address);
+        // Without a server nobody waits any more.
+        if let Some(shared) = self.shared.upgrade() {
+            shared.ring(self.address);
+        }
     }
 }
 
@@ -94,7 +109,7 @@ impl Bell {
     /// Rings: everything that this thread did before is visible to the poll that follows.
     ///
     /// # Cost
-    /// Two atomic operations and one uncontended lock; a system call if the host sleeps.
+    /// A few atomic operations and one uncontended lock; a system call if the host sleeps.
     pub fn ring(&self) {
         self.site.ring_again();
     }

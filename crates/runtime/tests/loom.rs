@@ -19,12 +19,34 @@ mod idle;
 #[path = "../src/parker.rs"]
 mod parker;
 #[path = "../src/sync.rs"]
-mod sync;
+mod door;
 #[path = "loom/whole.rs"]
 mod whole;
 
 use idle::Idle;
 use parker::Parker;
+
+/// The door of the modules, with fences that a model can take away.
+mod sync {
+    use std::cell::Cell;
+
+    pub(crate) use super::door::{AtomicU8, AtomicUsize, Mutex, OnceLock, Ordering, lock, parking};
+
+    thread_local! {
+        static HAS_FENCES: Cell<bool> = const { Cell::new(true) };
+    }
+
+    pub(crate) fn fence(order: Ordering) {
+        if HAS_FENCES.get() {
+            super::door::fence(order);
+        }
+    }
+
+    /// Takes the fences away from all models that this thread runs from now on.
+    pub(crate) fn take_fences_away() {
+        HAS_FENCES.set(false);
+    }
+}
 
 /// Runs a model that has a fault in it, and expects loom to find it.
 fn must_fail(model: impl Fn() + Sync + Send + 'static) {
@@ -69,6 +91,13 @@ fn work_is_never_left_lying() {
 #[test]
 fn without_the_last_look_work_is_left_lying() {
     must_fail(|| sleep_against_push(false));
+}
+
+/// Goal: the model of `work_is_never_left_lying` can fail. Method: `idle.rs` without its fences.
+#[test]
+fn without_fences_work_is_left_lying() {
+    sync::take_fences_away();
+    must_fail(|| sleep_against_push(true));
 }
 
 /// Two producers and two workers: a searcher that finds work wakes the other worker.
