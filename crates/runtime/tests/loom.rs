@@ -14,12 +14,12 @@ use loom::{
     thread,
 };
 
+#[path = "../src/sync.rs"]
+mod door;
 #[path = "../src/idle.rs"]
 mod idle;
 #[path = "../src/parker.rs"]
 mod parker;
-#[path = "../src/sync.rs"]
-mod door;
 #[path = "loom/whole.rs"]
 mod whole;
 

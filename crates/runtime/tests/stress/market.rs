@@ -34,15 +34,16 @@ pub(crate) fn open(
             }
         }));
     }
-    drop(sender);
     let (forward, forwarded) = tokio::sync::mpsc::channel(random.usize(1..16));
     tasks.push(runtime.spawn(collect(forwarded, world.clone())));
     // One receiver stays to the end, so that every message is received.
     tasks.push(runtime.spawn(relay(receiver.clone(), forward, world.clone())));
     for _ in 0..random.usize(1..6) {
-        let receiver = receiver.clone();
-        tasks.push(runtime.spawn(replace_often(receiver, world.clone(), random.fork())));
+        let (open, receiver) = (sender.clone(), receiver.clone());
+        tasks.push(runtime.spawn(replace_often(open, receiver, world.clone(), random.fork())));
     }
+    // The channel ends with those who hold a sender.
+    drop(sender);
 }
 
 async fn send(sender: Sender<u32>, world: World, count: usize, mut random: fastrand::Rng) {
@@ -95,22 +96,32 @@ async fn receive(receiver: Handle<Receiver<u32>>, world: World, streams: bool) {
     }
 }
 
-/// Lets one receiver after the other work for some switches, and aborts it then, wherever it is.
-async fn replace_often(receiver: Handle<Receiver<u32>>, world: World, mut random: fastrand::Rng) {
+/// Lets one receiver after the other work for some switches, and aborts it then, wherever it is. What it
+/// has not read yet goes to the others. That needs somebody who has not been told of the end, which
+/// therefore does not come before.
+async fn replace_often(
+    open: Sender<u32>,
+    receiver: Handle<Receiver<u32>>,
+    world: World,
+    mut random: fastrand::Rng,
+) {
     let _witness = world.census.witness();
+    let mut aborted = Vec::new();
     for _ in 0..random.usize(5..20) {
         let task = spawn(receive(receiver.clone(), world.clone(), random.bool()));
         for _ in 0..random.usize(..20) {
             yield_now().await;
         }
-        if task.is_finished() {
-            task.await.expect("it ended well");
-            return;
-        }
         task.abort();
         if random.bool() {
             // Otherwise the next one begins while this one ends.
             let _ = task.await;
+        } else {
+            aborted.push(task);
         }
     }
+    for task in aborted {
+        let _ = task.await;
+    }
+    drop(open);
 }
