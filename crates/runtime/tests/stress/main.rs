@@ -106,7 +106,8 @@ fn live(runtime: Runtime, random: &mut fastrand::Rng) {
     }
     world.ledger.assert_balanced();
     runtime.block_on(async {
-        while runtime.handle().live_task_count() > 0 {
+        // Aborted tasks leave children and closures behind, which end by themselves.
+        while runtime.handle().live_task_count() > 0 || !world.census.is_settled() {
             yield_now().await;
         }
     });
