@@ -38,8 +38,11 @@
 //! longer than the quantum (1 ms) counts as computing until it has behaved for a while.
 //!
 //! # Cost and limits
-//! A switch reads the clock once and makes no system call; it allocates nothing. Up to 1024 workers. A
-//! task that never yields holds its worker: while all workers are held so, nothing else runs.
+//! A switch reads the clock once and makes no system call; it allocates nothing. Up to 1024 workers.
+//!
+//! A task that never yields holds its worker. While all workers are held so, nothing else runs. And if
+//! the worker that was last in the wait point is held, nobody watches for events and timers before it
+//! switches, even if another worker sleeps: no second wake-up is spent on each event to prevent that.
 //!
 //! # What this crate does not do
 //! It has no I/O of its own, no reactor that is not a detector, no `async` file system yet, and no

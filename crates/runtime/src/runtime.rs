@@ -13,8 +13,8 @@ use crate::{
 };
 
 /// Runs tasks. Dropping it cancels all of them and waits for its threads; closures on blocking threads
-/// that have begun are waited for as well. Dropped inside one of its own tasks, it ends in the
-/// background instead.
+/// that have begun are waited for as well. A hybrid runtime that is dropped inside a task of a hybrid
+/// runtime, its own or another, ends in the background instead.
 ///
 /// # Examples
 /// ```
