@@ -71,7 +71,7 @@ impl Lookout {
         until: Option<Instant>,
         is_awaited: impl FnOnce() -> bool,
     ) -> Detected {
-        let Some(mut driver) = try_lock(&self.shared.driver) else { return Detected::Busy };
+        let Some(mut driver) = self.shared.driver_to_sleep() else { return Detected::Busy };
         let shared = Arc::clone(&self.shared);
         let mut events = shared.spin(&mut driver, &mut self.batch);
         if events == 0 {
@@ -184,6 +184,27 @@ pub(crate) struct Driver {
 enum Prepared {
     Events(usize),
     Sleep(Timeout),
+}
+
+/// How often a host that wants to sleep tries again while another one only looks.
+const TRIES_MAX: u32 = 1_000;
+
+impl Shared {
+    /// The driver's lock, for a host that wants to sleep. One that only looks holds it for a few
+    /// microseconds, and is waited for: to sleep elsewhere because of it would leave the wait point
+    /// empty. One that sleeps there is not.
+    fn driver_to_sleep(&self) -> Option<MutexGuard<'_, Driver>> {
+        for _ in 0..TRIES_MAX {
+            if let Some(driver) = try_lock(&self.driver) {
+                return Some(driver);
+            }
+            if self.word.is_parked() {
+                return None;
+            }
+            std::hint::spin_loop();
+        }
+        None
+    }
 }
 
 /// The rounds of detection. Every function here runs under the driver's lock.

@@ -58,7 +58,7 @@ impl ParkWord {
     }
 
     /// Returns whether the host sleeps or is about to.
-    fn is_parked(&self) -> bool {
+    pub(crate) fn is_parked(&self) -> bool {
         order_for_loom();
         self.bits.load(Ordering::SeqCst) & PARKED != 0
     }
