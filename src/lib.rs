@@ -32,9 +32,7 @@
 //! - [`net`]: TCP, UDP and Unix sockets with tokio's `AsyncRead` and `AsyncWrite`.
 //! - [`detect`]: what the scheduler watches. Every source of events is a
 //!   [`Detector`](detect::Detector), sockets and timers included; yours is registered like them.
-//! - [`via`](https://docs.rs/vigie-via), [`barrier`](https://docs.rs/vigie-barrier) and
-//!   [`forward`](https://docs.rs/vigie-forward), behind features of those names: their crates hold no
-//!   code yet.
+//! - `via`, `barrier` and `forward`, behind features of those names: their crates hold no code yet.
 //!
 //! # Features
 //! `via`, `barrier`, `forward`: off by default. None changes what existing calls do.
