@@ -19,11 +19,12 @@ pub struct Lookout {
     shared: Arc<Shared>,
     batch: Batch,
     switches: usize,
+    may_spin: bool,
 }
 
 impl Lookout {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, batch: Batch::default(), switches: 0 }
+        Self { shared, batch: Batch::default(), switches: 0, may_spin: true }
     }
 
     /// Returns whether the host should [`detect`](Self::detect) at this switch: three loads.
@@ -51,7 +52,11 @@ impl Lookout {
     /// One `epoll_wait`, one lock for each handle that is polled. No allocation.
     pub fn detect(&mut self) -> Detected {
         self.switches = 0;
-        let Some(mut driver) = try_lock(&self.shared.driver) else { return Detected::Busy };
+        let Some(mut driver) = try_lock(&self.shared.driver) else {
+            // Whoever has it sees what comes: no need to try again at every switch.
+            self.shared.note_look(self.shared.now());
+            return Detected::Busy;
+        };
         let events = self.shared.look(&mut driver, &mut self.batch, Timeout::Zero);
         finish(driver, &mut self.batch, events)
     }
@@ -73,7 +78,7 @@ impl Lookout {
     ) -> Detected {
         let Some(mut driver) = self.shared.driver_to_sleep() else { return Detected::Busy };
         let shared = Arc::clone(&self.shared);
-        let mut events = shared.spin(&mut driver, &mut self.batch);
+        let mut events = if self.may_spin { shared.spin(&mut driver, &mut self.batch) } else { 0 };
         if events == 0 {
             match shared.prepare(&mut driver, &mut self.batch, until) {
                 Prepared::Events(count) => events = count,
@@ -86,6 +91,40 @@ impl Lookout {
             shared.word.end_park();
         }
         finish(driver, &mut self.batch, events)
+    }
+
+    /// Makes a lookout that never polls before it sleeps, whatever the policies want: for a host that
+    /// watches while others have use for the processor.
+    #[must_use]
+    pub fn without_spinning(mut self) -> Self {
+        self.may_spin = false;
+        self
+    }
+
+    /// Returns whether some host sleeps at the wait point, or is about to: then an event wakes it.
+    #[must_use]
+    pub fn is_watched(&self) -> bool {
+        self.shared.word.is_parked()
+    }
+
+    /// Tells that this host runs tasks again after it slept elsewhere: that it did not look meanwhile
+    /// is no [gap](Self::last_gap).
+    pub fn resume(&self, now: Instant) {
+        self.shared.last_look.store(now.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// Returns when a host last looked, or tried to while another one watched. [`Instant`] zero if
+    /// none ever did.
+    #[must_use]
+    pub fn last_look(&self) -> Instant {
+        Instant::from_nanos(self.shared.last_look.load(Ordering::Relaxed))
+    }
+
+    /// Returns when a look last came more than half an interval late although the host was awake: the
+    /// tasks that it runs do not let it look as often as the policies want.
+    #[must_use]
+    pub fn last_gap(&self) -> Instant {
+        Instant::from_nanos(self.shared.last_gap.load(Ordering::Relaxed))
     }
 
     /// Returns the earliest deadline that a detector has told.
@@ -178,7 +217,6 @@ pub(crate) struct Driver {
     with_deadlines: Vec<u32>,
     /// How long to poll before a sleep.
     spin: Duration,
-    every: Duration,
 }
 
 enum Prepared {
@@ -217,10 +255,11 @@ impl Shared {
             tracing::error!(%error, "the wait point failed");
         }
         let now = self.now();
-        let next = now
-            .as_nanos()
-            .saturating_add(u64::try_from(driver.every.as_nanos()).unwrap_or(u64::MAX));
-        self.next_look.store(next, Ordering::Relaxed);
+        if timeout != Timeout::Zero {
+            // Nobody ran while the host slept: no look was missed.
+            self.last_look.store(now.as_nanos(), Ordering::Relaxed);
+        }
+        self.note_look(now);
         let mut events = self.answer_rings(driver, batch, now);
         events += self.deliver(driver, batch, now);
         events += self.poll_due(driver, batch, now);
@@ -263,7 +302,7 @@ impl Shared {
                 switches = count;
             }
         }
-        driver.every = Duration::from_nanos(every_ns);
+        self.look_every_ns.store(every_ns, Ordering::Relaxed);
         driver.spin = Duration::from_nanos(spin_ns);
         self.look_switches.store(switches, Ordering::Relaxed);
     }
@@ -429,7 +468,6 @@ impl Driver {
             active: Vec::new(),
             with_deadlines: Vec::new(),
             spin: Duration::ZERO,
-            every: Duration::MAX,
         }
     }
 

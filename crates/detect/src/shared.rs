@@ -33,6 +33,12 @@ pub(crate) struct Shared {
     pub(crate) next_deadline: AtomicU64,
     /// When the next look is due while tasks run.
     pub(crate) next_look: AtomicU64,
+    /// The looking interval as the driver last computed it, in nanoseconds; `u64::MAX` for none.
+    pub(crate) look_every_ns: AtomicU64,
+    /// When a host last looked, or found that another one watches.
+    pub(crate) last_look: AtomicU64,
+    /// When a host was last late for a look although tasks ran.
+    pub(crate) last_gap: AtomicU64,
     /// Looks by switches: how many; zero for none.
     pub(crate) look_switches: AtomicUsize,
     pub(crate) frequencies_changed: AtomicBool,
@@ -70,6 +76,9 @@ impl Shared {
             driver: Mutex::new(Driver::new(wait_point)),
             next_deadline: AtomicU64::new(u64::MAX),
             next_look: AtomicU64::new(0),
+            look_every_ns: AtomicU64::new(u64::MAX),
+            last_look: AtomicU64::new(0),
+            last_gap: AtomicU64::new(0),
             look_switches: AtomicUsize::new(0),
             frequencies_changed: AtomicBool::new(true),
             is_closed: AtomicBool::new(false),
@@ -232,6 +241,17 @@ impl Shared {
         }
         lock(&self.rung).push(address);
         self.unpark();
+    }
+
+    /// Takes note of a look at `now` while tasks run, or of an attempt at one, and says when the next
+    /// is due. `Relaxed` throughout: these are hints about how regularly the hosts look.
+    pub(crate) fn note_look(&self, now: Instant) {
+        let (nanos, every) = (now.as_nanos(), self.look_every_ns.load(Ordering::Relaxed));
+        self.next_look.store(nanos.saturating_add(every), Ordering::Relaxed);
+        let last = self.last_look.swap(nanos, Ordering::Relaxed);
+        if nanos.saturating_sub(last) > every.saturating_add(every / 2) {
+            self.last_gap.store(nanos, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn close(&self) {

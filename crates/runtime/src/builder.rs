@@ -6,7 +6,10 @@ use thiserror::Error;
 use vigie_detect::{Adaptive, Flavor, Policy, Server};
 
 use crate::{
-    flavor::{hybrid, user_level},
+    flavor::{
+        hybrid::{self, RESERVES_MAX},
+        user_level,
+    },
     handle::{Handle, Scheduler},
     runtime::Runtime,
     sync::{Arc, thread},
@@ -17,6 +20,9 @@ use crate::{
 pub(crate) struct Options {
     pub(crate) workers: usize,
     pub(crate) quantum: Duration,
+    pub(crate) long_poll: Duration,
+    pub(crate) reserve_threads: usize,
+    pub(crate) reserve_keep_alive: Duration,
     pub(crate) reaction_slice: Duration,
     pub(crate) thread_name: String,
     pub(crate) blocking_threads: usize,
@@ -50,6 +56,20 @@ pub enum BuildError {
         /// What was asked for.
         quantum: Duration,
     },
+    /// A long poll must be long enough to be noticed, and short enough to matter.
+    #[error("`long_poll` is {long_poll:?}: it must be between 20 µs and 1 s")]
+    LongPoll {
+        /// What was asked for.
+        long_poll: Duration,
+    },
+    /// Too many reserve threads.
+    #[error("`reserve_threads` is {count}: it must be at most {limit}")]
+    ReserveThreads {
+        /// What was asked for.
+        count: usize,
+        /// The largest number of reserve threads.
+        limit: usize,
+    },
     /// There must be room for one closure.
     #[error("`blocking_threads` is zero: it must be at least 1")]
     BlockingThreads,
@@ -59,7 +79,7 @@ pub enum BuildError {
         /// What was asked for.
         flavor: Flavor,
     },
-    /// The detection server could not be made: it needs an epoll, an eventfd and a timerfd.
+    /// The detection server could not be made: it needs an epoll, an eventfd and timerfds.
     #[error(
         "the detection server could not be made; `ulimit -n` says how many descriptors there are"
     )]
@@ -80,6 +100,9 @@ impl RuntimeBuilder {
             options: Options {
                 workers: 1,
                 quantum: Duration::from_millis(1),
+                long_poll: Duration::from_micros(200),
+                reserve_threads: RESERVES_MAX,
+                reserve_keep_alive: Duration::from_secs(1),
                 reaction_slice: Duration::from_millis(1),
                 thread_name: "vigie-worker".to_owned(),
                 blocking_threads: 512,
@@ -105,6 +128,30 @@ impl RuntimeBuilder {
     /// way to tasks woken by events. Default 1 ms.
     pub fn quantum(mut self, quantum: Duration) -> Self {
         self.options.quantum = quantum;
+        self
+    }
+
+    /// Sets how long a poll may take, 20 µs to 1 s, before its thread counts as caught in it, and
+    /// another one watches for events and serves the tasks that they wake. Default 200 µs. Unlike the
+    /// [quantum](Self::quantum), which judges tasks by their processor time, this is about threads and
+    /// counts all time.
+    pub fn long_poll(mut self, time: Duration) -> Self {
+        self.options.long_poll = time;
+        self
+    }
+
+    /// Sets how many threads beside the workers of the hybrid flavor may serve tasks woken by events
+    /// while every worker is inside a long poll, 0 to 64. Default 64. One is enough while those tasks
+    /// are short; one more runs for each of them that is inside a long poll itself. With none, events
+    /// wait for a worker's next switch.
+    pub fn reserve_threads(mut self, count: usize) -> Self {
+        self.options.reserve_threads = count;
+        self
+    }
+
+    /// Sets how long a reserve thread that is not needed is kept. Default 1 s.
+    pub fn reserve_keep_alive(mut self, time: Duration) -> Self {
+        self.options.reserve_keep_alive = time;
         self
     }
 
@@ -155,6 +202,15 @@ impl RuntimeBuilder {
         if !(Duration::from_micros(10)..=Duration::from_secs(10)).contains(&options.quantum) {
             return Err(BuildError::Quantum { quantum: options.quantum });
         }
+        if !(Duration::from_micros(20)..=Duration::from_secs(1)).contains(&options.long_poll) {
+            return Err(BuildError::LongPoll { long_poll: options.long_poll });
+        }
+        if options.reserve_threads > RESERVES_MAX {
+            return Err(BuildError::ReserveThreads {
+                count: options.reserve_threads,
+                limit: RESERVES_MAX,
+            });
+        }
         if options.blocking_threads == 0 {
             return Err(BuildError::BlockingThreads);
         }
@@ -170,8 +226,7 @@ impl RuntimeBuilder {
             }
             Flavor::Hybrid => {
                 let server = make_server(self.flavor).map_err(BuildError::Server)?;
-                let (shared, threads) =
-                    hybrid::start(server, options).map_err(BuildError::Thread)?;
+                let (shared, threads) = hybrid::start(server, options)?;
                 Ok(Runtime::new(Handle { scheduler: Scheduler::Hybrid(shared) }, threads))
             }
             flavor => Err(BuildError::Flavor { flavor }),

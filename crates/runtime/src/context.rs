@@ -84,23 +84,43 @@ pub(crate) fn sample_processor_time(judges: bool) {
     POLL.with(|poll| poll.processor_time.set(sample));
 }
 
-/// The poll ends now. Returns whether it was long.
-pub(crate) fn end_poll() -> bool {
+/// How a poll compares with the quantum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PollLength {
+    Short,
+    /// Longer than the quantum.
+    Long,
+    /// Longer than ten quanta: no page fault takes so long.
+    Hog,
+}
+
+/// How many quanta make a hog of a long poll.
+const HOG_FACTOR: u128 = 10;
+
+/// The poll ends now. Returns how long it was.
+pub(crate) fn end_poll() -> PollLength {
     POLL.with(|poll| {
         let quantum = poll.quantum.get();
         if quantum == 0 {
-            return false;
+            return PollLength::Short;
         }
         let now = monotonic_now().as_nanos();
         poll.ended.set(now);
-        if now.saturating_sub(poll.began.get()) <= quantum {
-            return false;
+        let elapsed = now.saturating_sub(poll.began.get());
+        if elapsed <= quantum {
+            return PollLength::Short;
         }
         // On a busy machine the thread may have been waiting for a processor all that time, through
         // no fault of the task.
-        poll.processor_time.get().is_none_or(|before| {
-            thread_cpu_time().saturating_sub(before).as_nanos() > u128::from(quantum)
-        })
+        let elapsed = poll.processor_time.get().map_or_else(
+            || u128::from(elapsed),
+            |before| thread_cpu_time().saturating_sub(before).as_nanos(),
+        );
+        match elapsed / u128::from(quantum) {
+            0 => PollLength::Short,
+            1..HOG_FACTOR => PollLength::Long,
+            _ => PollLength::Hog,
+        }
     })
 }
 

@@ -89,6 +89,11 @@ impl Idle {
         is_needed(self.counts.load(Ordering::Relaxed))
     }
 
+    /// Returns whether a worker sleeps: a hint.
+    pub(crate) fn has_sleepers(&self) -> bool {
+        self.counts.load(Ordering::Relaxed) >= SLEEPER
+    }
+
     /// Chooses a sleeper to wake for work that was just queued, and makes a searcher of it.
     pub(crate) fn choose(&self) -> Option<usize> {
         // Between our push to a queue, before this call, and the load; its counterpart stands in

@@ -37,10 +37,11 @@ const SELF_WAKES_MAX: u8 = 2;
 pub(crate) fn choose(task: &TaskInfo, was_running: bool, cause: Cause) -> Lane {
     let self_wakes = task.note_wake(was_running);
     if task.note_scheduled() {
-        // Just spawned: it shares the lane of its parent, and has a chance to behave.
+        // Just spawned: it shares the lane of its parent, and has a chance to behave. A thread that is
+        // no worker may be the one that accepts connections, in `block_on`.
         return match cause {
             Cause::Poll(lane) => lane,
-            Cause::Detection | Cause::Foreign => Lane::Compute,
+            Cause::Detection | Cause::Foreign => Lane::Reaction,
         };
     }
     if task.is_on_probation() || self_wakes > SELF_WAKES_MAX {

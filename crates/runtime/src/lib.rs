@@ -48,6 +48,7 @@
 //! It has no I/O of its own, no reactor that is not a detector, no `async` file system yet, and no
 //! kernel-level flavor yet.
 
+mod alarm;
 mod blocking_pool;
 mod builder;
 mod context;

@@ -98,12 +98,15 @@ impl Drop for Runtime {
                     drop(shared.pool().begin_shutdown());
                     return;
                 }
-                for thread in self.threads.drain(..) {
-                    // Workers catch the panics of tasks; what is left would be a bug of ours.
+                let join = |thread: thread::JoinHandle<()>| {
+                    // Threads catch the panics of tasks; what is left would be a bug of ours.
                     if thread.join().is_err() {
                         tracing::error!("a worker panicked");
                     }
-                }
+                };
+                self.threads.drain(..).for_each(join);
+                // The supervisor was among them: nobody makes a reserve thread any more.
+                shared.take_reserve_threads().into_iter().for_each(join);
                 shared.pool().shutdown();
             }
         }

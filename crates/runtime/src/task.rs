@@ -24,7 +24,7 @@ use pin_project_lite::pin_project;
 use slab::Slab;
 
 use crate::{
-    context,
+    context::{self, PollLength},
     join::JoinHandle,
     panics::contained,
     sync::{
@@ -94,18 +94,21 @@ impl TaskInfo {
         self.is_aborted.load(Ordering::Acquire)
     }
 
-    /// Takes note of a poll, and whether it was longer than the quantum.
-    fn record_poll(&self, was_long: bool) {
-        let strikes = self.strikes.load(Ordering::Relaxed);
-        if was_long {
-            self.strikes.store((strikes + STRIKE).min(STRIKES_MAX), Ordering::Relaxed);
-        } else if strikes > 0 {
-            self.strikes.store(strikes - 1, Ordering::Relaxed);
+    /// Takes note of a poll.
+    fn record_poll(&self, length: PollLength) {
+        let before = self.strikes.load(Ordering::Relaxed);
+        let after = match length {
+            PollLength::Short => before.saturating_sub(1),
+            PollLength::Long => (before + STRIKE).min(STRIKES_MAX),
+            PollLength::Hog => (before + 2 * STRIKE).min(STRIKES_MAX),
+        };
+        if after != before {
+            self.strikes.store(after, Ordering::Relaxed);
         }
     }
 
-    /// Returns whether the task hogged its worker lately. One long poll is no habit: a page fault, a
-    /// first use of something.
+    /// Returns whether the task hogged its worker lately. One long poll is no habit, unless it was very
+    /// long: a page fault, a first use of something.
     pub(crate) fn is_on_probation(&self) -> bool {
         self.strikes.load(Ordering::Relaxed) > STRIKE
     }
@@ -267,10 +270,10 @@ impl<F: Future> Future for TaskFuture<F> {
         // The future is never polled again after a panic, and what it shares with others is theirs.
         let future = this.future.as_pin_mut().expect("invariant: gone only in drop");
         let polled = panic::catch_unwind(AssertUnwindSafe(|| future.poll(cx)));
-        let was_long = context::end_poll();
+        let length = context::end_poll();
         match polled {
             Ok(Poll::Pending) => {
-                this.info.record_poll(was_long);
+                this.info.record_poll(length);
                 Poll::Pending
             }
             Ok(Poll::Ready(value)) => Poll::Ready(Outcome(Some(Ok(value)))),

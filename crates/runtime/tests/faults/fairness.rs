@@ -27,6 +27,7 @@ fn single(flavor: Flavor) -> Runtime {
     Runtime::builder()
         .flavor(flavor)
         .workers(1)
+        .reserve_threads(0)
         .quantum(Duration::from_secs(10))
         .reaction_slice(Duration::from_secs(3600))
         .readiness_policy(Fixed(Strategy::Sleep { every }))

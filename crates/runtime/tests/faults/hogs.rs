@@ -24,7 +24,6 @@ fn two_workers() -> Runtime {
 /// Goal: while a task that was woken by an event keeps the worker that detected it, the next event is
 /// detected by the idle one. Method: many rounds, since either worker may be in the wait point.
 #[test]
-#[ignore = "waits for the reaction guarantee (issue 3): today nobody takes over, and it hangs"]
 fn somebody_watches_while_a_reaction_hogs() {
     against_hang(|| {
         let runtime = two_workers();
@@ -63,7 +62,6 @@ fn somebody_watches_while_a_reaction_hogs() {
 
 /// Goal: timers go on while a task keeps the worker that watches. Method: as above, with a sleeper.
 #[test]
-#[ignore = "waits for the reaction guarantee (issue 3): today nobody takes over, and it hangs"]
 fn timers_go_on_while_a_task_hogs() {
     against_hang(|| {
         let runtime = two_workers();
@@ -88,7 +86,6 @@ fn timers_go_on_while_a_task_hogs() {
 /// Goal: what a task spawns and wakes before it keeps its worker is run by an idle one. Method: as
 /// above, with a child.
 #[test]
-#[ignore = "waits for the reaction guarantee (issue 3): today nobody takes over, and it hangs"]
 fn children_of_a_hog_run() {
     against_hang(|| {
         let runtime = two_workers();

@@ -43,7 +43,7 @@ where
 {
     for flavor in FLAVORS {
         against_hang(move || {
-            let builder = Runtime::builder().flavor(flavor).workers(1);
+            let builder = Runtime::builder().flavor(flavor).workers(1).reserve_threads(0);
             let runtime =
                 builder.quantum(quantum).reaction_slice(slice).build().expect("a runtime");
             let task = runtime.spawn(test());

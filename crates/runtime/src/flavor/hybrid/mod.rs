@@ -1,0 +1,373 @@
+//! The hybrid flavor: many tasks over a few kernel threads, with work stealing.
+//!
+//! Each worker has a queue for each lane, which the others may steal from. At its switches it looks at
+//! the detection server when a look is due; whoever looks, runs what it found. A worker without work
+//! sleeps in the wait point if nobody else does, on its thread otherwise.
+//!
+//! No task delays another one's event: a supervisor sees when every thread that could watch is inside
+//! a long poll, and then calls a reserve thread, which watches and serves the reaction lane itself.
+//! See `docs/design/reaction.md`.
+
+mod reserve;
+mod seat;
+mod supervisor;
+mod worker;
+
+pub(crate) use self::reserve::RESERVES_MAX;
+
+use std::{
+    cell::{Cell, RefCell},
+    future::Future,
+    panic::Location,
+    pin::pin,
+    rc::Rc,
+    task::{Context, Poll, Wake, Waker},
+    time::Duration,
+};
+
+use async_task::{ScheduleInfo, WithInfo};
+use crossbeam::deque::{Injector, Steal, Stealer, Worker as Queue};
+use vigie_detect::Server;
+
+use self::{reserve::Reserves, seat::Seat, supervisor::Supervisor};
+use super::user_level::drop_task;
+use crate::{
+    alarm::Alarm,
+    blocking_pool::BlockingPool,
+    builder::{BuildError, Options},
+    context,
+    handle::{Handle, Scheduler},
+    idle::Idle,
+    join::JoinHandle,
+    lane::{self, Cause, Lane},
+    parker::Parker,
+    sync::{
+        Arc, AtomicBool, AtomicUsize, Ordering,
+        thread::{self, Thread},
+        thread_local,
+    },
+    task::{self, LiveTasks, Runnable},
+};
+
+pub(crate) struct Shared {
+    server: Server,
+    live: Arc<LiveTasks>,
+    pool: Arc<BlockingPool>,
+    options: Options,
+    /// Tasks that no worker made ready.
+    injected: PerLane<Injector<Runnable>>,
+    /// The workers, then the reserve threads' slots.
+    remotes: Box<[Remote]>,
+    idle: Idle,
+    reserves: Reserves,
+    /// The reserve thread in the wait point: its place among the remotes plus one, or zero.
+    sentinel: AtomicUsize,
+    alarm: Alarm,
+    is_shutdown: AtomicBool,
+    /// Threads that have not ended, the supervisor's too; the last one clears up.
+    running_count: AtomicUsize,
+}
+
+/// One thing for each lane.
+#[derive(Debug)]
+struct PerLane<T> {
+    reaction: T,
+    compute: T,
+}
+
+impl<T> PerLane<T> {
+    const fn of(&self, lane: Lane) -> &T {
+        match lane {
+            Lane::Reaction => &self.reaction,
+            Lane::Compute => &self.compute,
+        }
+    }
+}
+
+/// What others may do to a worker or a reserve thread, and see of it.
+struct Remote {
+    stealers: PerLane<Stealer<Runnable>>,
+    parker: Parker,
+    seat: Seat,
+}
+
+/// What a worker's thread knows; schedule functions find it here.
+struct Local {
+    /// Which runtime this thread works for: compared, never followed.
+    owner: *const Shared,
+    queues: PerLane<Queue<Runnable>>,
+    /// This thread runs the reaction lane alone.
+    is_reserve: bool,
+    cause: Cell<Cause>,
+}
+
+thread_local! {
+    static LOCAL: RefCell<Option<Rc<Local>>> = const { RefCell::new(None) };
+}
+
+/// Makes the threads of a runtime. They hold the shared part until the shutdown.
+pub(crate) fn start(
+    server: Server,
+    options: Options,
+) -> Result<(Arc<Shared>, Vec<thread::JoinHandle<()>>), BuildError> {
+    let mut queues: Vec<_> = (0..options.workers + options.reserve_threads)
+        .map(|_| PerLane { reaction: Queue::new_fifo(), compute: Queue::new_fifo() })
+        .collect();
+    let remotes = queues.iter().map(|queues| Remote {
+        stealers: PerLane {
+            reaction: queues.reaction.stealer(),
+            compute: queues.compute.stealer(),
+        },
+        parker: Parker::new(),
+        seat: Seat::new(),
+    });
+    let pool = BlockingPool::new(options.blocking_threads, options.blocking_keep_alive);
+    let remotes = remotes.collect();
+    let reserves = Reserves::new(queues.split_off(options.workers), options.reserve_keep_alive);
+    let shared = Arc::new(Shared {
+        live: Arc::new(LiveTasks::new()),
+        pool: Arc::new(pool),
+        injected: PerLane { reaction: Injector::new(), compute: Injector::new() },
+        remotes,
+        idle: Idle::new(options.workers),
+        reserves,
+        sentinel: AtomicUsize::new(0),
+        alarm: Alarm::new(options.long_poll).map_err(BuildError::Server)?,
+        is_shutdown: AtomicBool::new(false),
+        running_count: AtomicUsize::new(options.workers + 1),
+        server,
+        options,
+    });
+    let name = &shared.options.thread_name;
+    let mut bodies: Vec<(String, Box<dyn FnOnce() + Send>)> = Vec::new();
+    for (index, queues) in queues.into_iter().enumerate() {
+        let runtime = Arc::clone(&shared);
+        let body = Box::new(move || worker::run(runtime, index, queues));
+        bodies.push((format!("{name}-{index}"), body));
+    }
+    let runtime = Arc::clone(&shared);
+    bodies.push((format!("{name}-supervisor"), Box::new(move || Supervisor::run(runtime))));
+    let mut threads = Vec::with_capacity(bodies.len());
+    for (name, body) in bodies {
+        match thread::Builder::new().name(name).spawn(body) {
+            Ok(thread) => threads.push(thread),
+            Err(error) => {
+                // Those that did not start have ended.
+                let missing = shared.options.workers + 1 - threads.len();
+                shared.running_count.fetch_sub(missing, Ordering::AcqRel);
+                shared.shutdown();
+                for thread in threads {
+                    drop(thread.join());
+                }
+                return Err(BuildError::Thread(error));
+            }
+        }
+    }
+    Ok((shared, threads))
+}
+
+impl Shared {
+    pub(crate) fn server(&self) -> &Server {
+        &self.server
+    }
+
+    pub(crate) fn pool(&self) -> &Arc<BlockingPool> {
+        &self.pool
+    }
+
+    pub(crate) fn live(&self) -> &Arc<LiveTasks> {
+        &self.live
+    }
+
+    /// Asks all threads to end. They do so after their present poll.
+    pub(crate) fn shutdown(&self) {
+        self.is_shutdown.store(true, Ordering::SeqCst);
+        self.alarm.wake_in(Duration::ZERO);
+        self.reserves.shutdown();
+        for remote in &self.remotes {
+            remote.parker.unpark(|| self.server.unpark());
+        }
+    }
+
+    /// Queues a task that became ready: on the worker's own queue if this is one.
+    fn schedule(&self, task: Runnable, info: &ScheduleInfo) {
+        let mut task = Some(task);
+        // The thread's variables may be gone already while it ends.
+        let _ = LOCAL.try_with(|local| {
+            if let Some(local) = &*local.borrow()
+                && std::ptr::eq(local.owner, self)
+                && let Some(task) = task.take()
+            {
+                let lane =
+                    lane::choose(task.metadata(), info.woken_while_running, local.cause.get());
+                if local.is_reserve && lane == Lane::Compute {
+                    self.injected.compute.push(task);
+                    self.wake_one();
+                    return;
+                }
+                local.queues.of(lane).push(task);
+                if let Cause::Poll(_) = local.cause.get() {
+                    // The rest of this poll may be long.
+                    self.alarm.set();
+                }
+            }
+        });
+        if let Some(task) = task {
+            let lane = lane::choose(task.metadata(), info.woken_while_running, Cause::Foreign);
+            self.injected.of(lane).push(task);
+            if !self.wake_one() && lane == Lane::Reaction && !self.call_sentinel() {
+                self.alarm.set();
+            }
+        }
+    }
+
+    /// Wakes a worker for work that was just queued, if one sleeps and none searches. Returns whether
+    /// it did.
+    fn wake_one(&self) -> bool {
+        let chosen = self.idle.choose();
+        if let Some(worker) = chosen {
+            self.remotes[worker].parker.unpark(|| self.server.unpark());
+        }
+        chosen.is_some()
+    }
+
+    /// Wakes the reserve thread in the wait point, if there is one. Returns whether there was.
+    fn call_sentinel(&self) -> bool {
+        // The fence in `Idle::choose` stands between our push to a queue and this load; the sentinel
+        // looks at the queue after it has announced itself.
+        let sentinel = self.sentinel.load(Ordering::SeqCst);
+        if sentinel > 0 {
+            self.remotes[sentinel - 1].parker.unpark(|| self.server.unpark());
+        }
+        sentinel > 0
+    }
+
+    fn workers(&self) -> &[Remote] {
+        &self.remotes[..self.options.workers]
+    }
+
+    fn reserve(&self, slot: usize) -> &Remote {
+        &self.remotes[self.options.workers + slot]
+    }
+
+    fn reserve_seat(&self, slot: usize) -> &Seat {
+        &self.reserve(slot).seat
+    }
+
+    fn long_poll_ns(&self) -> u64 {
+        u64::try_from(self.options.long_poll.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// A thread more, which must call [`end_thread`](Self::end_thread). Called by one that counts.
+    fn begin_thread(&self) {
+        self.running_count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A thread ends, with empty queues; the last one cancels what is left.
+    fn end_thread(&self) {
+        if self.running_count.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.clear();
+        }
+    }
+
+    /// Returns the reserve threads, to be joined after the shutdown.
+    pub(crate) fn take_reserve_threads(&self) -> Vec<thread::JoinHandle<()>> {
+        self.reserves.take_threads()
+    }
+
+    fn has_work(&self) -> bool {
+        let has = |lane| {
+            !self.injected.of(lane).is_empty()
+                || self.remotes.iter().any(|remote| !remote.stealers.of(lane).is_empty())
+        };
+        has(Lane::Reaction) || has(Lane::Compute)
+    }
+
+    /// Cancels every task and closes the server: the last worker's duty.
+    fn clear(&self) {
+        self.live.close();
+        loop {
+            let queued = take(|| self.injected.reaction.steal());
+            match queued.or_else(|| take(|| self.injected.compute.steal())) {
+                Some(task) => drop_task(task),
+                None if self.live.count() == 0 => break,
+                // Another thread is about to queue a task that it has just spawned or woken.
+                None => thread::yield_now(),
+            }
+        }
+        self.server.shutdown();
+    }
+
+    /// Runs `future` on the calling thread, which is no worker, and sleeps while it is pending.
+    pub(crate) fn block_on<F: Future>(self: &Arc<Self>, future: F) -> F::Output {
+        let _entered = context::enter(Handle { scheduler: Scheduler::Hybrid(Arc::clone(self)) });
+        let main =
+            Arc::new(ThreadWaker { is_woken: AtomicBool::new(true), thread: thread::current() });
+        let waker = Waker::from(Arc::clone(&main));
+        let mut future = pin!(future);
+        loop {
+            if main.is_woken.swap(false, Ordering::AcqRel) {
+                let polled = future.as_mut().poll(&mut Context::from_waker(&waker));
+                if let Poll::Ready(value) = polled {
+                    return value;
+                }
+            } else {
+                thread::park();
+            }
+        }
+    }
+}
+
+pub(crate) fn spawn<F>(
+    shared: &Arc<Shared>,
+    site: &'static Location<'static>,
+    future: F,
+) -> JoinHandle<F::Output>
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    let scheduler = Arc::clone(shared);
+    let schedule =
+        WithInfo(move |task: Runnable, info: ScheduleInfo| scheduler.schedule(task, &info));
+    let (runnable, handle) = task::spawn(&shared.live, site, future, schedule);
+    if let Some(runnable) = runnable {
+        runnable.schedule();
+    }
+    handle
+}
+
+/// Returns whether this thread is a worker of this flavor.
+pub(crate) fn is_worker() -> bool {
+    LOCAL.try_with(|local| local.borrow().is_some()).unwrap_or(false)
+}
+
+/// Steals until the attempt has an answer.
+fn take<T>(steal: impl Fn() -> Steal<T>) -> Option<T> {
+    loop {
+        match steal() {
+            Steal::Success(value) => return Some(value),
+            Steal::Empty => return None,
+            Steal::Retry => {}
+        }
+    }
+}
+
+/// Wakes the thread that sits in `block_on`.
+struct ThreadWaker {
+    /// Set by whoever wakes (release), taken by the thread (acquire).
+    is_woken: AtomicBool,
+    thread: Thread,
+}
+
+impl Wake for ThreadWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.is_woken.swap(true, Ordering::AcqRel) {
+            self.thread.unpark();
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Reserve threads: they watch and serve the reaction lane while every worker is inside a long poll.
+//!
+//! ```text
+//!             activate (1)                nothing to serve (2)
+//!   no thread ───────────▶ serving ◀──────────────────────▶ in the wait point: the sentinel
+//!       ▲                   │   ▲ activate (1)
+//!       │ keep-alive over   ▼   │ retire (3): somebody else watches
+//!       └───────────────── spare
+//! ```
+//! (1) is the supervisor's alone, when nobody else can watch or serve; (2) and (3) are the thread's.
+
+use std::time::Duration;
+
+use crate::sync::{
+    Arc, AtomicU64, Condvar, Ordering, PoisonError, RealGuard, RealMutex,
+    thread::{self, JoinHandle},
+};
+
+use super::{PerLane, Queue, Runnable, Shared, worker};
+
+/// The most reserve threads: one bit of a word for each.
+pub(crate) const RESERVES_MAX: usize = 64;
+
+pub(crate) struct Reserves {
+    /// One bit for each thread that is not a spare. Set by the supervisor, cleared by the thread.
+    serving: AtomicU64,
+    state: RealMutex<State>,
+    /// One for each slot: signalled when its spare is called, and for the shutdown.
+    called: Box<[Condvar]>,
+    keep_alive: Duration,
+}
+
+struct State {
+    slots: Vec<Slot>,
+    /// Threads that wait to be called; the last one first, so that the surplus times out.
+    spares: Vec<usize>,
+    threads: Vec<JoinHandle<()>>,
+    is_shutdown: bool,
+    /// The kernel refused a thread, which was reported.
+    was_refused: bool,
+}
+
+enum Slot {
+    /// No thread: its queues wait for one.
+    Empty(PerLane<Queue<Runnable>>),
+    Spare,
+    Serving,
+}
+
+/// What came of an activation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Activated {
+    Spare,
+    NewThread,
+    /// All of them serve, or the kernel gives no thread.
+    Refused,
+}
+
+impl Reserves {
+    pub(crate) fn new(queues: Vec<PerLane<Queue<Runnable>>>, keep_alive: Duration) -> Self {
+        let limit = queues.len();
+        Self {
+            serving: AtomicU64::new(0),
+            state: RealMutex::new(State {
+                slots: queues.into_iter().map(Slot::Empty).collect(),
+                spares: Vec::with_capacity(limit),
+                threads: Vec::new(),
+                is_shutdown: false,
+                was_refused: false,
+            }),
+            called: (0..limit).map(|_| Condvar::new()).collect(),
+            keep_alive,
+        }
+    }
+
+    pub(crate) fn limit(&self) -> usize {
+        self.called.len()
+    }
+
+    /// The slots of the threads that are not spares.
+    pub(crate) fn serving(&self) -> impl Iterator<Item = usize> + use<> {
+        let mut bits = self.serving.load(Ordering::Acquire);
+        std::iter::from_fn(move || {
+            let slot = bits.trailing_zeros();
+            bits &= bits.wrapping_sub(1);
+            (slot < u64::BITS).then_some(slot as usize)
+        })
+    }
+
+    /// Makes one more thread serve.
+    pub(crate) fn activate(&self, shared: &Arc<Shared>) -> Activated {
+        let mut state = self.lock();
+        if state.is_shutdown {
+            return Activated::Refused;
+        }
+        if let Some(slot) = state.spares.pop() {
+            state.slots[slot] = Slot::Serving;
+            self.serving.fetch_or(1 << slot, Ordering::AcqRel);
+            drop(state);
+            self.called[slot].notify_one();
+            return Activated::Spare;
+        }
+        let is_empty = |slot: &Slot| matches!(slot, Slot::Empty(_));
+        let Some(slot) = state.slots.iter().position(is_empty) else {
+            return Activated::Refused;
+        };
+        let Slot::Empty(queues) = std::mem::replace(&mut state.slots[slot], Slot::Serving) else {
+            return Activated::Refused;
+        };
+        // Handed over through a place of its own: if no thread comes, they are still here.
+        let handed = Arc::new(RealMutex::new(Some(queues)));
+        let taken = Arc::clone(&handed);
+        let runtime = Arc::clone(shared);
+        shared.begin_thread();
+        self.serving.fetch_or(1 << slot, Ordering::AcqRel);
+        let name = format!("{}-reserve-{slot}", shared.options.thread_name);
+        let spawned = thread::Builder::new().name(name).spawn(move || {
+            let queues = taken.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(queues) = queues {
+                worker::run_reserve(runtime, slot, queues);
+            }
+        });
+        match spawned {
+            Ok(thread) => {
+                state.threads.retain(|thread| !thread.is_finished());
+                state.threads.push(thread);
+                Activated::NewThread
+            }
+            Err(error) => {
+                self.serving.fetch_and(!(1 << slot), Ordering::AcqRel);
+                let queues = handed.lock().unwrap_or_else(PoisonError::into_inner).take();
+                if let Some(queues) = queues {
+                    state.slots[slot] = Slot::Empty(queues);
+                }
+                let was_refused = std::mem::replace(&mut state.was_refused, true);
+                drop(state);
+                // Never the last: the supervisor, which calls this, counts too.
+                shared.end_thread();
+                if !was_refused {
+                    tracing::warn!(
+                        %error,
+                        "no reserve thread: events wait while every worker is inside a long poll; \
+                         `ulimit -u` says how many threads there may be"
+                    );
+                }
+                Activated::Refused
+            }
+        }
+    }
+
+    /// The thread of `slot` has nothing to do. Returns whether it is called again before its
+    /// keep-alive is over; otherwise it must end, and give its queues back.
+    pub(crate) fn rest(&self, slot: usize) -> bool {
+        let mut state = self.lock();
+        self.serving.fetch_and(!(1 << slot), Ordering::AcqRel);
+        state.slots[slot] = Slot::Spare;
+        state.spares.push(slot);
+        let is_spare =
+            |state: &mut State| matches!(state.slots[slot], Slot::Spare) && !state.is_shutdown;
+        let (mut state, _) = self.called[slot]
+            .wait_timeout_while(state, self.keep_alive, is_spare)
+            .unwrap_or_else(PoisonError::into_inner);
+        if state.is_shutdown {
+            return false;
+        }
+        if matches!(state.slots[slot], Slot::Spare) {
+            state.spares.retain(|&spare| spare != slot);
+            // Neither spare nor empty: nobody calls it any more.
+            state.slots[slot] = Slot::Serving;
+            return false;
+        }
+        true
+    }
+
+    /// The thread of `slot` ends: another one may take its place.
+    pub(crate) fn leave(&self, slot: usize, queues: PerLane<Queue<Runnable>>) {
+        let mut state = self.lock();
+        self.serving.fetch_and(!(1 << slot), Ordering::AcqRel);
+        state.slots[slot] = Slot::Empty(queues);
+    }
+
+    /// Calls all spares, which end.
+    pub(crate) fn shutdown(&self) {
+        self.lock().is_shutdown = true;
+        self.called.iter().for_each(Condvar::notify_one);
+    }
+
+    pub(crate) fn take_threads(&self) -> Vec<JoinHandle<()>> {
+        std::mem::take(&mut self.lock().threads)
+    }
+
+    fn lock(&self) -> RealGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

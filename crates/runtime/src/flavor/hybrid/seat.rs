@@ -1,0 +1,48 @@
+//! What the supervisor may know of a thread that runs tasks: whether it is inside a poll, since when,
+//! and of which task.
+
+use std::panic::Location;
+
+use vigie_detect::Instant;
+
+use crate::sync::{AtomicCell, AtomicU64, Ordering};
+
+/// Written by the thread that sits here, read by anybody. `Relaxed`: a stale value makes the
+/// supervisor look again a little later, or help once too often.
+pub(crate) struct Seat {
+    /// When the present poll began, in nanoseconds; zero while nothing is polled.
+    began: AtomicU64,
+    /// Where the task that is polled was spawned.
+    site: AtomicCell<Option<&'static Location<'static>>>,
+}
+
+impl Seat {
+    pub(crate) const fn new() -> Self {
+        Self { began: AtomicU64::new(0), site: AtomicCell::new(None) }
+    }
+
+    /// A poll of the task spawned at `site` begins.
+    pub(crate) fn begin(&self, now: Instant, site: &'static Location<'static>) {
+        self.site.store(Some(site));
+        self.began.store(now.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// Nothing is polled until the next [`begin`](Self::begin).
+    pub(crate) fn rest(&self) {
+        self.began.store(0, Ordering::Relaxed);
+    }
+
+    /// Returns since when a poll has been running here for more than `nanos` at `now`.
+    pub(crate) fn is_caught(&self, now: Instant, nanos: u64) -> bool {
+        let began = self.began.load(Ordering::Relaxed);
+        began != 0 && now.as_nanos().saturating_sub(began) > nanos
+    }
+
+    /// Returns when the present poll began, and where its task was spawned.
+    pub(crate) fn current(&self) -> Option<(Instant, &'static Location<'static>)> {
+        match self.began.load(Ordering::Relaxed) {
+            0 => None,
+            began => Some((Instant::from_nanos(began), self.site.load()?)),
+        }
+    }
+}

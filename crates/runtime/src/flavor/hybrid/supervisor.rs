@@ -1,0 +1,137 @@
+//! The thread that sees when nobody watches, and finds somebody who does.
+//!
+//! It never runs a task, so that nothing can hold it. It sleeps on an [`Alarm`] that workers set when
+//! they leave the wait point, and before they poll a task while others wait behind it; it wakes up a
+//! little later, looks whether anybody is inside a long poll, and if so calls an idle worker or
+//! a reserve thread. While workers switch quickly it stays away for longer, and while a thread is in
+//! the wait point and no work lies behind a long poll, it sleeps without a timer.
+
+use std::time::Duration;
+
+use vigie_detect::{Instant, Lookout, clock::monotonic_now};
+
+use super::{Shared, reserve::Activated};
+use crate::{
+    lane::Lane,
+    sync::{Arc, Ordering},
+};
+
+/// How long looks must have come regularly before workers are trusted to look by themselves.
+pub(super) const STEADY: Duration = Duration::from_millis(2);
+
+/// How long the supervisor looks often after it had to call somebody.
+const ALERT: Duration = Duration::from_millis(250);
+
+/// How often it looks otherwise, in multiples of the long poll.
+const CALM_FACTOR: u32 = 5;
+
+pub(super) struct Supervisor {
+    shared: Arc<Shared>,
+    lookout: Lookout,
+    last_call: Instant,
+}
+
+/// What the supervisor found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Finding {
+    /// Somebody watches, and nothing lies behind a long poll.
+    Quiet,
+    /// Workers run, and look by themselves so far.
+    Busy,
+    /// Somebody was called.
+    Called,
+}
+
+impl Supervisor {
+    pub(super) fn run(shared: Arc<Shared>) {
+        let lookout = shared.server.lookout();
+        let mut supervisor = Self { shared, lookout, last_call: Instant::from_nanos(0) };
+        supervisor.work();
+        supervisor.shared.end_thread();
+    }
+
+    fn work(&mut self) {
+        let alarm = &Arc::clone(&self.shared).alarm;
+        loop {
+            alarm.sleep();
+            if self.shared.is_shutdown.load(Ordering::SeqCst) {
+                return;
+            }
+            let was_resting = !alarm.is_set();
+            let now = monotonic_now();
+            match self.inspect(now) {
+                Finding::Quiet if was_resting => {}
+                Finding::Quiet => alarm.begin_rest(),
+                Finding::Busy => {
+                    alarm.keep();
+                    let is_alert = now - self.last_call < ALERT;
+                    let long_poll = self.shared.options.long_poll;
+                    alarm.wake_in(if is_alert { long_poll } else { long_poll * CALM_FACTOR });
+                }
+                Finding::Called => {
+                    self.last_call = now;
+                    alarm.keep();
+                    alarm.wake_in(self.shared.options.long_poll);
+                }
+            }
+        }
+    }
+
+    fn inspect(&mut self, now: Instant) -> Finding {
+        let shared = &*self.shared;
+        let is_watched = self.lookout.is_watched();
+        let is_unwatched = !is_watched && !is_steady(&self.lookout, now, shared.options.long_poll);
+        let lies_behind = self.lies_behind(now);
+        let has_idle = shared.idle.has_sleepers();
+        if !is_unwatched && !lies_behind {
+            // What idle workers may run: children of a hog, and tasks that it woke.
+            if has_idle && shared.has_work() {
+                shared.wake_one();
+                return Finding::Called;
+            }
+            return if is_watched { Finding::Quiet } else { Finding::Busy };
+        }
+        let long_poll = shared.long_poll_ns();
+        let is_free = |slot: usize| !shared.reserve_seat(slot).is_caught(now, long_poll);
+        if shared.reserves.serving().any(is_free) {
+            // It comes back to the wait point by itself; in there, it must be told.
+            if lies_behind {
+                shared.call_sentinel();
+            }
+            return Finding::Called;
+        }
+        if has_idle && shared.wake_one() {
+            return Finding::Called;
+        }
+        if shared.reserves.limit() == 0 {
+            return Finding::Busy;
+        }
+        match shared.reserves.activate(&self.shared) {
+            Activated::Spare | Activated::NewThread => Finding::Called,
+            Activated::Refused => Finding::Busy,
+        }
+    }
+
+    /// Returns whether a task of the reaction lane waits behind a long poll.
+    fn lies_behind(&self, now: Instant) -> bool {
+        let shared = &*self.shared;
+        let long_poll = shared.long_poll_ns();
+        let is_stuck = |remote: &super::Remote| remote.seat.is_caught(now, long_poll);
+        let workers = shared.workers();
+        let reserves = shared.reserves.serving().map(|slot| shared.reserve(slot));
+        let mut is_everybody_stuck = true;
+        for remote in workers.iter().chain(reserves) {
+            if !is_stuck(remote) {
+                is_everybody_stuck = false;
+            } else if !remote.stealers.of(Lane::Reaction).is_empty() {
+                return true;
+            }
+        }
+        is_everybody_stuck && !shared.injected.of(Lane::Reaction).is_empty()
+    }
+}
+
+/// Returns whether those who run tasks look for events as often as the policies want.
+pub(super) fn is_steady(lookout: &Lookout, now: Instant, long_poll: Duration) -> bool {
+    now - lookout.last_look() <= long_poll && now - lookout.last_gap() > STEADY
+}

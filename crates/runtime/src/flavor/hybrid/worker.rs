@@ -1,0 +1,330 @@
+//! A thread that runs tasks: a worker, which runs both lanes, or a reserve thread, which runs the
+//! reaction lane alone.
+
+use vigie_detect::{Detected, Instant, Lookout, clock::monotonic_now};
+
+use super::{Cause, LOCAL, Local, PerLane, Queue, Remote, Runnable, Shared, supervisor, take};
+use crate::{
+    context,
+    flavor::user_level::drop_task,
+    handle::{Handle, Scheduler},
+    lane::{Lane, Share},
+    panics::contained,
+    sync::{Arc, Ordering},
+};
+use std::{cell::Cell, rc::Rc};
+
+struct Worker {
+    /// Its place among the remotes.
+    index: usize,
+    shared: Arc<Shared>,
+    local: Rc<Local>,
+    lookout: Lookout,
+    share: Share,
+    random: fastrand::Rng,
+    is_searching: bool,
+}
+
+/// What a worker's thread does, from its beginning to its end.
+pub(super) fn run(shared: Arc<Shared>, index: usize, queues: PerLane<Queue<Runnable>>) {
+    let lookout = shared.server.lookout();
+    let (mut worker, entered) = Worker::new(shared, index, queues, lookout, false);
+    worker.shared.remotes[index].parker.bind();
+    worker.work();
+    worker.stop_searching();
+    worker.leave();
+    drop(entered);
+}
+
+/// What a reserve thread does, from its beginning to its end.
+pub(super) fn run_reserve(shared: Arc<Shared>, slot: usize, queues: PerLane<Queue<Runnable>>) {
+    let index = shared.options.workers + slot;
+    let lookout = shared.server.lookout().without_spinning();
+    let (mut reserve, entered) = Worker::new(shared, index, queues, lookout, true);
+    let shared = Arc::clone(&reserve.shared);
+    loop {
+        reserve.serve();
+        if !shared.reserves.rest(slot) {
+            break;
+        }
+    }
+    let queues = reserve.leave();
+    drop(entered);
+    // After everything else: another thread may take the slot at once.
+    if let Some(queues) = queues {
+        shared.reserves.leave(slot, queues);
+    }
+    shared.end_thread();
+}
+
+impl Worker {
+    fn new(
+        shared: Arc<Shared>,
+        index: usize,
+        queues: PerLane<Queue<Runnable>>,
+        lookout: Lookout,
+        is_reserve: bool,
+    ) -> (Self, context::Entered) {
+        let handle = Handle { scheduler: Scheduler::Hybrid(Arc::clone(&shared)) };
+        let entered = context::enter(handle);
+        let owner = Arc::as_ptr(&shared);
+        let local = Rc::new(Local { owner, queues, is_reserve, cause: Cell::new(Cause::Foreign) });
+        LOCAL.with(|current| *current.borrow_mut() = Some(Rc::clone(&local)));
+        let worker = Self {
+            index,
+            lookout,
+            share: Share::new(shared.options.reaction_slice),
+            random: fastrand::Rng::with_seed(index as u64),
+            is_searching: false,
+            local,
+            shared,
+        };
+        (worker, entered)
+    }
+
+    fn remote(&self) -> &Remote {
+        &self.shared.remotes[self.index]
+    }
+
+    fn work(&mut self) {
+        let mut now = monotonic_now();
+        while !self.shared.is_shutdown.load(Ordering::Relaxed) {
+            self.look_if_due(now);
+            if let Some((task, lane)) = self.next() {
+                self.stop_searching();
+                self.share_out();
+                now = self.poll(task, lane, now);
+            } else if let Some((task, lane)) = self.search() {
+                self.stop_searching();
+                now = self.poll(task, lane, now);
+            } else {
+                self.remote().seat.rest();
+                self.sleep();
+                now = monotonic_now();
+                self.lookout.resume(now);
+            }
+        }
+        self.remote().seat.rest();
+    }
+
+    /// Serves the reaction lane and watches, until there is nothing to serve and somebody else who
+    /// watches.
+    fn serve(&mut self) {
+        let mut now = monotonic_now();
+        context::sample_processor_time(true);
+        while !self.shared.is_shutdown.load(Ordering::Relaxed) {
+            self.look_if_due(now);
+            let task = self.local.queues.reaction.pop().or_else(|| self.take_reaction());
+            if let Some(task) = task {
+                self.share_out();
+                now = self.poll(task, Lane::Reaction, now);
+                continue;
+            }
+            self.remote().seat.rest();
+            if !self.watch(now) {
+                break;
+            }
+            now = monotonic_now();
+            context::sample_processor_time(true);
+        }
+        self.remote().seat.rest();
+    }
+
+    /// Sleeps in the wait point. Returns whether this thread is still needed.
+    fn watch(&mut self, now: Instant) -> bool {
+        let shared = Arc::clone(&self.shared);
+        if shared.idle.has_sleepers() || self.is_steady(now) {
+            // An idle worker takes the wait point, or the busy ones look by themselves. The supervisor
+            // sees to it that this is so.
+            let _ = shared.wake_one();
+            shared.alarm.set();
+            return false;
+        }
+        let me = self.index + 1;
+        let mut is_free = false;
+        shared.remotes[self.index].parker.park(|is_awaited| {
+            self.local.cause.set(Cause::Detection);
+            let slept = contained("a sleep", || {
+                self.lookout.park_unless(None, || {
+                    shared.sentinel.store(me, Ordering::SeqCst);
+                    is_awaited() || !shared.injected.reaction.is_empty()
+                })
+            });
+            is_free = slept != Some(Detected::Busy);
+            // Not our thread's own sleep: whoever is in the wait point instead watches.
+            true
+        });
+        let _ = shared.sentinel.compare_exchange(me, 0, Ordering::SeqCst, Ordering::SeqCst);
+        is_free
+    }
+
+    /// Returns whether the workers look for events by themselves, often enough.
+    fn is_steady(&self, now: Instant) -> bool {
+        supervisor::is_steady(&self.lookout, now, self.shared.options.long_poll)
+    }
+
+    /// A task of the reaction lane that lies elsewhere.
+    fn take_reaction(&mut self) -> Option<Runnable> {
+        if let Some(task) = take(|| self.shared.injected.reaction.steal()) {
+            return Some(task);
+        }
+        let shared = &*self.shared;
+        let reserves = shared.reserves.serving().map(|slot| shared.reserve(slot));
+        // One at a time: if this one holds us, the others can still be had by somebody else.
+        shared
+            .workers()
+            .iter()
+            .chain(reserves)
+            .find_map(|remote| take(|| remote.stealers.reaction.steal()))
+    }
+
+    fn look_if_due(&mut self, now: Instant) {
+        if self.lookout.is_due(now) {
+            self.local.cause.set(Cause::Detection);
+            contained("a look", || self.lookout.detect());
+            // Who hogs matters only where somebody computes.
+            let judges = self.local.is_reserve || !self.local.queues.compute.is_empty();
+            context::sample_processor_time(judges);
+        }
+    }
+
+    /// The next task of this worker's own queues or of the injected ones.
+    fn next(&self) -> Option<(Runnable, Lane)> {
+        let order = match self.share.first() {
+            Lane::Reaction => [Lane::Reaction, Lane::Compute],
+            Lane::Compute => [Lane::Compute, Lane::Reaction],
+        };
+        order.into_iter().find_map(|lane| {
+            let queue = self.local.queues.of(lane);
+            let injected = self.shared.injected.of(lane);
+            // Injected tasks join the end of the lane, so that neither source starves the other.
+            if !injected.is_empty() {
+                let _ = take(|| injected.steal_batch(queue));
+            }
+            Some((queue.pop()?, lane))
+        })
+    }
+
+    /// Wakes another worker if there is more to do here than the task about to be polled.
+    fn share_out(&self) {
+        let queues = &self.local.queues;
+        if self.shared.idle.may_need_waking()
+            && !(queues.reaction.is_empty() && queues.compute.is_empty())
+        {
+            self.shared.wake_one();
+        }
+    }
+
+    /// Sees to it that somebody notices if the poll that comes is a long one: nobody watches, or a
+    /// task of the reaction lane waits behind it.
+    #[inline]
+    fn guard(&self) {
+        if !self.shared.alarm.is_set()
+            && (!self.lookout.is_watched() || !self.local.queues.reaction.is_empty())
+        {
+            self.shared.alarm.set();
+        }
+    }
+
+    /// Polls a task, or drops it if it is aborted. Returns the time.
+    fn poll(&mut self, task: Runnable, lane: Lane, now: Instant) -> Instant {
+        self.local.cause.set(Cause::Poll(lane));
+        if task.metadata().is_aborted() {
+            drop_task(task);
+            return monotonic_now();
+        }
+        self.guard();
+        self.remote().seat.begin(now, task.metadata().site);
+        context::begin_poll(now.as_nanos(), self.shared.options.quantum);
+        // The future's panics are caught inside; what may come out is that of a waker.
+        contained("a poll", || task.run());
+        let end = context::take_poll_end().map_or_else(monotonic_now, Instant::from_nanos);
+        self.share.record(lane, end.as_nanos().saturating_sub(now.as_nanos()));
+        end
+    }
+
+    fn search(&mut self) -> Option<(Runnable, Lane)> {
+        if !self.is_searching {
+            self.is_searching = self.shared.idle.begin_search();
+        }
+        if !self.is_searching {
+            return None;
+        }
+        let shared = &*self.shared;
+        let workers = shared.workers();
+        let begin = self.random.usize(..workers.len());
+        let victims = || {
+            let (later, first) = (&workers[begin..], &workers[..begin]);
+            later.iter().chain(first).filter(|remote| !std::ptr::eq(*remote, self.remote()))
+        };
+        for lane in [Lane::Reaction, Lane::Compute] {
+            let queue = self.local.queues.of(lane);
+            if let Some(task) = take(|| shared.injected.of(lane).steal_batch_and_pop(queue)) {
+                return Some((task, lane));
+            }
+            // A reserve has nothing in its compute lane.
+            let reserves = shared.reserves.serving().map(|slot| shared.reserve(slot));
+            for remote in victims().chain(reserves) {
+                let stealer = remote.stealers.of(lane);
+                if let Some(task) = take(|| stealer.steal_batch_and_pop(queue)) {
+                    return Some((task, lane));
+                }
+            }
+        }
+        None
+    }
+
+    fn stop_searching(&mut self) {
+        if self.is_searching {
+            self.is_searching = false;
+            if self.shared.idle.end_search() {
+                self.shared.wake_one();
+            }
+        }
+    }
+
+    fn sleep(&mut self) {
+        let was_last = self.shared.idle.begin_sleep(self.index, self.is_searching);
+        self.is_searching = false;
+        if was_last && self.shared.has_work() {
+            // Perhaps ourselves: then the sleep below ends at once.
+            self.shared.wake_one();
+        }
+        loop {
+            self.local.cause.set(Cause::Detection);
+            self.shared.remotes[self.index].parker.park(|is_awaited| {
+                let slept = contained("a sleep", || self.lookout.park_unless(None, is_awaited));
+                slept != Some(Detected::Busy)
+            });
+            let has_work = {
+                let queues = &self.local.queues;
+                !(queues.reaction.is_empty() && queues.compute.is_empty())
+            };
+            if has_work || self.shared.is_shutdown.load(Ordering::SeqCst) {
+                // Somebody may have chosen us meanwhile: then we are a searcher, with work.
+                self.is_searching = !self.shared.idle.end_sleep(self.index);
+                return;
+            }
+            if !self.shared.idle.is_sleeping(self.index) {
+                self.is_searching = true;
+                return;
+            }
+        }
+    }
+
+    /// Gives up what is queued here, and the queues.
+    fn leave(self) -> Option<PerLane<Queue<Runnable>>> {
+        LOCAL.with(|current| current.borrow_mut().take());
+        let Self { local, shared, .. } = self;
+        for lane in [Lane::Reaction, Lane::Compute] {
+            while let Some(task) = local.queues.of(lane).pop() {
+                shared.injected.of(lane).push(task);
+            }
+        }
+        if !local.is_reserve {
+            shared.end_thread();
+        }
+        // Nobody else has it: the thread's variable was the other owner.
+        Rc::into_inner(local).map(|local| local.queues)
+    }
+}
