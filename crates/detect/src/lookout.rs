@@ -19,12 +19,12 @@ pub struct Lookout {
     shared: Arc<Shared>,
     batch: Batch,
     switches: usize,
-    may_spin: bool,
+    is_watcher: bool,
 }
 
 impl Lookout {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, batch: Batch::default(), switches: 0, may_spin: true }
+        Self { shared, batch: Batch::default(), switches: 0, is_watcher: false }
     }
 
     /// Returns whether the host should [`detect`](Self::detect) at this switch: three loads.
@@ -52,9 +52,13 @@ impl Lookout {
     /// One `epoll_wait`, one lock for each handle that is polled. No allocation.
     pub fn detect(&mut self) -> Detected {
         self.switches = 0;
+        let now = self.shared.now();
+        if !self.is_watcher {
+            self.shared.note_look(now);
+        }
         let Some(mut driver) = try_lock(&self.shared.driver) else {
             // Whoever has it sees what comes: no need to try again at every switch.
-            self.shared.note_look(self.shared.now());
+            self.shared.schedule_look(now);
             return Detected::Busy;
         };
         let events = self.shared.look(&mut driver, &mut self.batch, Timeout::Zero);
@@ -78,7 +82,8 @@ impl Lookout {
     ) -> Detected {
         let Some(mut driver) = self.shared.driver_to_sleep() else { return Detected::Busy };
         let shared = Arc::clone(&self.shared);
-        let mut events = if self.may_spin { shared.spin(&mut driver, &mut self.batch) } else { 0 };
+        let mut events =
+            if !self.is_watcher { shared.spin(&mut driver, &mut self.batch) } else { 0 };
         if events == 0 {
             match shared.prepare(&mut driver, &mut self.batch, until) {
                 Prepared::Events(count) => events = count,
@@ -93,11 +98,12 @@ impl Lookout {
         finish(driver, &mut self.batch, events)
     }
 
-    /// Makes a lookout that never polls before it sleeps, whatever the policies want: for a host that
-    /// watches while others have use for the processor.
+    /// Makes this the lookout of a host that watches while others run the tasks: it never polls before
+    /// it sleeps, whatever the policies want, since others have use for the processor; and its looks
+    /// do not count as theirs (see [`last_gap`](Self::last_gap)).
     #[must_use]
-    pub fn without_spinning(mut self) -> Self {
-        self.may_spin = false;
+    pub fn for_watcher(mut self) -> Self {
+        self.is_watcher = true;
         self
     }
 
@@ -107,14 +113,14 @@ impl Lookout {
         self.shared.word.is_parked()
     }
 
-    /// Tells that this host runs tasks again after it slept elsewhere: that it did not look meanwhile
-    /// is no [gap](Self::last_gap).
+    /// Tells that this host runs tasks again after a sleep: that it did not look meanwhile is no
+    /// [gap](Self::last_gap).
     pub fn resume(&self, now: Instant) {
         self.shared.last_look.store(now.as_nanos(), Ordering::Relaxed);
     }
 
-    /// Returns when a host last looked, or tried to while another one watched. [`Instant`] zero if
-    /// none ever did.
+    /// Returns when a host last looked between two polls, or tried to while another one watched.
+    /// [`Instant`] zero if none ever did.
     #[must_use]
     pub fn last_look(&self) -> Instant {
         Instant::from_nanos(self.shared.last_look.load(Ordering::Relaxed))
@@ -255,11 +261,7 @@ impl Shared {
             tracing::error!(%error, "the wait point failed");
         }
         let now = self.now();
-        if timeout != Timeout::Zero {
-            // Nobody ran while the host slept: no look was missed.
-            self.last_look.store(now.as_nanos(), Ordering::Relaxed);
-        }
-        self.note_look(now);
+        self.schedule_look(now);
         let mut events = self.answer_rings(driver, batch, now);
         events += self.deliver(driver, batch, now);
         events += self.poll_due(driver, batch, now);

@@ -15,7 +15,7 @@
 //!  future polled again ◀───── waker ◀──── slot ◀── event ◀───  then, without locks: wake
 //! ```
 
-use std::{cell::RefCell, fmt, io, marker::PhantomData, mem};
+use std::{cell::RefCell, fmt, io, marker::PhantomData, mem, os::fd::RawFd};
 
 use thiserror::Error;
 
@@ -165,6 +165,30 @@ impl Server {
     #[must_use]
     pub fn flavor(&self) -> Flavor {
         self.owner.shared.flavor()
+    }
+
+    /// Returns whether some host sleeps at the wait point, or is about to: then an event wakes it.
+    #[must_use]
+    pub fn is_watched(&self) -> bool {
+        self.owner.shared.word.is_parked()
+    }
+
+    /// Returns whether something waits for a look at `now`: a bell was rung, a deadline has come, or the
+    /// wait point announces an event. Sees nothing of detectors that must be polled.
+    ///
+    /// # Cost
+    /// Two loads and one system call that does not block.
+    #[must_use]
+    pub fn has_events(&self, now: Instant) -> bool {
+        self.owner.shared.has_events(now)
+    }
+
+    /// Returns the descriptor of the wait point, for those who want to know whether an event waits
+    /// without looking (a signal handler, for example): it is readable then. It is the server's; nobody
+    /// else may read, change or close it. None in virtual time.
+    #[must_use]
+    pub fn wait_point(&self) -> Option<RawFd> {
+        self.owner.shared.gate().descriptor()
     }
 
     /// Wakes the host from its sleep, or keeps it from the next one. May be called from any thread.

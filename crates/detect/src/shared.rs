@@ -35,7 +35,7 @@ pub(crate) struct Shared {
     pub(crate) next_look: AtomicU64,
     /// The looking interval as the driver last computed it, in nanoseconds; `u64::MAX` for none.
     pub(crate) look_every_ns: AtomicU64,
-    /// When a host last looked, or found that another one watches.
+    /// When a host last looked between two polls, or found that another one watches.
     pub(crate) last_look: AtomicU64,
     /// When a host was last late for a look although tasks ran.
     pub(crate) last_gap: AtomicU64,
@@ -243,11 +243,22 @@ impl Shared {
         self.unpark();
     }
 
-    /// Takes note of a look at `now` while tasks run, or of an attempt at one, and says when the next
-    /// is due. `Relaxed` throughout: these are hints about how regularly the hosts look.
+    pub(crate) fn has_events(&self, now: Instant) -> bool {
+        self.word.is_rung()
+            || now.as_nanos() >= self.next_deadline.load(Ordering::Relaxed)
+            || self.gate.has_events()
+    }
+
+    /// Says when the next look is due.
+    pub(crate) fn schedule_look(&self, now: Instant) {
+        let every = self.look_every_ns.load(Ordering::Relaxed);
+        self.next_look.store(now.as_nanos().saturating_add(every), Ordering::Relaxed);
+    }
+
+    /// Takes note of a look at `now` between two polls, or of an attempt at one. `Relaxed` throughout:
+    /// these are hints about how regularly the hosts look.
     pub(crate) fn note_look(&self, now: Instant) {
         let (nanos, every) = (now.as_nanos(), self.look_every_ns.load(Ordering::Relaxed));
-        self.next_look.store(nanos.saturating_add(every), Ordering::Relaxed);
         let last = self.last_look.swap(nanos, Ordering::Relaxed);
         if nanos.saturating_sub(last) > every.saturating_add(every / 2) {
             self.last_gap.store(nanos, Ordering::Relaxed);

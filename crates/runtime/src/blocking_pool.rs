@@ -11,7 +11,7 @@ use crate::{
     handle::Handle,
     join::JoinHandle,
     sync::{Arc, Condvar, PoisonError, RealGuard, RealMutex, thread},
-    task::{self, LiveTasks, Runnable},
+    task_cell::{self, LiveTasks, Runnable},
 };
 
 pub(crate) struct BlockingPool {
@@ -56,7 +56,8 @@ impl BlockingPool {
         let scheduled = Arc::clone(pool);
         // Wakes come from aborts only: a closure is polled once.
         let schedule = move |runnable| scheduled.enqueue(runnable, &runtime);
-        let (runnable, handle) = task::spawn(&pool.live, site, async move { work() }, schedule);
+        let (runnable, handle) =
+            task_cell::spawn(&pool.live, site, async move { work() }, schedule);
         if let Some(runnable) = runnable {
             runnable.schedule();
         }
@@ -132,17 +133,6 @@ impl BlockingPool {
             }
         }
         state.thread_count -= 1;
-    }
-
-    /// Cancels closures that have not begun, waits for those that have, and joins all threads.
-    pub(crate) fn shutdown(&self) {
-        let threads = self.begin_shutdown();
-        for thread in threads {
-            if thread.thread().id() != thread::current().id() {
-                // Closures' panics are caught in their tasks.
-                drop(thread.join());
-            }
-        }
     }
 
     /// Cancels closures that have not begun; running ones end by themselves.

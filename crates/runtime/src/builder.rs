@@ -11,6 +11,7 @@ use crate::{
         user_level,
     },
     handle::{Handle, Scheduler},
+    kernel_help::KernelHelp,
     runtime::Runtime,
     sync::{Arc, thread},
 };
@@ -23,6 +24,8 @@ pub(crate) struct Options {
     pub(crate) long_poll: Duration,
     pub(crate) reserve_threads: usize,
     pub(crate) reserve_keep_alive: Duration,
+    pub(crate) kernel_help: KernelHelp,
+    pub(crate) shutdown_timeout: Duration,
     pub(crate) reaction_slice: Duration,
     pub(crate) thread_name: String,
     pub(crate) blocking_threads: usize,
@@ -103,6 +106,8 @@ impl RuntimeBuilder {
                 long_poll: Duration::from_micros(200),
                 reserve_threads: RESERVES_MAX,
                 reserve_keep_alive: Duration::from_secs(1),
+                kernel_help: KernelHelp::default(),
+                shutdown_timeout: Duration::from_secs(10),
                 reaction_slice: Duration::from_millis(1),
                 thread_name: "vigie-worker".to_owned(),
                 blocking_threads: 512,
@@ -146,6 +151,22 @@ impl RuntimeBuilder {
     /// wait for a worker's next switch.
     pub fn reserve_threads(mut self, count: usize) -> Self {
         self.options.reserve_threads = count;
+        self
+    }
+
+    /// Sets what the runtime may ask of the kernel's scheduler while a task hogs its thread. Default:
+    /// everything that needs no privilege, see [`KernelHelp`]. The timer signal may end blocking calls
+    /// of foreign code inside a long poll with `EINTR`, where the kernel cannot restart them.
+    pub fn kernel_help(mut self, help: KernelHelp) -> Self {
+        self.options.kernel_help = help;
+        self
+    }
+
+    /// Sets how long dropping the runtime waits for tasks that are inside a poll. Default 10 s. After
+    /// that their threads are left behind, which is reported as an error; see
+    /// [`Runtime::shutdown_timeout`](crate::Runtime::shutdown_timeout).
+    pub fn shutdown_timeout(mut self, time: Duration) -> Self {
+        self.options.shutdown_timeout = time;
         self
     }
 

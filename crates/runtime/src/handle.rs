@@ -1,6 +1,6 @@
 //! A reference to a runtime: what tasks are spawned through.
 
-use std::{fmt, future::Future, panic::Location};
+use std::{fmt, future::Future, panic::Location, time::Duration};
 
 use thiserror::Error;
 use vigie_detect::{Flavor, Server};
@@ -104,6 +104,13 @@ impl Handle {
     #[must_use]
     pub fn flavor(&self) -> Flavor {
         self.server().flavor()
+    }
+
+    pub(crate) fn shutdown_timeout(&self) -> Duration {
+        match &self.scheduler {
+            Scheduler::UserLevel(shared) => shared.options().shutdown_timeout,
+            Scheduler::Hybrid(shared) => shared.options().shutdown_timeout,
+        }
     }
 
     pub(crate) fn pool(&self) -> &Arc<BlockingPool> {

@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use crate::{
     sync::{Mutex, lock},
-    task::{Outcome, TaskInfo},
+    task_cell::{Outcome, TaskInfo},
 };
 
 /// The handle of a task: awaits its result, or aborts it. Dropping it lets the task go on by itself.

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::task::TaskInfo;
+use crate::task_cell::TaskInfo;
 
 /// One of the two queues of ready tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

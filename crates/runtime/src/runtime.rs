@@ -1,8 +1,9 @@
 //! A runtime: its life from `build` to the last thread's end.
 
-use std::{fmt, future::Future, panic::Location};
+use std::{fmt, future::Future, mem, panic::Location, time::Duration};
 
-use vigie_detect::Server;
+use thiserror::Error;
+use vigie_detect::{Instant, Server, clock::monotonic_now};
 
 use crate::{
     builder::RuntimeBuilder,
@@ -12,8 +13,9 @@ use crate::{
     sync::thread,
 };
 
-/// Runs tasks. Dropping it cancels all of them and waits for its threads; closures on blocking threads
-/// that have begun are waited for as well. A hybrid runtime that is dropped inside a task of a hybrid
+/// Runs tasks. Dropping it cancels all of them and waits for its threads, and for closures on blocking
+/// threads that have begun, for at most the builder's
+/// [`shutdown_timeout`](RuntimeBuilder::shutdown_timeout), 10 s by default. A hybrid runtime that is dropped inside a task of a hybrid
 /// runtime, its own or another, ends in the background instead.
 ///
 /// # Examples
@@ -36,11 +38,12 @@ use crate::{
 pub struct Runtime {
     handle: Handle,
     threads: Vec<thread::JoinHandle<()>>,
+    is_ended: bool,
 }
 
 impl Runtime {
     pub(crate) const fn new(handle: Handle, threads: Vec<thread::JoinHandle<()>>) -> Self {
-        Self { handle, threads }
+        Self { handle, threads, is_ended: false }
     }
 
     /// Returns a builder with the defaults: hybrid, one worker for each available core.
@@ -87,8 +90,51 @@ impl Runtime {
     }
 }
 
-impl Drop for Runtime {
-    fn drop(&mut self) {
+/// Tasks or closures were still inside a poll when the time for the shutdown was over. Their threads were
+/// left behind: they end after that poll.
+#[derive(Debug, Error)]
+#[error(
+    "{} threads were still running when the time for the shutdown was over{}",
+    threads,
+    Sites(tasks)
+)]
+#[non_exhaustive]
+pub struct ShutdownTimeout {
+    /// How many threads did not end.
+    pub threads: usize,
+    /// Where the tasks inside long polls were spawned; closures on blocking threads are not named.
+    pub tasks: Vec<&'static Location<'static>>,
+}
+
+/// Shows where tasks were spawned, for an error.
+struct Sites<'a>(&'a [&'static Location<'static>]);
+
+impl fmt::Display for Sites<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, site) in self.0.iter().enumerate() {
+            write!(f, "{}{site}", if index == 0 { "; tasks spawned at " } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
+impl Runtime {
+    /// Ends the runtime: cancels all tasks, and waits for at most `timeout` until those that are inside
+    /// a poll, and closures on blocking threads that have begun, are over. Dropping the runtime does the
+    /// same with the time that was [set in the builder](RuntimeBuilder::shutdown_timeout), and reports
+    /// the error to `tracing`.
+    ///
+    /// # Errors
+    /// [`ShutdownTimeout`] names the tasks that were not over. Their threads are left behind.
+    pub fn shutdown_timeout(mut self, timeout: Duration) -> Result<(), ShutdownTimeout> {
+        self.is_ended = true;
+        self.end(timeout)
+    }
+
+    fn end(&mut self, timeout: Duration) -> Result<(), ShutdownTimeout> {
+        let deadline = monotonic_now() + timeout;
+        let mut left = 0;
+        let mut tasks = Vec::new();
         match &self.handle.scheduler {
             Scheduler::UserLevel(shared) => shared.shutdown(),
             Scheduler::Hybrid(shared) => {
@@ -96,19 +142,51 @@ impl Drop for Runtime {
                 if hybrid::is_worker() {
                     // Perhaps one of our own, which cannot wait for itself: the last worker clears up.
                     drop(shared.pool().begin_shutdown());
-                    return;
+                    return Ok(());
                 }
-                let join = |thread: thread::JoinHandle<()>| {
-                    // Threads catch the panics of tasks; what is left would be a bug of ours.
-                    if thread.join().is_err() {
-                        tracing::error!("a worker panicked");
-                    }
-                };
-                self.threads.drain(..).for_each(join);
+                left += join_until(mem::take(&mut self.threads), deadline);
                 // The supervisor was among them: nobody makes a reserve thread any more.
-                shared.take_reserve_threads().into_iter().for_each(join);
-                shared.pool().shutdown();
+                left += join_until(shared.take_reserve_threads(), deadline);
+                if left > 0 {
+                    tasks = shared.polled_sites();
+                }
             }
+        }
+        left += join_until(self.handle.pool().begin_shutdown(), deadline);
+        if left == 0 { Ok(()) } else { Err(ShutdownTimeout { threads: left, tasks }) }
+    }
+}
+
+/// Joins the threads that end before `deadline`, but not the calling one. Returns how many did not.
+fn join_until(threads: Vec<thread::JoinHandle<()>>, deadline: Instant) -> usize {
+    let mut left = 0;
+    for thread in threads {
+        if thread.thread().id() == thread::current().id() {
+            continue;
+        }
+        let mut pause = Duration::from_micros(20);
+        while !thread.is_finished() && monotonic_now() < deadline {
+            thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(5));
+        }
+        if !thread.is_finished() {
+            left += 1;
+        } else if thread.join().is_err() {
+            // Threads catch the panics of tasks; what is left would be a bug of ours.
+            tracing::error!("a worker panicked");
+        }
+    }
+    left
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        if self.is_ended {
+            return;
+        }
+        let timeout = self.handle.shutdown_timeout();
+        if let Err(error) = self.end(timeout) {
+            tracing::error!(%error, "a runtime was dropped");
         }
     }
 }

@@ -7,14 +7,14 @@ pub(crate) use crossbeam::atomic::AtomicCell;
 #[cfg(loom)]
 pub(crate) use loom::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence},
+    atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
 /// For what blocks whole threads and is never part of a model.
 pub(crate) use std::sync::{Condvar, Mutex as RealMutex, MutexGuard as RealGuard};
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence},
+    atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
 pub(crate) use std::{
     sync::{Arc, OnceLock, PoisonError},

@@ -3,11 +3,12 @@
 
 use std::{
     io,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
     time::Duration,
 };
 
 use mio::{Events, Poll, Registry, Token, Waker, unix::SourceFd};
+use rustix::event::{PollFd, PollFlags};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_settime,
@@ -97,6 +98,16 @@ impl Epoll {
 }
 
 impl EpollGate {
+    pub(crate) fn has_events(&self) -> bool {
+        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut descriptors = [PollFd::new(&self.registry, PollFlags::IN)];
+        matches!(rustix::event::poll(&mut descriptors, Some(&none)), Ok(count) if count > 0)
+    }
+
+    pub(crate) fn descriptor(&self) -> RawFd {
+        self.registry.as_raw_fd()
+    }
+
     pub(crate) fn wake(&self) {
         if let Err(error) = self.waker.wake() {
             // An eventfd of our own cannot be full or closed; say so if it is all the same.

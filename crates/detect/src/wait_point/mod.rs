@@ -5,7 +5,10 @@
 
 mod epoll;
 
-use std::{io, os::fd::BorrowedFd};
+use std::{
+    io,
+    os::fd::{BorrowedFd, RawFd},
+};
 
 use crate::{clock::Instant, detector::Notice};
 
@@ -82,6 +85,22 @@ impl Gate {
         match self {
             Self::Epoll(gate) => gate.wake(),
             Self::Virtual => {}
+        }
+    }
+
+    /// Returns whether something was announced that no look has taken yet.
+    pub(crate) fn has_events(&self) -> bool {
+        match self {
+            Self::Epoll(gate) => gate.has_events(),
+            Self::Virtual => false,
+        }
+    }
+
+    /// Returns the descriptor that becomes readable with an event, if there is one.
+    pub(crate) fn descriptor(&self) -> Option<RawFd> {
+        match self {
+            Self::Epoll(gate) => Some(gate.descriptor()),
+            Self::Virtual => None,
         }
     }
 

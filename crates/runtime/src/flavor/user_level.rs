@@ -27,7 +27,7 @@ use crate::{
     lane::{self, Cause, Lane, Share},
     panics::contained,
     sync::{Arc, AtomicBool, Ordering, PoisonError, RealMutex, thread, thread_local},
-    task::{self, LiveTasks, Runnable},
+    task_cell::{self, LiveTasks, Runnable},
 };
 
 pub(crate) struct Shared {
@@ -84,6 +84,10 @@ impl Shared {
 
     pub(crate) fn server(&self) -> &Server {
         &self.server
+    }
+
+    pub(crate) const fn options(&self) -> &Options {
+        &self.options
     }
 
     pub(crate) fn pool(&self) -> &Arc<BlockingPool> {
@@ -223,7 +227,6 @@ impl Shared {
                 None => thread::yield_now(),
             }
         }
-        self.pool.shutdown();
         self.server.shutdown();
     }
 }
@@ -252,7 +255,7 @@ where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
-    let (runnable, handle) = task::spawn(&shared.live, site, future, schedule(shared));
+    let (runnable, handle) = task_cell::spawn(&shared.live, site, future, schedule(shared));
     if let Some(runnable) = runnable {
         runnable.schedule();
     }
@@ -268,7 +271,7 @@ where
     F: Future + 'static,
     F::Output: 'static,
 {
-    let (runnable, handle) = task::spawn_local(&shared.live, site, future, schedule(shared));
+    let (runnable, handle) = task_cell::spawn_local(&shared.live, site, future, schedule(shared));
     if let Some(runnable) = runnable {
         runnable.schedule();
     }
@@ -277,9 +280,23 @@ where
 
 fn schedule(
     shared: &Arc<Shared>,
-) -> impl async_task::Schedule<task::TaskInfo> + Send + Sync + 'static {
+) -> impl async_task::Schedule<task_cell::TaskInfo> + Send + Sync + 'static {
     let shared = Arc::clone(shared);
     WithInfo(move |task: Runnable, info: ScheduleInfo| shared.schedule(task, &info))
+}
+
+/// Returns whether an event waits for this thread; none if it runs no runtime of this flavor.
+pub(crate) fn is_awaited(now: vigie_detect::Instant) -> Option<bool> {
+    let local = LOCAL.try_with(|local| local.borrow().clone()).ok().flatten()?;
+    if !local.lanes.borrow().reaction.is_empty() {
+        return Some(true);
+    }
+    context::with_current(|handle| match &handle?.scheduler {
+        Scheduler::UserLevel(shared) if std::ptr::eq(local.owner, Arc::as_ptr(shared)) => {
+            Some(shared.has_injected() || shared.server.has_events(now))
+        }
+        _ => None,
+    })
 }
 
 /// Returns whether this thread is inside a `block_on` of this flavor, of `shared` if that is given.

@@ -39,14 +39,15 @@ use crate::{
     handle::{Handle, Scheduler},
     idle::Idle,
     join::JoinHandle,
+    kernel_help::{self, HogTimer},
     lane::{self, Cause, Lane},
     parker::Parker,
     sync::{
-        Arc, AtomicBool, AtomicUsize, Ordering,
+        Arc, AtomicBool, AtomicU64, AtomicUsize, Ordering,
         thread::{self, Thread},
         thread_local,
     },
-    task::{self, LiveTasks, Runnable},
+    task_cell::{self, LiveTasks, Runnable},
 };
 
 pub(crate) struct Shared {
@@ -63,9 +64,34 @@ pub(crate) struct Shared {
     /// The reserve thread in the wait point: its place among the remotes plus one, or zero.
     sentinel: AtomicUsize,
     alarm: Alarm,
+    /// The supervisor looks now and then although the alarm is not set: those who serve tasks that
+    /// are trusted need not set it.
+    has_backstop: AtomicBool,
+    /// Until when no task is trusted, in nanoseconds: one that was has had a long poll.
+    distrust_until: AtomicU64,
+    /// The signal into threads that hog; its number, or none.
+    signal: Option<i32>,
     is_shutdown: AtomicBool,
     /// Threads that have not ended, the supervisor's too; the last one clears up.
     running_count: AtomicUsize,
+}
+
+/// Returns whether an event waits for this worker; none if this is no worker.
+pub(crate) fn is_awaited(now: vigie_detect::Instant) -> Option<bool> {
+    let local = LOCAL.try_with(|local| local.borrow().clone()).ok().flatten()?;
+    if !local.queues.reaction.is_empty() {
+        return Some(true);
+    }
+    context::with_current(|handle| match &handle?.scheduler {
+        Scheduler::Hybrid(shared) if std::ptr::eq(local.owner, Arc::as_ptr(shared)) => {
+            let server = &shared.server;
+            Some(
+                !server.is_watched() && server.has_events(now)
+                    || !shared.injected.reaction.is_empty() && !shared.reserves.is_serving(),
+            )
+        }
+        _ => None,
+    })
 }
 
 /// One thing for each lane.
@@ -89,6 +115,7 @@ struct Remote {
     stealers: PerLane<Stealer<Runnable>>,
     parker: Parker,
     seat: Seat,
+    hog_timer: HogTimer,
 }
 
 /// What a worker's thread knows; schedule functions find it here.
@@ -120,6 +147,7 @@ pub(crate) fn start(
         },
         parker: Parker::new(),
         seat: Seat::new(),
+        hog_timer: HogTimer::new(),
     });
     let pool = BlockingPool::new(options.blocking_threads, options.blocking_keep_alive);
     let remotes = remotes.collect();
@@ -133,6 +161,9 @@ pub(crate) fn start(
         reserves,
         sentinel: AtomicUsize::new(0),
         alarm: Alarm::new(options.long_poll).map_err(BuildError::Server)?,
+        has_backstop: AtomicBool::new(false),
+        distrust_until: AtomicU64::new(0),
+        signal: options.kernel_help.signal.filter(|&signal| can_signal(signal)),
         is_shutdown: AtomicBool::new(false),
         running_count: AtomicUsize::new(options.workers + 1),
         server,
@@ -270,6 +301,15 @@ impl Shared {
         }
     }
 
+    /// Returns where the tasks that are polled at this moment were spawned.
+    pub(crate) fn polled_sites(&self) -> Vec<&'static Location<'static>> {
+        self.remotes.iter().filter_map(|remote| Some(remote.seat.current()?.1)).collect()
+    }
+
+    pub(crate) const fn options(&self) -> &Options {
+        &self.options
+    }
+
     /// Returns the reserve threads, to be joined after the shutdown.
     pub(crate) fn take_reserve_threads(&self) -> Vec<thread::JoinHandle<()>> {
         self.reserves.take_threads()
@@ -330,7 +370,7 @@ where
     let scheduler = Arc::clone(shared);
     let schedule =
         WithInfo(move |task: Runnable, info: ScheduleInfo| scheduler.schedule(task, &info));
-    let (runnable, handle) = task::spawn(&shared.live, site, future, schedule);
+    let (runnable, handle) = task_cell::spawn(&shared.live, site, future, schedule);
     if let Some(runnable) = runnable {
         runnable.schedule();
     }
@@ -340,6 +380,15 @@ where
 /// Returns whether this thread is a worker of this flavor.
 pub(crate) fn is_worker() -> bool {
     LOCAL.try_with(|local| local.borrow().is_some()).unwrap_or(false)
+}
+
+/// Installs the handler of the signal into threads that hog. Returns whether it is there.
+fn can_signal(signal: i32) -> bool {
+    let installed = kernel_help::install(signal);
+    if let Err(error) = &installed {
+        tracing::warn!(%error, signal, "no signal goes into threads that hog: an event may wait for the kernel's next tick");
+    }
+    installed.is_ok()
 }
 
 /// Steals until the attempt has an answer.

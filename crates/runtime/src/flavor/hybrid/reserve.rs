@@ -77,6 +77,12 @@ impl Reserves {
         self.called.len()
     }
 
+    /// Returns whether any of them serves: one load.
+    #[inline]
+    pub(crate) fn is_serving(&self) -> bool {
+        self.serving.load(Ordering::Relaxed) != 0
+    }
+
     /// The slots of the threads that are not spares.
     pub(crate) fn serving(&self) -> impl Iterator<Item = usize> + use<> {
         let mut bits = self.serving.load(Ordering::Acquire);

@@ -5,7 +5,10 @@ use std::panic::Location;
 
 use vigie_detect::Instant;
 
-use crate::sync::{AtomicCell, AtomicU64, Ordering};
+use crate::{
+    kernel_help,
+    sync::{AtomicCell, AtomicU32, AtomicU64, Ordering},
+};
 
 /// Written by the thread that sits here, read by anybody. `Relaxed`: a stale value makes the
 /// supervisor look again a little later, or help once too often.
@@ -14,11 +17,35 @@ pub(crate) struct Seat {
     began: AtomicU64,
     /// Where the task that is polled was spawned.
     site: AtomicCell<Option<&'static Location<'static>>>,
+    /// The beginning of the last poll that was reported as long. The supervisor's.
+    told: AtomicU64,
+    /// The kernel's number of the thread; zero before it has begun.
+    thread: AtomicU32,
 }
 
 impl Seat {
     pub(crate) const fn new() -> Self {
-        Self { began: AtomicU64::new(0), site: AtomicCell::new(None) }
+        Self {
+            began: AtomicU64::new(0),
+            site: AtomicCell::new(None),
+            told: AtomicU64::new(0),
+            thread: AtomicU32::new(0),
+        }
+    }
+
+    /// The calling thread sits down here.
+    pub(crate) fn take(&self) {
+        self.thread.store(kernel_help::thread_number(), Ordering::Relaxed);
+    }
+
+    /// Returns the kernel's number of the thread that sits here, if there is one.
+    pub(crate) fn thread(&self) -> Option<u32> {
+        Some(self.thread.load(Ordering::Relaxed)).filter(|&thread| thread > 0)
+    }
+
+    /// The thread goes.
+    pub(crate) fn leave(&self) {
+        self.thread.store(0, Ordering::Relaxed);
     }
 
     /// A poll of the task spawned at `site` begins.
@@ -36,6 +63,11 @@ impl Seat {
     pub(crate) fn is_caught(&self, now: Instant, nanos: u64) -> bool {
         let began = self.began.load(Ordering::Relaxed);
         began != 0 && now.as_nanos().saturating_sub(began) > nanos
+    }
+
+    /// Returns whether the poll that began at `began` is told of for the first time.
+    pub(crate) fn tell_once(&self, began: Instant) -> bool {
+        self.told.swap(began.as_nanos(), Ordering::Relaxed) != began.as_nanos()
     }
 
     /// Returns when the present poll began, and where its task was spawned.

@@ -12,8 +12,9 @@ use vigie_detect::{Instant, Lookout, clock::monotonic_now};
 
 use super::{Shared, reserve::Activated};
 use crate::{
+    kernel_help,
     lane::Lane,
-    sync::{Arc, Ordering},
+    sync::{Arc, Ordering, fence},
 };
 
 /// How long looks must have come regularly before workers are trusted to look by themselves.
@@ -21,6 +22,9 @@ pub(super) const STEADY: Duration = Duration::from_millis(2);
 
 /// How long the supervisor looks often after it had to call somebody.
 const ALERT: Duration = Duration::from_millis(250);
+
+/// How often the supervisor looks while a reserve thread watches and workers are inside long polls.
+const BACKSTOP: Duration = Duration::from_millis(10);
 
 /// How often it looks otherwise, in multiples of the long poll.
 const CALM_FACTOR: u32 = 5;
@@ -59,7 +63,11 @@ impl Supervisor {
             }
             let was_resting = !alarm.is_set();
             let now = monotonic_now();
-            match self.inspect(now) {
+            let finding = self.inspect(now);
+            let has_hogs = self.help_against_hogs(now);
+            self.shared.has_backstop.store(has_hogs, Ordering::Relaxed);
+            match finding {
+                Finding::Quiet if was_resting && has_hogs => alarm.wake_in(BACKSTOP),
                 Finding::Quiet if was_resting => {}
                 Finding::Quiet => alarm.begin_rest(),
                 Finding::Busy => {
@@ -110,6 +118,42 @@ impl Supervisor {
             Activated::Spare | Activated::NewThread => Finding::Called,
             Activated::Refused => Finding::Busy,
         }
+    }
+
+    /// Lets the kernel take the processor from those that are caught in long polls when an event waits.
+    /// Returns whether there are any.
+    fn help_against_hogs(&self, now: Instant) -> bool {
+        let shared = &*self.shared;
+        let long_poll = shared.long_poll_ns();
+        let mut has_hogs = false;
+        let reserves = shared.reserves.serving().map(|slot| (shared.reserve(slot), true));
+        let workers = shared.workers().iter().map(|worker| (worker, false));
+        for (remote, is_reserve) in workers.chain(reserves) {
+            let Some((began, site)) = remote.seat.current() else { continue };
+            if !remote.seat.is_caught(now, long_poll) {
+                continue;
+            }
+            has_hogs = true;
+            if remote.seat.tell_once(began) {
+                tracing::debug!(task = %site, for_at_least = ?(now - began), "a long poll");
+                if is_reserve
+                    && shared.options.kernel_help.short_slices
+                    && let Some(thread) = remote.seat.thread()
+                {
+                    // It computes like others now, and gets no better turns than they.
+                    kernel_help::restore_slice(thread);
+                }
+            }
+            if shared.reserves.is_serving() {
+                remote.hog_timer.start();
+                // With the fence in `Worker::rest`: either it sees the timer, or we see that it rests.
+                fence(Ordering::SeqCst);
+                if remote.seat.current().is_none() {
+                    remote.hog_timer.stop();
+                }
+            }
+        }
+        has_hogs
     }
 
     /// Returns whether a task of the reaction lane waits behind a long poll.

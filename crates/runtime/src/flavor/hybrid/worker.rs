@@ -8,11 +8,16 @@ use crate::{
     context,
     flavor::user_level::drop_task,
     handle::{Handle, Scheduler},
+    kernel_help,
     lane::{Lane, Share},
     panics::contained,
-    sync::{Arc, Ordering},
+    sync::{Arc, Ordering, fence},
+    task_cell::TaskInfo,
 };
-use std::{cell::Cell, rc::Rc};
+use std::{cell::Cell, rc::Rc, time::Duration};
+
+/// How long no task is trusted after one that was has had a long poll.
+const DISTRUST: Duration = Duration::from_secs(10);
 
 struct Worker {
     /// Its place among the remotes.
@@ -23,6 +28,8 @@ struct Worker {
     share: Share,
     random: fastrand::Rng,
     is_searching: bool,
+    /// The supervisor may have given the kernel's default slice back to this thread.
+    has_long_slice: bool,
 }
 
 /// What a worker's thread does, from its beginning to its end.
@@ -39,7 +46,7 @@ pub(super) fn run(shared: Arc<Shared>, index: usize, queues: PerLane<Queue<Runna
 /// What a reserve thread does, from its beginning to its end.
 pub(super) fn run_reserve(shared: Arc<Shared>, slot: usize, queues: PerLane<Queue<Runnable>>) {
     let index = shared.options.workers + slot;
-    let lookout = shared.server.lookout().without_spinning();
+    let lookout = shared.server.lookout().for_watcher();
     let (mut reserve, entered) = Worker::new(shared, index, queues, lookout, true);
     let shared = Arc::clone(&reserve.shared);
     loop {
@@ -70,12 +77,21 @@ impl Worker {
         let owner = Arc::as_ptr(&shared);
         let local = Rc::new(Local { owner, queues, is_reserve, cause: Cell::new(Cause::Foreign) });
         LOCAL.with(|current| *current.borrow_mut() = Some(Rc::clone(&local)));
+        let remote = &shared.remotes[index];
+        remote.seat.take();
+        if let (Some(signal), Some(descriptor)) = (shared.signal, shared.server.wait_point()) {
+            remote.hog_timer.bind(signal, descriptor);
+        }
+        if is_reserve && shared.options.kernel_help.short_slices {
+            kernel_help::shorten_slice();
+        }
         let worker = Self {
             index,
             lookout,
             share: Share::new(shared.options.reaction_slice),
             random: fastrand::Rng::with_seed(index as u64),
             is_searching: false,
+            has_long_slice: false,
             local,
             shared,
         };
@@ -98,20 +114,29 @@ impl Worker {
                 self.stop_searching();
                 now = self.poll(task, lane, now);
             } else {
-                self.remote().seat.rest();
+                self.rest();
                 self.sleep();
                 now = monotonic_now();
                 self.lookout.resume(now);
             }
         }
-        self.remote().seat.rest();
+        self.rest();
+    }
+
+    /// Nothing is polled any more.
+    fn rest(&self) {
+        let remote = self.remote();
+        remote.seat.rest();
+        // See `Supervisor::help_against_hogs`.
+        fence(Ordering::SeqCst);
+        remote.hog_timer.stop();
     }
 
     /// Serves the reaction lane and watches, until there is nothing to serve and somebody else who
     /// watches.
     fn serve(&mut self) {
-        let mut now = monotonic_now();
         context::sample_processor_time(true);
+        let mut now = monotonic_now();
         while !self.shared.is_shutdown.load(Ordering::Relaxed) {
             self.look_if_due(now);
             let task = self.local.queues.reaction.pop().or_else(|| self.take_reaction());
@@ -120,14 +145,19 @@ impl Worker {
                 now = self.poll(task, Lane::Reaction, now);
                 continue;
             }
-            self.remote().seat.rest();
+            self.rest();
+            if self.has_long_slice {
+                self.has_long_slice = false;
+                kernel_help::shorten_slice();
+            }
+            // Now rather than after the sleep: an event is waited for then.
+            context::sample_processor_time(true);
             if !self.watch(now) {
                 break;
             }
             now = monotonic_now();
-            context::sample_processor_time(true);
         }
-        self.remote().seat.rest();
+        self.rest();
     }
 
     /// Sleeps in the wait point. Returns whether this thread is still needed.
@@ -218,12 +248,28 @@ impl Worker {
     /// Sees to it that somebody notices if the poll that comes is a long one: nobody watches, or a
     /// task of the reaction lane waits behind it.
     #[inline]
-    fn guard(&self) {
-        if !self.shared.alarm.is_set()
+    fn guard(&self, task: &TaskInfo, now: Instant) -> bool {
+        let shared = &*self.shared;
+        let timer = &self.remote().hog_timer;
+        // A known hog: an event that comes meanwhile should not have to wait for the kernel's tick.
+        if task.is_on_probation() {
+            if !timer.is_set() && shared.reserves.is_serving() {
+                timer.start();
+            }
+        } else if timer.is_set() {
+            timer.stop();
+        }
+        let is_trusted = self.local.is_reserve
+            && task.is_trusted()
+            && shared.has_backstop.load(Ordering::Relaxed)
+            && now.as_nanos() > shared.distrust_until.load(Ordering::Relaxed);
+        if !shared.alarm.is_set()
+            && !is_trusted
             && (!self.lookout.is_watched() || !self.local.queues.reaction.is_empty())
         {
-            self.shared.alarm.set();
+            shared.alarm.set();
         }
+        is_trusted
     }
 
     /// Polls a task, or drops it if it is aborted. Returns the time.
@@ -233,14 +279,27 @@ impl Worker {
             drop_task(task);
             return monotonic_now();
         }
-        self.guard();
+        let was_trusted = self.guard(task.metadata(), now);
         self.remote().seat.begin(now, task.metadata().site);
         context::begin_poll(now.as_nanos(), self.shared.options.quantum);
         // The future's panics are caught inside; what may come out is that of a waker.
         contained("a poll", || task.run());
         let end = context::take_poll_end().map_or_else(monotonic_now, Instant::from_nanos);
-        self.share.record(lane, end.as_nanos().saturating_sub(now.as_nanos()));
+        let elapsed = end - now;
+        self.share.record(lane, u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX));
+        if elapsed > self.shared.options.long_poll {
+            self.after_long_poll(was_trusted, end);
+        }
         end
+    }
+
+    #[cold]
+    fn after_long_poll(&mut self, was_trusted: bool, end: Instant) {
+        if was_trusted {
+            let until = (end + DISTRUST).as_nanos();
+            self.shared.distrust_until.store(until, Ordering::Relaxed);
+        }
+        self.has_long_slice = self.local.is_reserve && self.shared.options.kernel_help.short_slices;
     }
 
     fn search(&mut self) -> Option<(Runnable, Lane)> {
@@ -314,6 +373,9 @@ impl Worker {
 
     /// Gives up what is queued here, and the queues.
     fn leave(self) -> Option<PerLane<Queue<Runnable>>> {
+        let remote = self.remote();
+        remote.hog_timer.unbind();
+        remote.seat.leave();
         LOCAL.with(|current| current.borrow_mut().take());
         let Self { local, shared, .. } = self;
         for lane in [Lane::Reaction, Lane::Compute] {
