@@ -48,6 +48,23 @@ impl Default for KernelHelp {
 impl KernelHelp {
     /// No help at all.
     pub const NONE: Self = Self { short_slices: false, signal: None };
+
+    /// Installs the handler of the signal. Returns its number if it is there.
+    pub(crate) fn usable_signal(self) -> Option<i32> {
+        let signal = self.signal?;
+        match install(signal) {
+            Ok(()) => Some(signal),
+            Err(error) => {
+                tracing::warn!(
+                    %error,
+                    signal,
+                    "no signal goes into threads that hog: choose another one in `KernelHelp`; an \
+                     event may wait for the kernel's next tick, 4 ms, until then"
+                );
+                None
+            }
+        }
+    }
 }
 
 /// The kernel's `struct sched_attr`, as of its first version.
@@ -121,7 +138,11 @@ pub(crate) fn take_awaited() -> bool {
     is_awaited() && IS_AWAITED.with(|mark| mark.swap(false, Ordering::Relaxed))
 }
 
-/// Yields if an event waits at the descriptor that came with the signal.
+/// Beside the descriptor in the value of a signal: another thread may serve the event, and should have
+/// the processor.
+const YIELDS: usize = 1 << 31;
+
+/// Leaves a mark if an event waits at the descriptor that came with the signal, and yields.
 extern "C" fn on_timer(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     // SAFETY: `errno` of this thread; valid in a handler.
     let errno = unsafe { libc::__errno_location() };
@@ -133,7 +154,8 @@ extern "C" fn on_timer(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     if code == libc::SI_TIMER {
         // SAFETY: a timer's signal carries the value that `timer_create` was given.
         let value = unsafe { (*info).si_value() };
-        let fd = value.sival_ptr as usize as c_int;
+        let word = value.sival_ptr as usize;
+        let fd = (word & !YIELDS) as c_int;
         let mut descriptor = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         // SAFETY: `poll` is async-signal-safe and writes to `descriptor` alone. If the descriptor was
         // closed meanwhile, it says so in `revents`; if it stands for something else by now, nothing
@@ -142,8 +164,10 @@ extern "C" fn on_timer(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
         if ready > 0 && descriptor.revents & libc::POLLIN != 0 {
             // A thread variable without destructor, initialised at compile time: an address.
             IS_AWAITED.with(|mark| mark.store(true, Ordering::Relaxed));
-            // SAFETY: a system call without arguments, which takes no lock.
-            unsafe { libc::sched_yield() };
+            if word & YIELDS != 0 {
+                // SAFETY: a system call without arguments, which takes no lock.
+                unsafe { libc::sched_yield() };
+            }
         }
     }
     // SAFETY: as above.
@@ -186,6 +210,14 @@ pub(crate) fn install(signal: i32) -> io::Result<()> {
 /// How often a thread that is caught in a long poll is asked.
 const EVERY: Duration = Duration::from_micros(500);
 
+/// Who serves events while a thread hogs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Serves {
+    /// The hogging thread itself, at its next checkpoint or switch.
+    SameThread,
+    OtherThread,
+}
+
 /// The timer that sends the signal to one thread. It can be set by any thread.
 #[derive(Debug)]
 pub(crate) struct HogTimer {
@@ -200,13 +232,15 @@ impl HogTimer {
         Self { timer: RealMutex::new(None), is_set: AtomicBool::new(false) }
     }
 
-    /// Makes the timer for the calling thread: `signal` asks about `descriptor`.
-    pub(crate) fn bind(&self, signal: i32, descriptor: RawFd) {
+    /// Makes the timer for the calling thread: `signal` asks about `descriptor`, and yields the processor
+    /// to the thread that serves it if there is one.
+    pub(crate) fn bind(&self, signal: i32, descriptor: RawFd, serves: Serves) {
         // SAFETY: zeroes are valid for this plain structure.
         let mut event: libc::sigevent = unsafe { mem::zeroed() };
         event.sigev_notify = libc::SIGEV_THREAD_ID;
         event.sigev_signo = signal;
-        event.sigev_value = libc::sigval { sival_ptr: descriptor as usize as *mut c_void };
+        let word = descriptor as usize | if serves == Serves::OtherThread { YIELDS } else { 0 };
+        event.sigev_value = libc::sigval { sival_ptr: word as *mut c_void };
         event.sigev_notify_thread_id = i32::try_from(thread_number()).unwrap_or(0);
         let mut timer: libc::timer_t = ptr::null_mut();
         // SAFETY: both structures are valid for the call, which keeps neither.
@@ -217,6 +251,13 @@ impl HogTimer {
         } else {
             let error = io::Error::last_os_error();
             tracing::debug!(%error, "no timer for a thread that computes");
+        }
+    }
+
+    /// Like [`bind`](Self::bind), unless that was done.
+    pub(crate) fn bind_once(&self, signal: i32, descriptor: RawFd, serves: Serves) {
+        if self.lock().is_none() {
+            self.bind(signal, descriptor, serves);
         }
     }
 

@@ -169,6 +169,11 @@ impl LiveTasks {
         lock(&self.tasks).wakers.len()
     }
 
+    /// Accepts no task any more.
+    pub(crate) fn refuse(&self) {
+        lock(&self.tasks).is_closed = true;
+    }
+
     /// Accepts no task any more, and wakes all there are.
     pub(crate) fn close(&self) {
         let wakers: Vec<Waker> = {

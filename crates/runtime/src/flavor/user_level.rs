@@ -24,6 +24,7 @@ use crate::{
     context,
     handle::{Handle, Scheduler},
     join::JoinHandle,
+    kernel_help::{HogTimer, Serves},
     lane::{self, Cause, Lane, Share},
     panics::contained,
     sync::{Arc, AtomicBool, Ordering, PoisonError, RealMutex, thread, thread_local},
@@ -35,6 +36,9 @@ pub(crate) struct Shared {
     live: Arc<LiveTasks>,
     pool: Arc<BlockingPool>,
     options: Options,
+    /// The signal into the thread while it hogs; its number, or none.
+    signal: Option<i32>,
+    hog_timer: HogTimer,
     /// Tasks that other threads made ready.
     reaction_inject: Injector<Runnable>,
     compute_inject: Injector<Runnable>,
@@ -75,6 +79,8 @@ impl Shared {
             server,
             live: Arc::new(LiveTasks::new()),
             pool: Arc::new(pool),
+            signal: options.kernel_help.usable_signal(),
+            hog_timer: HogTimer::new(),
             options,
             reaction_inject: Injector::new(),
             compute_inject: Injector::new(),
@@ -165,6 +171,7 @@ impl Shared {
                 core.share.record(lane, end.saturating_sub(now.as_nanos()));
                 now = vigie_detect::Instant::from_nanos(end);
             } else if !main.is_woken.load(Ordering::Acquire) {
+                self.hog_timer.stop();
                 local.cause.set(Cause::Detection);
                 contained("a sleep", || {
                     core.lookout.park_unless(None, || {
@@ -182,6 +189,17 @@ impl Shared {
         if task.metadata().is_aborted() {
             drop_task(task);
             return monotonic_now().as_nanos();
+        }
+        // A known hog: the signal tells its checkpoints of events.
+        if task.metadata().is_on_probation() {
+            if !self.hog_timer.is_set()
+                && let (Some(signal), Some(descriptor)) = (self.signal, self.server.wait_point())
+            {
+                self.hog_timer.bind_once(signal, descriptor, Serves::SameThread);
+                self.hog_timer.start();
+            }
+        } else {
+            self.hog_timer.stop();
         }
         context::begin_poll(now, self.options.quantum);
         // The future's panics are caught inside; what may come out is that of a waker.
@@ -354,6 +372,8 @@ impl Installed {
 impl Drop for Installed {
     fn drop(&mut self) {
         let _ = LOCAL.try_with(|current| current.borrow_mut().take());
+        // It belongs to this thread.
+        self.shared.hog_timer.unbind();
         // Left here only by a panic of the main future: the next `block_on` finds them again.
         let lanes = self.local.lanes.take();
         for task in lanes.reaction {

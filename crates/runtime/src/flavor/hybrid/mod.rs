@@ -39,7 +39,7 @@ use crate::{
     handle::{Handle, Scheduler},
     idle::Idle,
     join::JoinHandle,
-    kernel_help::{self, HogTimer},
+    kernel_help::HogTimer,
     lane::{self, Cause, Lane},
     parker::Parker,
     sync::{
@@ -163,7 +163,7 @@ pub(crate) fn start(
         alarm: Alarm::new(options.long_poll).map_err(BuildError::Server)?,
         has_backstop: AtomicBool::new(false),
         distrust_until: AtomicU64::new(0),
-        signal: options.kernel_help.signal.filter(|&signal| can_signal(signal)),
+        signal: options.kernel_help.usable_signal(),
         is_shutdown: AtomicBool::new(false),
         running_count: AtomicUsize::new(options.workers + 1),
         server,
@@ -213,6 +213,7 @@ impl Shared {
     /// Asks all threads to end. They do so after their present poll.
     pub(crate) fn shutdown(&self) {
         self.is_shutdown.store(true, Ordering::SeqCst);
+        self.live.refuse();
         self.alarm.wake_in(Duration::ZERO);
         self.reserves.shutdown();
         for remote in &self.remotes {
@@ -380,15 +381,6 @@ where
 /// Returns whether this thread is a worker of this flavor.
 pub(crate) fn is_worker() -> bool {
     LOCAL.try_with(|local| local.borrow().is_some()).unwrap_or(false)
-}
-
-/// Installs the handler of the signal into threads that hog. Returns whether it is there.
-fn can_signal(signal: i32) -> bool {
-    let installed = kernel_help::install(signal);
-    if let Err(error) = &installed {
-        tracing::warn!(%error, signal, "no signal goes into threads that hog: an event may wait for the kernel's next tick");
-    }
-    installed.is_ok()
 }
 
 /// Steals until the attempt has an answer.

@@ -8,7 +8,7 @@ use crate::{
     context,
     flavor::user_level::drop_task,
     handle::{Handle, Scheduler},
-    kernel_help,
+    kernel_help::{self, Serves},
     lane::{Lane, Share},
     panics::contained,
     sync::{Arc, Ordering, fence},
@@ -80,7 +80,7 @@ impl Worker {
         let remote = &shared.remotes[index];
         remote.seat.take();
         if let (Some(signal), Some(descriptor)) = (shared.signal, shared.server.wait_point()) {
-            remote.hog_timer.bind(signal, descriptor);
+            remote.hog_timer.bind(signal, descriptor, Serves::OtherThread);
         }
         if is_reserve && shared.options.kernel_help.short_slices {
             kernel_help::shorten_slice();

@@ -1,0 +1,175 @@
+//! Threads grow while each serving thread is caught, within the bound, and shrink again.
+
+use std::{
+    io::{Read, Write},
+    os::unix::net::UnixStream as StdUnixStream,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use vigie_detect::net::UnixStream;
+use vigie_runtime::{Runtime, yield_now};
+
+use crate::{
+    child::in_child,
+    guard::against_hang,
+    hogs::{Hogs, eventually, threads_named},
+    settle,
+};
+
+/// Goal: when the tasks that serve events hog as well, others serve. Method: ten handlers that each hold
+/// their thread until all ten are inside their polls, on one worker.
+#[test]
+fn handlers_that_hog() {
+    against_hang(|| {
+        const HANDLERS: usize = 10;
+        let runtime = Runtime::builder().workers(1).build().expect("a runtime");
+        let inside = Arc::new(AtomicUsize::new(0));
+        let mut peers = Vec::new();
+        for _ in 0..HANDLERS {
+            let (stream, peer) = StdUnixStream::pair().expect("a pair of sockets");
+            let mut stream = UnixStream::from_std_on(runtime.server(), stream).expect("watched");
+            peers.push(peer);
+            let inside = Arc::clone(&inside);
+            runtime
+                .spawn(async move {
+                    stream.read_u8().await.expect("a byte");
+                    inside.fetch_add(1, Ordering::SeqCst);
+                    settle::until(|| inside.load(Ordering::SeqCst) == HANDLERS);
+                    stream.write_u8(1).await.expect("open");
+                })
+                .detach();
+        }
+        for peer in &mut peers {
+            peer.write_all(&[1]).expect("open");
+        }
+        for peer in &mut peers {
+            peer.read_exact(&mut [0]).expect("answered");
+        }
+    });
+}
+
+/// Goal: there are never more reserve threads than the builder says, and they go when they have nothing
+/// to do. Method: more hogs than threads; the threads of this process are counted by name.
+#[test]
+fn within_the_bound_and_back() {
+    in_child("growth::within_the_bound_and_back", || {
+        let name = "bounded-thread";
+        let runtime = Runtime::builder()
+            .workers(1)
+            .thread_name(name)
+            .reserve_threads(3)
+            .reserve_keep_alive(Duration::from_millis(5))
+            .build()
+            .expect("a runtime");
+        // The worker and the supervisor.
+        let least = 2;
+        settle::until(|| threads_named(name) == least);
+        let hogs = Hogs::start(runtime.handle(), 20, 4);
+        for _ in 0..50 {
+            assert!(threads_named(name) <= least + 3, "{} threads", threads_named(name));
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(threads_named(name), least + 3);
+        drop(hogs);
+        let done = runtime.spawn(async { yield_now().await });
+        runtime.block_on(done).expect("no panic");
+        // One may stay in the wait point, until an idle worker takes its place.
+        eventually(|| threads_named(name) <= least + 1);
+    });
+}
+
+/// Goal: no reserve threads are made for polls that are short. Method: a thousand short tasks.
+#[test]
+fn none_without_need() {
+    in_child("growth::none_without_need", || {
+        let name = "without-need";
+        let runtime = Runtime::builder()
+            .workers(2)
+            .thread_name(name)
+            // So long that a busy machine makes no long poll of a short one.
+            .long_poll(Duration::from_secs(1))
+            .build()
+            .expect("a runtime");
+        for _ in 0..1000 {
+            runtime.block_on(runtime.spawn(async { yield_now().await })).expect("no panic");
+        }
+        assert_eq!(threads_named(name), 3);
+    });
+}
+
+/// Goal: ten thousand tasks that all hog at once are run, and events go on in between. Method: each
+/// computes for longer than a long poll; a peer pings until they are done.
+#[test]
+fn ten_thousand_hogs_at_once() {
+    against_hang(|| {
+        let runtime = Runtime::builder()
+            .workers(2)
+            .long_poll(Duration::from_micros(20))
+            .build()
+            .expect("a runtime");
+        let (stream, mut peer) = StdUnixStream::pair().expect("a pair of sockets");
+        let mut stream = UnixStream::from_std_on(runtime.server(), stream).expect("watched");
+        runtime
+            .spawn(async move {
+                while let Ok(byte) = stream.read_u8().await {
+                    stream.write_u8(byte).await.expect("open");
+                }
+            })
+            .detach();
+        let left = Arc::new(AtomicUsize::new(10_000));
+        for _ in 0..10_000 {
+            let left = Arc::clone(&left);
+            runtime
+                .spawn(async move {
+                    for _ in 0..2 {
+                        let end = std::time::Instant::now() + Duration::from_micros(40);
+                        while std::time::Instant::now() < end {}
+                        yield_now().await;
+                    }
+                    left.fetch_sub(1, Ordering::SeqCst);
+                })
+                .detach();
+        }
+        while left.load(Ordering::SeqCst) > 0 {
+            peer.write_all(&[1]).expect("open");
+            peer.read_exact(&mut [0]).expect("echoed");
+        }
+    });
+}
+
+/// Goal: a kernel that gives no thread is no failure: events wait, and are served when a worker
+/// switches. Method: no memory for the stack of another thread while a task hogs.
+#[test]
+fn without_threads() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    in_child("growth::without_threads", || {
+        let runtime = Runtime::builder().workers(1).build().expect("a runtime");
+        let (stream, mut peer) = StdUnixStream::pair().expect("a pair of sockets");
+        let mut stream = UnixStream::from_std_on(runtime.server(), stream).expect("watched");
+        let echo = runtime.spawn(async move {
+            let byte = stream.read_u8().await.expect("a byte");
+            stream.write_u8(byte).await.expect("open");
+        });
+        let present = getrlimit(Resource::As);
+        let used = std::fs::read_to_string("/proc/self/statm").expect("mounted");
+        let pages: u64 = used.split(' ').next().expect("a number").parse().expect("a number");
+        let limit = Rlimit { current: Some(pages * 4096 + (1 << 20)), maximum: present.maximum };
+        setrlimit(Resource::As, limit).expect("lower is allowed");
+        let hogs = Hogs::start(runtime.handle(), 1, 1);
+        peer.write_all(&[9]).expect("open");
+        // Long enough for the supervisor to ask for a thread, many times.
+        thread::sleep(Duration::from_millis(20));
+        assert!(!echo.is_finished(), "there was a thread: this test shows nothing");
+        drop(hogs);
+        runtime.block_on(echo).expect("no panic");
+        setrlimit(Resource::As, present).expect("as before");
+        let _hogs = Hogs::start(runtime.handle(), 1, 1);
+        runtime.block_on(runtime.spawn(async {})).expect("there are threads again");
+    });
+}

@@ -1,0 +1,91 @@
+//! Tasks that never yield.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+use vigie_runtime::{Handle, Runtime, RuntimeBuilder};
+
+use crate::settle;
+
+/// Runtimes with one worker and with two.
+pub(crate) fn each(mut test: impl FnMut(&Runtime)) {
+    each_with(|builder| builder, &mut test);
+}
+
+/// Like [`each`], with more settings.
+pub(crate) fn each_with(
+    set: impl Fn(RuntimeBuilder) -> RuntimeBuilder,
+    test: &mut impl FnMut(&Runtime),
+) {
+    for workers in [1, 2] {
+        let runtime = set(Runtime::builder().workers(workers)).build().expect("a runtime");
+        test(&runtime);
+    }
+}
+
+/// Tasks that spin until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Hogs {
+    is_over: Arc<AtomicBool>,
+    turns: Arc<AtomicUsize>,
+}
+
+impl Hogs {
+    /// Starts `count` of them, and waits until as many spin as there are `threads` for.
+    pub(crate) fn start(handle: &Handle, count: usize, threads: usize) -> Self {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let turns = Arc::new(AtomicUsize::new(0));
+        let spinning = Arc::new(AtomicUsize::new(0));
+        for _ in 0..count {
+            let (is_over, turns) = (Arc::clone(&is_over), Arc::clone(&turns));
+            let spinning = Arc::clone(&spinning);
+            let spin = async move {
+                spinning.fetch_add(1, Ordering::SeqCst);
+                while !is_over.load(Ordering::SeqCst) {
+                    turns.fetch_add(1, Ordering::Relaxed);
+                    std::hint::spin_loop();
+                }
+            };
+            handle.spawn(spin).detach();
+        }
+        settle::until(|| spinning.load(Ordering::SeqCst) >= threads);
+        Self { is_over, turns }
+    }
+
+    /// Hogs for each worker of a runtime of at most two.
+    pub(crate) fn everywhere(runtime: &Runtime) -> Self {
+        Self::start(runtime.handle(), 4, 2)
+    }
+
+    /// How often they went round.
+    pub(crate) fn turns(&self) -> usize {
+        self.turns.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Hogs {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Counts the threads of this process whose name begins with `prefix`.
+pub(crate) fn threads_named(prefix: &str) -> usize {
+    // The kernel keeps fifteen bytes.
+    let prefix = &prefix[..prefix.len().min(15)];
+    let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return 0 };
+    let names = tasks.flatten().flat_map(|task| std::fs::read_to_string(task.path().join("comm")));
+    names.filter(|name| name.starts_with(prefix)).count()
+}
+
+/// Waits until `condition` holds, asking now and then: for what takes milliseconds.
+pub(crate) fn eventually(mut condition: impl FnMut() -> bool) {
+    while !condition() {
+        thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
