@@ -52,10 +52,13 @@ pub mod clock;
 pub mod compute;
 pub mod statistics;
 
+mod control_group;
 pub mod error;
 mod limits;
+mod outside;
 mod realtime;
 mod strace;
+mod usage;
 
 pub mod child;
 pub mod client;
@@ -70,6 +73,8 @@ pub mod reaction;
 pub mod switches;
 pub mod turns;
 
+pub mod cases;
+
 pub mod machine;
 pub mod progress;
 pub mod report;
@@ -79,5 +84,7 @@ mod experiment;
 pub mod goal;
 pub mod goals;
 
+pub use self::control_group::NoGroup;
 pub use self::error::{BenchError, Failure};
 pub use self::realtime::Priority;
+pub use self::usage::Usage;

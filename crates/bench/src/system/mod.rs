@@ -4,6 +4,7 @@
 //! operations on which the one workload runs; the closed set [`System`] dispatches once per process.
 
 mod async_system;
+mod busy_poll;
 #[cfg(feature = "smol")]
 pub mod smol;
 mod threads;
@@ -19,6 +20,7 @@ use thiserror::Error;
 pub use self::async_system::AsyncSystem;
 
 use self::async_system::Async;
+use self::busy_poll::BusyPoll;
 #[cfg(feature = "smol")]
 use self::smol::Smol;
 use self::threads::Threads;
@@ -51,11 +53,13 @@ pub enum System {
     Smol,
     /// A kernel thread per connection and per compute task.
     Threads,
+    /// One thread that asks epoll again and again without ever sleeping.
+    BusyPoll,
 }
 
 impl System {
     /// All systems, compiled in or not, in the order of the tables.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::VigieNaive,
         Self::VigieEnhanced,
         Self::VigieBlocking,
@@ -65,6 +69,7 @@ impl System {
         Self::TokioCurrentThread,
         Self::Smol,
         Self::Threads,
+        Self::BusyPoll,
     ];
 
     /// Returns the name on the command line and in results.
@@ -80,6 +85,7 @@ impl System {
             Self::TokioCurrentThread => "tokio-current-thread",
             Self::Smol => "smol",
             Self::Threads => "threads",
+            Self::BusyPoll => "busy-poll",
         }
     }
 
@@ -96,6 +102,7 @@ impl System {
             Self::TokioCurrentThread => "tokio current-thread",
             Self::Smol => "smol",
             Self::Threads => "kernel threads",
+            Self::BusyPoll => "epoll, busy polling",
         }
     }
 
@@ -122,6 +129,7 @@ impl System {
                 return Err(SystemError::NotCompiled { name: self.name(), feature: "smol" });
             }
             Self::Threads => &Threads,
+            Self::BusyPoll => &BusyPoll,
         })
     }
 }
