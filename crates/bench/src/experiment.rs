@@ -159,7 +159,7 @@ impl Experiment {
         quick.compute = vec![1, 2, 5, 10];
         quick.yield_every = YieldEvery::Step(step);
         quick.samples = 10_000;
-        quick.budget = Duration::from_secs(16);
+        quick.budget = Duration::from_secs(14);
         quick.pause = Duration::from_micros(400);
         quick.spread = Some(Duration::from_micros(1_200));
         quick.seed = seed;

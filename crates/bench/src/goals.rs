@@ -91,7 +91,7 @@ pub static GOALS: &[Goal] = &[
     Goal {
         area: Area::Hogs,
         case: "hybrid, one task that never yields for 1 s",
-        command: "vigie-bench reaction --only vigie,threads --compute 1 --yield-every 1s --samples 10000 --budget 16s --pause 400us --spread 1.2ms",
+        command: "vigie-bench reaction --only vigie,threads --compute 1 --yield-every 1s --samples 10000 --budget 14s --pause 400us --spread 1.2ms",
         figure: "p50 / threads' p50",
         bound: Bound::AtMost(1.2),
         samples_min: 1_000,
@@ -101,7 +101,7 @@ pub static GOALS: &[Goal] = &[
     Goal {
         area: Area::Hogs,
         case: "hybrid, N = 2, 5, 10 tasks that never yield for 1 s: the worst",
-        command: "vigie-bench reaction --only vigie,threads --compute 2,5,10 --yield-every 1s --samples 10000 --budget 16s --pause 400us --spread 1.2ms",
+        command: "vigie-bench reaction --only vigie,threads --compute 2,5,10 --yield-every 1s --samples 10000 --budget 14s --pause 400us --spread 1.2ms",
         figure: "p50 / threads' p50",
         bound: Bound::AtMost(1.2),
         samples_min: 1_000,
@@ -111,7 +111,7 @@ pub static GOALS: &[Goal] = &[
     Goal {
         area: Area::Hogs,
         case: "hybrid, N = 2, 5, 10 tasks that never yield for 1 s: the worst",
-        command: "vigie-bench reaction --only vigie,threads --compute 2,5,10 --yield-every 1s --samples 10000 --budget 16s --pause 400us --spread 1.2ms",
+        command: "vigie-bench reaction --only vigie,threads --compute 2,5,10 --yield-every 1s --samples 10000 --budget 14s --pause 400us --spread 1.2ms",
         figure: "p50 (µs)",
         bound: Bound::AtMost(40.0),
         samples_min: 1_000,
@@ -121,7 +121,7 @@ pub static GOALS: &[Goal] = &[
     Goal {
         area: Area::Hogs,
         case: "hybrid, N = 2, 5, 10 tasks that never yield for 1 s: the worst",
-        command: "vigie-bench reaction --only vigie,threads --compute 2,5,10 --yield-every 1s --samples 10000 --budget 16s --pause 400us --spread 1.2ms",
+        command: "vigie-bench reaction --only vigie,threads --compute 2,5,10 --yield-every 1s --samples 10000 --budget 14s --pause 400us --spread 1.2ms",
         figure: "p99 (µs)",
         bound: Bound::AtMost(200.0),
         samples_min: 1_000,
@@ -131,7 +131,7 @@ pub static GOALS: &[Goal] = &[
     Goal {
         area: Area::Hogs,
         case: "hybrid, N = 2, 5, 10 tasks that never yield for 1 s: the worst",
-        command: "vigie-bench reaction --only vigie,threads --compute 2,5,10 --yield-every 1s --samples 10000 --budget 16s --pause 400us --spread 1.2ms",
+        command: "vigie-bench reaction --only vigie,threads --compute 2,5,10 --yield-every 1s --samples 10000 --budget 14s --pause 400us --spread 1.2ms",
         figure: "p99.9 (µs)",
         bound: Bound::AtMost(2_000.0),
         samples_min: 10_000,
@@ -141,7 +141,7 @@ pub static GOALS: &[Goal] = &[
     Goal {
         area: Area::Hogs,
         case: "hybrid, one task that yields every 10 ms",
-        command: "vigie-bench reaction --only vigie,threads --compute 1 --yield-every 10ms --samples 10000 --budget 16s --pause 400us --spread 1.2ms",
+        command: "vigie-bench reaction --only vigie,threads --compute 1 --yield-every 10ms --samples 10000 --budget 14s --pause 400us --spread 1.2ms",
         figure: "p50 / threads' p50",
         bound: Bound::AtMost(1.2),
         samples_min: 1_000,
@@ -151,7 +151,7 @@ pub static GOALS: &[Goal] = &[
     Goal {
         area: Area::Hogs,
         case: "hybrid, N = 2, 5, 10 tasks that yield every 10 ms: the worst",
-        command: "vigie-bench reaction --only vigie,threads --compute 2,5,10 --yield-every 10ms --samples 10000 --budget 16s --pause 400us --spread 1.2ms",
+        command: "vigie-bench reaction --only vigie,threads --compute 2,5,10 --yield-every 10ms --samples 10000 --budget 14s --pause 400us --spread 1.2ms",
         figure: "p50 / threads' p50",
         bound: Bound::AtMost(1.2),
         samples_min: 1_000,
@@ -161,7 +161,7 @@ pub static GOALS: &[Goal] = &[
     Goal {
         area: Area::Hogs,
         case: "hybrid, N = 2, 5, 10 tasks that yield every 10 ms: the worst",
-        command: "vigie-bench reaction --only vigie,threads --compute 2,5,10 --yield-every 10ms --samples 10000 --budget 16s --pause 400us --spread 1.2ms",
+        command: "vigie-bench reaction --only vigie,threads --compute 2,5,10 --yield-every 10ms --samples 10000 --budget 14s --pause 400us --spread 1.2ms",
         figure: "p50 (µs)",
         bound: Bound::AtMost(40.0),
         samples_min: 1_000,
@@ -171,7 +171,7 @@ pub static GOALS: &[Goal] = &[
     Goal {
         area: Area::Hogs,
         case: "hybrid, N = 2, 5, 10 tasks that yield every 10 ms: the worst",
-        command: "vigie-bench reaction --only vigie,threads --compute 2,5,10 --yield-every 10ms --samples 10000 --budget 16s --pause 400us --spread 1.2ms",
+        command: "vigie-bench reaction --only vigie,threads --compute 2,5,10 --yield-every 10ms --samples 10000 --budget 14s --pause 400us --spread 1.2ms",
         figure: "p99 (µs)",
         bound: Bound::AtMost(200.0),
         samples_min: 1_000,
@@ -181,7 +181,7 @@ pub static GOALS: &[Goal] = &[
     Goal {
         area: Area::Hogs,
         case: "hybrid, N = 2, 5, 10 tasks that yield every 10 ms: the worst",
-        command: "vigie-bench reaction --only vigie,threads --compute 2,5,10 --yield-every 10ms --samples 10000 --budget 16s --pause 400us --spread 1.2ms",
+        command: "vigie-bench reaction --only vigie,threads --compute 2,5,10 --yield-every 10ms --samples 10000 --budget 14s --pause 400us --spread 1.2ms",
         figure: "p99.9 (µs)",
         bound: Bound::AtMost(2_000.0),
         samples_min: 10_000,
@@ -204,7 +204,7 @@ pub static GOALS: &[Goal] = &[
         command: "vigie-bench reaction --only vigie,tokio --compute 2,10 --pause 50ms --budget 12s --rounds 4",
         figure: "work / tokio's work",
         bound: Bound::AtLeast(0.97),
-        samples_min: 20,
+        samples_min: 1,
         experiment: Experiment::Throughput,
         measure: |rows| least_work_ratio(rows, [System::Vigie, System::Tokio]),
     },
@@ -284,7 +284,7 @@ pub static GOALS: &[Goal] = &[
         command: "vigie-bench fairness --budget 12s",
         figure: "work / fair share",
         bound: Bound::AtLeast(0.95),
-        samples_min: 20,
+        samples_min: 1,
         experiment: Experiment::Fairness,
         measure: |rows| least_share(rows, System::Vigie),
     },

@@ -121,7 +121,22 @@ impl ReactionPlan {
         Row::new(system, CASE)
             .parameter(COMPUTE, compute)
             .parameter("yield_every", self.yield_every.to_string())
+            .parameter("pause_us", micros(self.pause))
+            .parameter("spread_us", micros(self.spread_beside(compute)))
             .parameter("workers", self.workers)
+    }
+
+    /// How long a turn of all compute tasks takes on one thread.
+    fn cycle(&self, compute: u32) -> Duration {
+        match self.yield_every {
+            YieldEvery::Step(step) => step * compute,
+            YieldEvery::Never => Duration::ZERO,
+        }
+    }
+
+    /// The range over which pauses spread.
+    fn spread_beside(&self, compute: u32) -> Duration {
+        self.spread.unwrap_or_else(|| self.cycle(compute).clamp(SPREAD_LEAST, SPREAD_MOST))
     }
 
     fn measure(
@@ -134,18 +149,13 @@ impl ReactionPlan {
         progress.case(format!("{system}, {compute} compute tasks"));
         let plan = ServerPlan::new(system).workers(self.workers);
         let mut server = plan.compute(compute, self.yield_every).start()?;
-        let cycle = match self.yield_every {
-            YieldEvery::Step(step) => step * compute,
-            YieldEvery::Never => Duration::ZERO,
-        };
-        let spread = self.spread.unwrap_or_else(|| cycle.clamp(SPREAD_LEAST, SPREAD_MOST));
         let samples = self.samples.div_ceil(self.rounds);
         let before = server.usage()?;
         let echoes = PingPong::new(server.address())
             .samples(samples)
             .budget(self.budget / self.rounds)
-            .spacing(self.pause, spread)
-            .patience(PATIENCE + cycle * 4)
+            .spacing(self.pause, self.spread_beside(compute))
+            .patience(PATIENCE + self.cycle(compute) * 4)
             .seed(seed)
             .run(&mut |done| progress.part(done, samples as usize))?;
         let spent = server.usage()?.since(before);
@@ -225,6 +235,10 @@ impl ReactionPlan {
             "the paper's rows are for a quantum of 10 ms: compare them with `--yield-every 10ms`"
         }
     }
+}
+
+fn micros(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e6
 }
 
 fn mean_cell(row: &Row) -> String {

@@ -127,7 +127,7 @@ impl ContainerPlan {
             self.compute, self.yield_every
         );
         let columns = [
-            ("samples", Show::Number("samples")),
+            ("samples", Show::Count("samples")),
             ("p50", Show::Time("p50_us")),
             ("p99", Show::Time("p99_us")),
             ("max", Show::Time("max_us")),

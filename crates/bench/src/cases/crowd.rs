@@ -101,12 +101,12 @@ impl CrowdPlan {
             self.connections, self.period, self.compute, self.yield_every
         );
         let columns = [
-            ("samples", Show::Number("samples")),
+            ("samples", Show::Count("samples")),
             ("p50", Show::Time("p50_us")),
             ("p99", Show::Time("p99_us")),
             ("p99.9", Show::Time("p99.9_us")),
             ("max", Show::Time("max_us")),
-            ("unanswered", Show::Number("unanswered_max")),
+            ("unanswered", Show::Count("unanswered_max")),
             ("million units / s", Show::Millions(WORK_PER_S)),
         ];
         table(&title, rows, &columns)

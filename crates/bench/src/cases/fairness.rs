@@ -138,7 +138,7 @@ impl FairnessPlan {
             ("others", Show::Parameter(OUTSIDE)),
             ("work / fair", Show::Number(WORK_OF_FAIR)),
             ("processor time / fair", Show::Number(CPU_OF_FAIR)),
-            ("echoes", Show::Number("samples")),
+            ("echoes", Show::Count("samples")),
             ("p50", Show::Time("p50_us")),
             ("max", Show::Time("max_us")),
         ];

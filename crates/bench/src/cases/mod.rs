@@ -136,13 +136,15 @@ pub(crate) enum Show {
     Time(&'static str),
     /// A number.
     Number(&'static str),
+    /// A whole number.
+    Count(&'static str),
     /// A number, in millions.
     Millions(&'static str),
 }
 
 /// The columns that show a row's own samples.
 pub(crate) const ECHO_COLUMNS: [(&str, Show); 5] = [
-    ("samples", Show::Number("samples")),
+    ("samples", Show::Count("samples")),
     ("p50", Show::Time("p50_us")),
     ("p99", Show::Time("p99_us")),
     ("p99.9", Show::Time("p99.9_us")),
@@ -177,6 +179,7 @@ impl Show {
             }
             Self::Time(key) => row.figure(key).map(|us| time(us * 1e3)),
             Self::Number(key) => row.figure(key).map(three_digits),
+            Self::Count(key) => row.figure(key).map(|value| format!("{value:.0}")),
             Self::Millions(key) => row.figure(key).map(|value| three_digits(value / 1e6)),
         };
         shown.unwrap_or_else(|| "–".to_owned())

@@ -96,7 +96,7 @@ impl PingPongPlan {
     #[must_use]
     pub fn tables(&self, rows: &[Row]) -> String {
         let columns = [
-            ("samples", Show::Number("samples")),
+            ("samples", Show::Count("samples")),
             ("p50", Show::Time("p50_us")),
             ("p99", Show::Time("p99_us")),
             ("p99.9", Show::Time("p99.9_us")),

@@ -99,7 +99,7 @@ impl ServicePlan {
         let mut server = plan.service(self.step).start()?;
         let (address, process) = (server.address(), server.process());
         // Dropping it on any way out ends the clients.
-        let _requests = Requests { address, clients: self.clients }.start()?;
+        let mut requests = Requests { address, clients: self.clients }.start()?;
         let before = server.usage()?;
         let ping = PingPong::new(address)
             .samples(self.samples.div_ceil(self.rounds))
@@ -124,6 +124,8 @@ impl ServicePlan {
             (old, new, count.join().expect("invariant: counting never panics"))
         });
         let (old, new): (Echoes, Echoes) = (old?, new?);
+        // Clients that have failed answer with their failure: without them nothing was measured.
+        requests.usage()?;
         let spent = server.usage()?.since(before);
         Ok(Turn::new(old.priority)
             .samples(REACTION, old.samples)
@@ -146,7 +148,7 @@ impl ServicePlan {
             ("new: p50", Show::Time("new_p50_us")),
             ("p99", Show::Time("new_p99_us")),
             ("max", Show::Time("new_max_us")),
-            ("threads", Show::Number(THREADS_MAX)),
+            ("threads", Show::Count(THREADS_MAX)),
             ("million units / s", Show::Millions(WORK_PER_S)),
         ];
         table(&title, rows, &columns)
