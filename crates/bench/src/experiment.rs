@@ -31,6 +31,8 @@ pub(crate) enum Experiment {
     /// Compute tasks that yield every second, and every 10 ms.
     SeldomYields,
     PaperYields,
+    /// The kernel-level flavor beside kernel threads.
+    KernelLevel,
     /// What compute tasks do, with few messages.
     Throughput,
     /// One task that sleeps and computes in turn.
@@ -54,11 +56,12 @@ pub(crate) enum Experiment {
 }
 
 impl Experiment {
-    pub(crate) const ALL: [Self; 14] = [
+    pub(crate) const ALL: [Self; 15] = [
         Self::Quantum,
         Self::FineYields,
         Self::SeldomYields,
         Self::PaperYields,
+        Self::KernelLevel,
         Self::Throughput,
         Self::Periodic,
         Self::Service,
@@ -94,6 +97,7 @@ impl Experiment {
                 with_progress(plan.cases(), |progress| plan.run(progress))
             }
             Self::SeldomYields | Self::PaperYields => self.hogs(seed),
+            Self::KernelLevel => kernel_level(seed),
             Self::Throughput => throughput(seed),
             Self::Periodic => {
                 let mut plan = PeriodicPlan::new(vec![Vigie, Tokio, Threads]);
@@ -174,6 +178,17 @@ impl Experiment {
             Ok(outcome)
         })
     }
+}
+
+/// The kernel-level flavor and what it is made of, in turns.
+fn kernel_level(seed: u64) -> Result<Outcome, BenchError> {
+    let mut plan = ReactionPlan::new(vec![System::VigieKernelLevel, System::Threads]);
+    plan.compute = HOGS.to_vec();
+    plan.samples = 2_000;
+    plan.budget = Duration::from_secs(6);
+    plan.spread = Some(Duration::from_millis(3));
+    plan.seed = seed;
+    with_progress(plan.cases(), |progress| plan.run(progress))
 }
 
 /// The work of vigie's and of tokio's compute tasks beside messages so seldom that neither system works

@@ -210,6 +210,16 @@ pub static GOALS: &[Goal] = &[
     },
     Goal {
         area: Area::Hogs,
+        case: "kernel-level, N = 2, 5, 10 tasks that yield every 10 ms: the worst",
+        command: "vigie-bench reaction --only vigie-kernel-level,threads --compute 2,5,10 --samples 2000 --budget 6s --spread 3ms",
+        figure: "p50 / threads' p50",
+        bound: Bound::AtMost(1.3),
+        samples_min: 1_000,
+        experiment: Experiment::KernelLevel,
+        measure: |rows| hogs_p50_ratio(rows, [System::VigieKernelLevel, System::Threads]),
+    },
+    Goal {
+        area: Area::Hogs,
         case: "hybrid, one task that sleeps 20 ms and computes 200 ms",
         command: "vigie-bench periodic",
         figure: "p99 (µs)",

@@ -47,7 +47,7 @@ pub struct PeriodicPlan {
 }
 
 impl PeriodicPlan {
-    /// Plans a task that sleeps for 20 ms and computes for 200 ms, and 2000 messages in at most 8 s.
+    /// Plans a task that sleeps for 20 ms and computes for 200 ms, and 2000 messages in at most 24 s.
     #[must_use]
     pub const fn new(systems: Vec<System>) -> Self {
         Self {
@@ -55,7 +55,7 @@ impl PeriodicPlan {
             rest: Duration::from_millis(20),
             step: Duration::from_millis(200),
             samples: 2_000,
-            budget: Duration::from_secs(8),
+            budget: Duration::from_secs(24),
             rounds: 2,
             workers: 2,
             seed: 0,

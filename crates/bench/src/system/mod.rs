@@ -25,7 +25,9 @@ use self::busy_poll::BusyPoll;
 use self::smol::Smol;
 use self::threads::Threads;
 use self::tokio::{TokioCurrentThread, TokioMultiThread};
-use self::vigie::{VigieBlocking, VigieEnhanced, VigieHybrid, VigieNaive, VigieUserLevel};
+use self::vigie::{
+    VigieBlocking, VigieEnhanced, VigieHybrid, VigieKernelLevel, VigieNaive, VigieUserLevel,
+};
 use crate::error::Failure;
 use crate::server::ServerPlan;
 use crate::switches::{SwitchCounts, SwitchPlan};
@@ -45,6 +47,8 @@ pub enum System {
     VigieUserLevel,
     /// The hybrid flavor as a program gets it by default.
     Vigie,
+    /// The kernel-level flavor as a program gets it by default.
+    VigieKernelLevel,
     /// tokio, multi-thread.
     Tokio,
     /// tokio, current-thread.
@@ -59,12 +63,13 @@ pub enum System {
 
 impl System {
     /// All systems, compiled in or not, in the order of the tables.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::VigieNaive,
         Self::VigieEnhanced,
         Self::VigieBlocking,
         Self::VigieUserLevel,
         Self::Vigie,
+        Self::VigieKernelLevel,
         Self::Tokio,
         Self::TokioCurrentThread,
         Self::Smol,
@@ -81,6 +86,7 @@ impl System {
             Self::VigieBlocking => "vigie-blocking",
             Self::VigieUserLevel => "vigie-user-level",
             Self::Vigie => "vigie",
+            Self::VigieKernelLevel => "vigie-kernel-level",
             Self::Tokio => "tokio",
             Self::TokioCurrentThread => "tokio-current-thread",
             Self::Smol => "smol",
@@ -98,6 +104,7 @@ impl System {
             Self::VigieBlocking => "blocking calls (vigie hybrid)",
             Self::VigieUserLevel => "vigie user-level, adaptive",
             Self::Vigie => "vigie hybrid, adaptive",
+            Self::VigieKernelLevel => "vigie kernel-level, adaptive",
             Self::Tokio => "tokio multi-thread",
             Self::TokioCurrentThread => "tokio current-thread",
             Self::Smol => "smol",
@@ -120,6 +127,7 @@ impl System {
             Self::VigieBlocking => &Async::<VigieBlocking>::NEW,
             Self::VigieUserLevel => &Async::<VigieUserLevel>::NEW,
             Self::Vigie => &Async::<VigieHybrid>::NEW,
+            Self::VigieKernelLevel => &Async::<VigieKernelLevel>::NEW,
             Self::Tokio => &Async::<TokioMultiThread>::NEW,
             Self::TokioCurrentThread => &Async::<TokioCurrentThread>::NEW,
             #[cfg(feature = "smol")]
