@@ -4,7 +4,7 @@
 //! The process has real-time priority where that is allowed ([`Priority`] tells), one thread, and
 //! blocking sockets: it has one message in flight, on a connection drawn at random, and sleeps
 //! between messages. [`Crowd`] is the other kind of client: many connections, each of which sends when
-//! its time has come, whether or not the answers have come. [`Requests`] only loads a service.
+//! its time has come, whether or not the answers have come. The one in `requests` only loads a service.
 
 mod connections;
 mod crowd;
