@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use crate::cases::{REACTION, Turn, WORK_PER_S, failure_word, in_turns};
+use crate::cases::{REACTION, Turn, WORK_PER_S, failure_word, failures, in_turns};
 use crate::client::PingPong;
 use crate::compute::YieldEvery;
 use crate::error::BenchError;
@@ -208,8 +208,9 @@ impl ReactionPlan {
         format!(
             "{means}\n\n{percentiles}\n\
              p99 is shown if every cell has 1000 samples, p99.9 if it has 10000 (`--samples`, \
-             `--budget`, `--spread`); {}.\n\n{work}\n",
-            self.paper_note()
+             `--budget`, `--spread`); {}.\n\n{work}\n{}",
+            self.paper_note(),
+            failures(rows)
         )
     }
 

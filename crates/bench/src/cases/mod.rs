@@ -156,15 +156,11 @@ pub(crate) const ECHO_COLUMNS: [(&str, Show); 5] = [
 pub(crate) fn table(title: &str, rows: &[Row], columns: &[(&str, Show)]) -> String {
     let headings = columns.iter().map(|(heading, _)| (*heading).to_owned());
     let mut table = Table::new(title, ["system".to_owned()].into_iter().chain(headings));
-    let mut failures = String::new();
     for row in rows {
         let cells = columns.iter().map(|(_, show)| show.cell(row));
         table.row([row.system.label().to_owned()].into_iter().chain(cells));
-        if let Some(failure) = &row.failure {
-            failures += &format!("{}: {failure}\n", row.system.label());
-        }
     }
-    format!("{table}\n{failures}")
+    format!("{table}\n{}", failures(rows))
 }
 
 impl Show {
@@ -184,6 +180,14 @@ impl Show {
         };
         shown.unwrap_or_else(|| "–".to_owned())
     }
+}
+
+/// Says why systems have no figures, a line for each reason.
+pub(crate) fn failures(rows: &[Row]) -> String {
+    let reason = |row: &Row| Some(format!("{}: {}\n", row.system.label(), row.failure.as_ref()?));
+    let mut lines: Vec<_> = rows.iter().filter_map(reason).collect();
+    lines.dedup();
+    lines.concat()
 }
 
 /// Says in two words why a cell has no figure.
