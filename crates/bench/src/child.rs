@@ -3,7 +3,8 @@
 //! ```text
 //!            VIGIE_BENCH_CHILD={role}            stdout: one message per line (JSON)
 //!   parent ───────────────────────────▶ child ────────────────────────────────────▶ parent
-//!             stdin: kept open                     stderr: inherited, for people
+//!             stdin: kept open; each               stderr: inherited, for people
+//!             byte asks for the usage
 //! ```
 //!
 //! Server and client of a measurement never share a process with each other or with the command
@@ -21,14 +22,19 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::client::{self, PingPong};
+use crate::client::{self, Crowd, PingPong, Requests};
 use crate::error::{BenchError, Failure};
+use crate::outside;
 use crate::realtime::Priority;
 use crate::server::{self, ServerPlan};
 use crate::switches::{self, SwitchCounts, SwitchPlan};
+use crate::usage::Usage;
 
 /// The environment variable that holds a child's role.
 const VARIABLE: &str = "VIGIE_BENCH_CHILD";
+
+/// How long a child may take to say what it has used, beside whatever computes there.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Becomes a child of a measurement if this process was started as one; returns at once otherwise.
 ///
@@ -58,7 +64,7 @@ pub fn maybe_run_child() {
     process::exit(0);
 }
 
-/// Ends this process when its standard input ends. The thread that sees to it is asleep when this
+/// Ends this process when its standard input ends, and answers what is asked there. The thread that sees to it is asleep when this
 /// returns, so that its start is no part of what is measured.
 fn end_with_parent() {
     let (ready, is_ready) = mpsc::sync_channel(1);
@@ -66,9 +72,12 @@ fn end_with_parent() {
         let mut stdin = io::stdin().lock();
         let _ = ready.send(());
         drop(ready);
-        // Whatever comes is ignored: only the end matters, and an error is an end too.
-        while let Ok(count @ 1..) = stdin.fill_buf().map(<[u8]>::len) {
-            stdin.consume(count);
+        // An error is an end too.
+        while let Ok(questions @ 1..) = stdin.fill_buf().map(<[u8]>::len) {
+            stdin.consume(questions);
+            for _ in 0..questions {
+                Message::Usage(Usage::of_this_process()).print();
+            }
         }
         process::exit(0);
     });
@@ -81,6 +90,9 @@ pub(crate) enum Role {
     Client(PingPong),
     Server(ServerPlan),
     Switches(SwitchPlan),
+    Crowd(Crowd),
+    Requests(Requests),
+    Outside,
 }
 
 impl Role {
@@ -89,6 +101,9 @@ impl Role {
             Self::Client(_) => "client",
             Self::Server(_) => "server",
             Self::Switches(_) => "switches",
+            Self::Crowd(_) => "crowd",
+            Self::Requests(_) => "requests",
+            Self::Outside => "outside",
         }
     }
 
@@ -97,6 +112,9 @@ impl Role {
             Self::Client(plan) => client::generate(&plan),
             Self::Server(plan) => server::serve(&plan),
             Self::Switches(plan) => switches::count_here(&plan),
+            Self::Crowd(plan) => client::send_as_crowd(&plan),
+            Self::Requests(plan) => client::request(&plan),
+            Self::Outside => outside::compute(),
         }
     }
 }
@@ -116,6 +134,12 @@ pub(crate) enum Message {
     Completed { nanoseconds: u64 },
     /// Switches between tasks have been counted.
     Switches(SwitchCounts),
+    /// A process of others computes, or sends its requests.
+    Computing { process: u32 },
+    /// What this process has used so far, because it was asked.
+    Usage(Usage),
+    /// Messages that were still without an answer at the end; their samples are what they had waited.
+    Unanswered { messages: u64 },
     /// Nothing more will come, and all went well.
     Finished,
     /// Nothing more will come.
@@ -141,7 +165,7 @@ pub(crate) struct Child {
     process: process::Child,
     lines: Receiver<String>,
     /// Open as long as the child is to live.
-    _stdin: ChildStdin,
+    stdin: ChildStdin,
 }
 
 impl Child {
@@ -169,7 +193,7 @@ impl Child {
         let mut process = command.spawn().map_err(cannot)?;
         let stdin = process.stdin.take().expect("invariant: standard input was asked for");
         let stdout = process.stdout.take().expect("invariant: standard output was asked for");
-        Ok(Self { role: name, process, lines: lines_of(stdout), _stdin: stdin })
+        Ok(Self { role: name, process, lines: lines_of(stdout), stdin })
     }
 
     /// Returns the next message, waiting for it for at most `patience`.
@@ -186,6 +210,16 @@ impl Child {
                 Ok(status) => Err(BenchError::Ended { role, status }),
                 Err(source) => Err(BenchError::Start { role, source }),
             },
+        }
+    }
+
+    /// Asks the child what it has used so far.
+    pub(crate) fn usage(&mut self) -> Result<Usage, BenchError> {
+        // If the child has ended, waiting for its answer tells how.
+        let _ = self.stdin.write_all(b"?").and_then(|()| self.stdin.flush());
+        match self.next(ANSWER_PATIENCE)? {
+            Message::Usage(usage) => Ok(usage),
+            other => Err(self.unexpected(&other)),
         }
     }
 

@@ -1,5 +1,7 @@
 //! The command line.
 
+mod cases;
+
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -35,6 +37,18 @@ enum Command {
     Reaction(Reaction),
     /// Table 2: time of a task with many switches, beside K tasks that wait for messages (about 2 minutes).
     Pending(Pending),
+    /// Reaction beside one task that sleeps and computes in turn.
+    Periodic(cases::Periodic),
+    /// Reaction of a service of which some requests compute, on old and on new connections.
+    Service(cases::Service),
+    /// Reaction on many connections that send by the clock, beside compute tasks.
+    Crowd(cases::Crowd),
+    /// What compute tasks keep of the processor beside processes of others.
+    Fairness(cases::Fairness),
+    /// Reaction with a quota of one core, in a control group (needs root).
+    Container(cases::Container),
+    /// Echo while nothing else runs: its time, and processor time per message.
+    Pingpong(cases::PingPong),
     /// Measures what the goals need, and shows goal and figure side by side.
     Goals(Goals),
 }
@@ -81,6 +95,13 @@ struct Reaction {
     /// Turns in which samples and budget are spent.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
+    /// Shortest pause between an echo and the next message.
+    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = duration)]
+    pause: Duration,
+    /// Range over which the pauses spread. Default: a whole cycle of the compute tasks, from 3 ms to 1 s;
+    /// a system whose echo does not wait for a task to yield gives more samples with less.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    spread: Option<Duration>,
     #[command(flatten)]
     common: Common,
 }
@@ -111,7 +132,8 @@ struct Pending {
 
 #[derive(Debug, Args)]
 struct Goals {
-    /// Check the goals of this area only: reaction, pending, idle or costs.
+    /// Check the goals of this area only: reaction, hogs, service, fairness, pingpong, pending, idle or
+    /// costs.
     area: Option<Area>,
     #[command(flatten)]
     output: Output,
@@ -139,6 +161,12 @@ impl Cli {
         match self.command {
             Command::Reaction(command) => command.run(machine),
             Command::Pending(command) => command.run(machine),
+            Command::Periodic(command) => command.run(machine),
+            Command::Service(command) => command.run(machine),
+            Command::Crowd(command) => command.run(machine),
+            Command::Fairness(command) => command.run(machine),
+            Command::Container(command) => command.run(machine),
+            Command::Pingpong(command) => command.run(machine),
             Command::Goals(command) => command.run(machine),
         }
     }
@@ -161,6 +189,12 @@ impl Command {
         match self {
             Self::Reaction(command) => &command.common.output,
             Self::Pending(command) => &command.common.output,
+            Self::Periodic(command) => &command.amount.common.output,
+            Self::Service(command) => &command.amount.common.output,
+            Self::Crowd(command) => &command.amount.common.output,
+            Self::Fairness(command) => &command.amount.common.output,
+            Self::Container(command) => &command.amount.common.output,
+            Self::Pingpong(command) => &command.amount.common.output,
             Self::Goals(command) => &command.output,
         }
     }
@@ -197,6 +231,8 @@ impl Reaction {
         plan.samples = self.samples;
         plan.budget = self.budget;
         plan.rounds = self.rounds;
+        plan.pause = self.pause;
+        plan.spread = self.spread;
         plan.workers = self.common.workers;
         plan.seed = self.common.output.seed;
         let outcome = measure(plan.cases(), |progress| plan.run(progress))?;

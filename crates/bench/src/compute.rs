@@ -3,6 +3,7 @@
 use std::fmt;
 use std::hint;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -17,6 +18,26 @@ const ENDLESS_STEP: Duration = Duration::from_secs(1);
 /// How many additions stand between two looks at the clock: about 30 ns of work.
 const ADDITIONS_PER_UNIT: u64 = 64;
 
+/// Units after which a compute task adds its work to that of the process: some 15 µs.
+const UNITS_PER_REPORT: u64 = 256;
+
+/// Units of work that this process's compute tasks have done. Each task adds, anyone reads;
+/// `Relaxed`, because the number orders nothing.
+static WORK: AtomicU64 = AtomicU64::new(0);
+
+/// Returns the units of work that this process's compute tasks have done so far.
+pub(crate) fn work() -> u64 {
+    WORK.load(Ordering::Relaxed)
+}
+
+/// Computes for `step`, and adds the units to the [`work`] of this process as it goes, so that a long
+/// step can be watched from outside.
+pub(crate) fn counted(step: Duration) {
+    compute(step, |units| {
+        WORK.fetch_add(units, Ordering::Relaxed);
+    });
+}
+
 /// Computes for `step` and returns how many units of work it did.
 ///
 /// The step is calibrated by the clock and not by a count of instructions: it ends at the first
@@ -30,6 +51,13 @@ const ADDITIONS_PER_UNIT: u64 = 64;
     reason = "the time spent is the effect; few ask for the units"
 )]
 pub fn busy(step: Duration) -> u64 {
+    let mut units = 0;
+    compute(step, |more| units += more);
+    units
+}
+
+/// Computes for `step` and hands the units over, some at a time.
+fn compute(step: Duration, mut report: impl FnMut(u64)) {
     let start = clock::now();
     let mut units = 0_u64;
     let mut sum = 0_u64;
@@ -39,7 +67,11 @@ pub fn busy(step: Duration) -> u64 {
         }
         units += 1;
         if start.elapsed() >= step {
-            return units;
+            return report(units);
+        }
+        if units == UNITS_PER_REPORT {
+            report(units);
+            units = 0;
         }
     }
 }
@@ -171,6 +203,23 @@ mod tests {
             let every: YieldEvery = text.parse().unwrap();
             assert_eq!(every.to_string().parse(), Ok(every));
         }
+    }
+
+    #[test]
+    fn counted_work_adds_up() {
+        // Goal: no unit is lost between reports. Method: a step that reports more than once, by sums.
+        let (mut reports, mut sum) = (0, 0);
+        while reports < 2 {
+            (reports, sum) = (0, 0);
+            compute(Duration::from_millis(1), |units| {
+                reports += 1;
+                sum += units;
+            });
+        }
+        assert!(sum > UNITS_PER_REPORT * (reports - 1) && sum <= UNITS_PER_REPORT * reports);
+        let before = work();
+        counted(Duration::from_nanos(1));
+        assert!(work() > before);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::control_group::NoGroup;
 use crate::system::SystemError;
 
 /// A measurement that could not be made.
@@ -58,6 +59,9 @@ pub enum BenchError {
         /// What it printed.
         line: String,
     },
+    /// No control group with a quota could be made.
+    #[error(transparent)]
+    NoGroup(#[from] NoGroup),
     /// No such system.
     #[error(transparent)]
     System(#[from] SystemError),
@@ -77,6 +81,20 @@ impl BenchError {
     #[must_use]
     pub const fn is_no_echo(&self) -> bool {
         matches!(self, Self::Failed { failure: Failure::NoEcho { .. }, .. })
+    }
+
+    /// Tells whether the measured system itself is the reason: it does not react, mixes up its
+    /// connections, cannot be built or has no such workload. Other systems can still be measured.
+    #[must_use]
+    pub const fn is_of_the_system(&self) -> bool {
+        let Self::Failed { failure, .. } = self else { return false };
+        matches!(
+            failure,
+            Failure::NoEcho { .. }
+                | Failure::WrongEcho { .. }
+                | Failure::Runtime { .. }
+                | Failure::Unsupported { .. }
+        )
     }
 }
 

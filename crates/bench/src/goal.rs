@@ -38,6 +38,13 @@ impl Goal {
     pub fn evaluate(&self, rows: &[Row]) -> Verdict {
         match (self.measure)(rows) {
             None => Verdict::Unmeasured(unmeasured_because(rows)),
+            Some(figure) if figure.is_least && !self.bound.holds(figure.value) => {
+                Verdict::Missed(figure.value)
+            }
+            Some(figure) if figure.is_least => Verdict::Unmeasured(format!(
+                "{} samples are too few for this percentile",
+                figure.samples
+            )),
             Some(figure) if figure.samples < self.samples_min => Verdict::Unmeasured(format!(
                 "{} samples, {} are needed",
                 figure.samples, self.samples_min
@@ -58,8 +65,16 @@ fn unmeasured_because(rows: &[Row]) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Area {
-    /// Time until a message is echoed, beside compute tasks.
+    /// Time until a message is echoed, beside compute tasks that yield as in the paper, or often.
     Reaction,
+    /// The same, beside compute tasks that yield seldom, and what those tasks lose.
+    Hogs,
+    /// The same, of a service with many clients.
+    Service,
+    /// What compute tasks keep beside others, and reaction within a quota.
+    Fairness,
+    /// Time and processor time of an echo while nothing else runs.
+    PingPong,
     /// Time of a task, beside waiting tasks.
     Pending,
     /// What a server does while nothing happens.
@@ -70,13 +85,26 @@ pub enum Area {
 
 impl Area {
     /// All areas.
-    pub const ALL: [Self; 4] = [Self::Reaction, Self::Pending, Self::Idle, Self::Costs];
+    pub const ALL: [Self; 8] = [
+        Self::Reaction,
+        Self::Hogs,
+        Self::Service,
+        Self::Fairness,
+        Self::PingPong,
+        Self::Pending,
+        Self::Idle,
+        Self::Costs,
+    ];
 
     /// Returns the name on the command line and in results.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Reaction => "reaction",
+            Self::Hogs => "hogs",
+            Self::Service => "service",
+            Self::Fairness => "fairness",
+            Self::PingPong => "pingpong",
             Self::Pending => "pending",
             Self::Idle => "idle",
             Self::Costs => "costs",
@@ -226,7 +254,7 @@ mod tests {
             experiment: Experiment::Switches,
             measure: |rows| {
                 let row = rows.first()?;
-                Some(Figure { value: row.figure("value")?, samples: row.samples() })
+                Some(Figure::new(row.figure("value")?, row.samples()))
             },
         }
     }
@@ -264,6 +292,18 @@ mod tests {
         assert_eq!(reason, "9 samples, 10 are needed");
         assert!(matches!(goal.evaluate(&[]), Verdict::Unmeasured(_)));
         assert!(!goal.evaluate(&[]).is_met());
+    }
+
+    #[test]
+    fn a_lower_percentile_can_only_miss() {
+        // Goal: a system so slow that its samples are few has missed its goal; one that is not slow but
+        // has few samples has met nothing. Method: the same lower bound on both sides of a limit.
+        let least = |bound| Goal {
+            measure: |_| Some(Figure { is_least: true, ..Figure::new(5.0, 20) }),
+            ..goal(Bound::AtMost(bound))
+        };
+        assert_eq!(least(4.0).evaluate(&[]), Verdict::Missed(5.0));
+        assert!(matches!(least(6.0).evaluate(&[]), Verdict::Unmeasured(_)));
     }
 
     #[test]

@@ -24,6 +24,7 @@
 //!   needs of a runtime.
 //! - [`ReactionPlan`](reaction::ReactionPlan) and [`PendingPlan`](pending::PendingPlan): Tables 1 and 2
 //!   of [scheduler-centric-io]; both give [`Row`](report::Row)s, for tables, JSON and goals.
+//! - [`cases`]: loads beyond the paper's tables, in which one task could delay another's event.
 //! - [`GOALS`](goals::GOALS): what vigie must reach, checked by `vigie-bench goals`.
 //!
 //! # Who runs where
@@ -34,28 +35,34 @@
 //!   server process  ◀── TCP ──▶  client process         SCHED_FIFO where allowed, one thread
 //!   the system under test,       sends, times, reports
 //!   compute tasks all the time
+//!      │ some cases add
+//!      ▼
+//!   processes that compute, or that send requests which compute      ordinary priority
 //! ```
 //! Server and client are this program, started again: `main` calls
 //! [`maybe_run_child`](child::maybe_run_child) first.
 //!
 //! # Limits
-//! Everything runs on one host, over loopback TCP, with one message in flight. Systems are measured
-//! in turns (A B A B), so that a drift of the machine meets them all; still, trust ratios from one
-//! run, not absolute times from two.
+//! Everything runs on one host, over loopback TCP, with one message in flight except in
+//! [`cases::crowd`]. Systems are measured in turns (A B A B), so that a drift of the machine meets
+//! them all; still, trust ratios from one run, not absolute times from two.
 //!
 //! # Features
-//! `peers` (default) brings the peers that build cheaply, at present `smol`. tokio and plain threads
-//! are always there.
+//! `peers` (default) brings the peers that build cheaply, at present `smol`. tokio, plain threads
+//! and a busy-polling epoll server are always there.
 
 pub mod clock;
 
 pub mod compute;
 pub mod statistics;
 
+mod control_group;
 pub mod error;
 mod limits;
+mod outside;
 mod realtime;
 mod strace;
+mod usage;
 
 pub mod child;
 pub mod client;
@@ -70,6 +77,8 @@ pub mod reaction;
 pub mod switches;
 pub mod turns;
 
+pub mod cases;
+
 pub mod machine;
 pub mod progress;
 pub mod report;
@@ -79,5 +88,7 @@ mod experiment;
 pub mod goal;
 pub mod goals;
 
+pub use self::control_group::NoGroup;
 pub use self::error::{BenchError, Failure};
 pub use self::realtime::Priority;
+pub use self::usage::Usage;

@@ -10,6 +10,7 @@
 
 use std::time::Duration;
 
+use crate::cases::failure_word;
 use crate::client::{Echoes, PingPong};
 use crate::clock::nanoseconds;
 use crate::error::BenchError;
@@ -112,10 +113,20 @@ impl PendingPlan {
         for _ in 0..self.rounds {
             for (&(waiting, system), cell) in cells.iter().zip(&mut measured) {
                 progress.case(format!("{system}, {waiting} waiting tasks"));
-                let echoes = self.measure(system, waiting, seeds.u64(..))?;
-                cell.reaction.extend(echoes.samples.as_nanoseconds().iter().copied());
-                cell.completions.extend(echoes.completed);
-                outcome.priority = Some(echoes.priority);
+                let seed = seeds.u64(..);
+                if cell.failure.is_none() {
+                    match self.measure(system, waiting, seed) {
+                        Ok(echoes) => {
+                            cell.reaction.extend(echoes.samples.as_nanoseconds().iter().copied());
+                            cell.completions.extend(echoes.completed);
+                            outcome.priority = Some(echoes.priority);
+                        }
+                        Err(error) if error.is_of_the_system() => {
+                            cell.failure = Some(error.to_string());
+                        }
+                        Err(error) => return Err(error),
+                    }
+                }
                 progress.case_done();
             }
         }
@@ -147,6 +158,10 @@ impl PendingPlan {
             .parameter("steps", self.steps)
             .parameter("step_us", self.step.as_secs_f64() * 1e6)
             .parameter("workers", self.workers);
+        if let Some(failure) = &cell.failure {
+            row.failure = Some(failure.clone());
+            return row;
+        }
         row.figures = cell.reaction.summary().map(|s| s.figures()).unwrap_or_default();
         let milliseconds: Vec<f64> =
             cell.completions.iter().map(|time| time.as_secs_f64() * 1e3).collect();
@@ -187,7 +202,10 @@ impl PendingPlan {
                 let cells: Vec<_> = self.waiting.iter().map(cell).collect();
                 [system.label().to_owned()].into_iter().chain(cells)
             };
-            completions.row(cells(|row| row.figure("completion_ms").map(|ms| format!("{ms:.1}"))));
+            completions.row(cells(|row| match &row.failure {
+                Some(failure) => Some(failure_word(failure).to_owned()),
+                None => row.figure("completion_ms").map(|ms| format!("{ms:.1}")),
+            }));
             ratios.row(cells(|row| row.figure("completion_ratio").map(|r| format!("{r:.3}"))));
             reactions.row(cells(reaction_cell));
             if let Some((completion, ratio)) = self.paper_cells(system) {
@@ -219,6 +237,8 @@ impl PendingPlan {
 /// One case, all rounds together.
 #[derive(Clone, Debug, Default)]
 struct Cell {
+    /// Why nothing more is measured here.
+    failure: Option<String>,
     completions: Vec<Duration>,
     reaction: Samples,
 }
@@ -247,6 +267,7 @@ mod tests {
         // Goal: a machine that slows down from round to round does not change the ratio.
         // Method: three rounds, each twice as slow as the one before.
         let cell = |first: u64| Cell {
+            failure: None,
             completions: [1, 2, 4].map(|slow| Duration::from_millis(first * slow)).to_vec(),
             reaction: Samples::new(),
         };

@@ -7,13 +7,13 @@
 
 use std::time::Duration;
 
+use crate::cases::{REACTION, Turn, WORK_PER_S, failure_word, failures, in_turns};
 use crate::client::PingPong;
 use crate::compute::YieldEvery;
 use crate::error::BenchError;
 use crate::progress::Progress;
 use crate::report::{Outcome, Row, find};
 use crate::server::ServerPlan;
-use crate::statistics::Samples;
 use crate::system::System;
 use crate::table::{Table, three_digits, time};
 
@@ -24,10 +24,14 @@ pub const CASE: &str = "reaction";
 pub const COMPUTE: &str = "compute";
 
 /// Shortest pause between an echo and the next message.
-const SPACING_LEAST: Duration = Duration::from_millis(1);
+const PAUSE: Duration = Duration::from_millis(1);
 
-/// Shortest range over which the pauses spread, for servers without compute tasks.
-const SPACING_SPAN_LEAST: Duration = Duration::from_millis(3);
+/// Shortest range over which the pauses spread by default, for servers without compute tasks.
+const SPREAD_LEAST: Duration = Duration::from_millis(3);
+
+/// Longest range over which the pauses spread by default: with steps of a second a whole cycle would
+/// leave no time for messages.
+const SPREAD_MOST: Duration = Duration::from_secs(1);
 
 /// What an idle machine may take for one echo before it counts as no reaction.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -62,6 +66,12 @@ pub struct ReactionPlan {
     pub budget: Duration,
     /// Turns in which samples and budget are spent, each with new processes.
     pub rounds: u32,
+    /// Shortest pause between an echo and the next message.
+    pub pause: Duration,
+    /// The range over which the pauses spread. `None`: a whole cycle of the compute tasks, from 3 ms to
+    /// 1 s. A system whose echo waits for a task to yield must have the cycle, or its mean depends on
+    /// where the last echo left the schedule; one that does not wait gives more samples with less.
+    pub spread: Option<Duration>,
     /// Worker threads, where a system has a choice.
     pub workers: usize,
     /// Seed of all chance.
@@ -79,6 +89,8 @@ impl ReactionPlan {
             samples: 300,
             budget: Duration::from_secs(2),
             rounds: 2,
+            pause: PAUSE,
+            spread: None,
             workers: 2,
             seed: 0,
         }
@@ -95,47 +107,36 @@ impl ReactionPlan {
     /// # Errors
     /// Those of the processes. A system that does not react is no error: its row says so.
     pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
-        let mut outcome = Outcome::default();
-        for &compute in &self.compute {
-            for &system in &self.systems {
-                outcome.rows.push(self.empty_row(system, compute));
-            }
-        }
-        let mut seeds = fastrand::Rng::with_seed(self.seed);
-        let mut samples = vec![Samples::new(); outcome.rows.len()];
-        for _ in 0..self.rounds {
-            for (index, row) in outcome.rows.iter_mut().enumerate() {
-                let seed = seeds.u64(..);
-                if row.failure.is_some() {
-                    progress.case_done();
-                    continue;
-                }
-                let compute = self.compute[index / self.systems.len()];
-                match self.measure(row.system, compute, seed, progress) {
-                    Ok(echoes) => {
-                        samples[index].extend(echoes.samples.as_nanoseconds().iter().copied());
-                        outcome.priority = Some(echoes.priority);
-                    }
-                    Err(error) if error.is_no_echo() => row.failure = Some(error.to_string()),
-                    Err(error) => return Err(error),
-                }
-                progress.case_done();
-            }
-        }
-        for (row, samples) in outcome.rows.iter_mut().zip(samples) {
-            if row.failure.is_none() {
-                row.figures = samples.summary().map(|s| s.figures()).unwrap_or_default();
-            }
-            row.samples_ns.insert("reaction", samples.as_nanoseconds().to_vec());
-        }
-        Ok(outcome)
+        let cases = self.compute.iter().flat_map(|&compute| {
+            self.systems.iter().map(move |&system| self.empty_row(system, compute))
+        });
+        let rows: Vec<_> = cases.collect();
+        in_turns(rows, self.rounds, self.seed, progress, |index, row, seed, progress| {
+            let compute = self.compute[index / self.systems.len()];
+            self.measure(row.system, compute, seed, progress)
+        })
     }
 
     fn empty_row(&self, system: System, compute: u32) -> Row {
         Row::new(system, CASE)
             .parameter(COMPUTE, compute)
             .parameter("yield_every", self.yield_every.to_string())
+            .parameter("pause_us", micros(self.pause))
+            .parameter("spread_us", micros(self.spread_beside(compute)))
             .parameter("workers", self.workers)
+    }
+
+    /// How long a turn of all compute tasks takes on one thread.
+    fn cycle(&self, compute: u32) -> Duration {
+        match self.yield_every {
+            YieldEvery::Step(step) => step * compute,
+            YieldEvery::Never => Duration::ZERO,
+        }
+    }
+
+    /// The range over which pauses spread.
+    fn spread_beside(&self, compute: u32) -> Duration {
+        self.spread.unwrap_or_else(|| self.cycle(compute).clamp(SPREAD_LEAST, SPREAD_MOST))
     }
 
     fn measure(
@@ -144,22 +145,22 @@ impl ReactionPlan {
         compute: u32,
         seed: u64,
         progress: &Progress,
-    ) -> Result<crate::client::Echoes, BenchError> {
+    ) -> Result<Turn, BenchError> {
         progress.case(format!("{system}, {compute} compute tasks"));
         let plan = ServerPlan::new(system).workers(self.workers);
-        let server = plan.compute(compute, self.yield_every).start()?;
-        let cycle = match self.yield_every {
-            YieldEvery::Step(step) => step * compute,
-            YieldEvery::Never => Duration::ZERO,
-        };
+        let mut server = plan.compute(compute, self.yield_every).start()?;
         let samples = self.samples.div_ceil(self.rounds);
-        PingPong::new(server.address())
+        let before = server.usage()?;
+        let echoes = PingPong::new(server.address())
             .samples(samples)
             .budget(self.budget / self.rounds)
-            .spacing(SPACING_LEAST, cycle.max(SPACING_SPAN_LEAST))
-            .patience(PATIENCE + cycle * 4)
+            .spacing(self.pause, self.spread_beside(compute))
+            .patience(PATIENCE + self.cycle(compute) * 4)
             .seed(seed)
-            .run(&mut |done| progress.part(done, samples as usize))
+            .run(&mut |done| progress.part(done, samples as usize))?;
+        let spent = server.usage()?.since(before);
+        let turn = Turn::new(echoes.priority).samples(REACTION, echoes.samples);
+        Ok(if compute > 0 { turn.figure(WORK_PER_S, spent.work_per_s()) } else { turn })
     }
 
     /// Shows means beside the paper's, and percentiles.
@@ -177,13 +178,17 @@ impl ReactionPlan {
             format!("Table 1: mean reaction time (ms) beside N compute tasks that {every}"),
             headings("mean ± 95 % (ms)"),
         );
-        let has_p99 =
-            rows.iter().all(|row| row.failure.is_some() || row.figure("p99_us").is_some());
-        let (percentile_heading, percentile_cell): (_, fn(&Row) -> String) = if has_p99 {
+        let all_have =
+            |key| rows.iter().all(|row| row.failure.is_some() || row.figure(key).is_some());
+        let (percentile_heading, percentile_cell): (_, fn(&Row) -> String) = if all_have("p99.9_us")
+        {
+            ("p50 / p99 / p99.9", |row| figures_cell(row, &["p50_us", "p99_us", "p99.9_us"]))
+        } else if all_have("p99_us") {
             ("p50 / p90 / p99", |row| figures_cell(row, &["p50_us", "p90_us", "p99_us"]))
         } else {
             ("p50 / max", |row| figures_cell(row, &["p50_us", "max_us"]))
         };
+        let mut work = Table::new("Work of the compute tasks", headings("million units / s"));
         let mut percentiles = Table::new("Percentiles", headings(percentile_heading));
         for &system in &self.systems {
             let cells = |show: fn(&Row) -> String| {
@@ -195,14 +200,17 @@ impl ReactionPlan {
             };
             means.row(cells(mean_cell));
             percentiles.row(cells(percentile_cell));
+            work.row(cells(work_cell));
             if let Some(paper) = self.paper_cells(system) {
                 means.row(paper);
             }
         }
         format!(
             "{means}\n\n{percentiles}\n\
-             p99 is shown if every cell has 1000 samples (`--samples`, `--budget`); {}.\n",
-            self.paper_note()
+             p99 is shown if every cell has 1000 samples, p99.9 if it has 10000 (`--samples`, \
+             `--budget`, `--spread`); {}.\n\n{work}\n{}",
+            self.paper_note(),
+            failures(rows)
         )
     }
 
@@ -230,6 +238,10 @@ impl ReactionPlan {
     }
 }
 
+fn micros(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e6
+}
+
 fn mean_cell(row: &Row) -> String {
     let failed = || no_reaction(row);
     let cell = || {
@@ -247,8 +259,15 @@ fn figures_cell(row: &Row, keys: &[&str]) -> String {
     keys.iter().map(figure).collect::<Vec<_>>().join(" / ")
 }
 
+fn work_cell(row: &Row) -> String {
+    if row.failure.is_some() {
+        return no_reaction(row);
+    }
+    row.figure(WORK_PER_S).map_or_else(|| "–".to_owned(), |units| three_digits(units / 1e6))
+}
+
 fn no_reaction(row: &Row) -> String {
-    row.failure.as_ref().map_or_else(String::new, |_| "no echo".to_owned())
+    row.failure.as_ref().map_or_else(String::new, |failure| failure_word(failure).to_owned())
 }
 
 #[cfg(test)]

@@ -22,6 +22,8 @@ pub enum Priority {
         /// The priority, of 99.
         priority: i32,
     },
+    /// The ordinary policy, because the client never sleeps: it needs a core for itself.
+    Spinning,
     /// The ordinary policy: figures include the client's own wait for a core.
     Ordinary {
         /// Why real-time priority was refused.
@@ -33,6 +35,7 @@ impl fmt::Display for Priority {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::RealTime { priority } => write!(f, "real-time (SCHED_FIFO {priority})"),
+            Self::Spinning => f.write_str("ordinary, spinning"),
             Self::Ordinary { reason } => write!(
                 f,
                 "ordinary (SCHED_FIFO refused: {reason}; it needs CAP_SYS_NICE or RLIMIT_RTPRIO): \

@@ -5,15 +5,18 @@
 //! for all systems (`workload`), so that they differ in their scheduler only.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::child::{Child, Message, Role};
 use crate::compute::YieldEvery;
+use crate::control_group;
 use crate::error::{BenchError, Failure};
 use crate::limits;
 use crate::system::System;
+use crate::usage::Usage;
 
 /// How long a server may take to listen.
 const START_PATIENCE: Duration = Duration::from_secs(20);
@@ -31,6 +34,14 @@ pub struct ServerPlan {
     pub(crate) yield_every: YieldEvery,
     pub(crate) connections: u32,
     pub(crate) has_control: bool,
+    /// What compute tasks do between two steps, if they do not yield.
+    pub(crate) rest: Option<Duration>,
+    /// Whether compute tasks begin only when all connections are open.
+    pub(crate) is_compute_last: bool,
+    /// How long a request that asks for it is computed, if this is a service.
+    pub(crate) request: Option<Duration>,
+    /// The control group that the process joins before it builds the runtime.
+    pub(crate) group: Option<PathBuf>,
 }
 
 impl ServerPlan {
@@ -43,6 +54,10 @@ impl ServerPlan {
             yield_every: YieldEvery::Never,
             connections: 1,
             has_control: false,
+            rest: None,
+            is_compute_last: false,
+            request: None,
+            group: None,
         }
     }
 
@@ -73,6 +88,32 @@ impl ServerPlan {
         self
     }
 
+    /// Has each compute task sleep for `rest` between two steps, instead of yielding. Default: it yields.
+    pub const fn resting(mut self, rest: Duration) -> Self {
+        self.rest = Some(rest);
+        self
+    }
+
+    /// Starts the compute tasks only when all connections are open: opening a thousand of them beside
+    /// compute tasks would take a slow system hours. Default: they start at once.
+    pub const fn compute_last(mut self) -> Self {
+        self.is_compute_last = true;
+        self
+    }
+
+    /// Accepts connections without end, and computes for `step` on each message that asks for it
+    /// before it is echoed. Default: [`connections`](Self::connections), and echo alone.
+    pub const fn service(mut self, step: Duration) -> Self {
+        self.request = Some(step);
+        self
+    }
+
+    /// Has the process join a control group before the runtime is built.
+    pub(crate) fn in_group(mut self, group: PathBuf) -> Self {
+        self.group = Some(group);
+        self
+    }
+
     /// Starts the server process and waits until it listens.
     ///
     /// # Errors
@@ -87,7 +128,7 @@ impl ServerPlan {
         let mut child = Child::start_under(wrapper, &Role::Server(self.clone()))?;
         match child.next(START_PATIENCE)? {
             Message::Listening { process, echo, control } => {
-                Ok(Server { _child: child, process, echo, control })
+                Ok(Server { child, process, echo, control })
             }
             other => Err(child.unexpected(&other)),
         }
@@ -98,7 +139,7 @@ impl ServerPlan {
 #[derive(Debug)]
 #[must_use = "dropping a server kills it"]
 pub struct Server {
-    _child: Child,
+    child: Child,
     process: u32,
     echo: SocketAddr,
     control: Option<SocketAddr>,
@@ -117,6 +158,14 @@ impl Server {
         self.process
     }
 
+    /// Asks the process for the time and the work that it has spent so far.
+    ///
+    /// # Errors
+    /// [`BenchError::Silent`] or [`BenchError::Ended`] if it does not answer.
+    pub fn usage(&mut self) -> Result<Usage, BenchError> {
+        self.child.usage()
+    }
+
     /// Returns where clients start compute tasks, if the plan asked for it.
     #[must_use]
     pub const fn control(&self) -> Option<SocketAddr> {
@@ -126,8 +175,20 @@ impl Server {
 
 /// Serves `plan` in this process, until it is killed.
 pub(crate) fn serve(plan: &ServerPlan) -> Result<(), Failure> {
+    if let Some(group) = &plan.group {
+        control_group::join(group).map_err(Failure::io("joining the control group"))?;
+    }
     limits::allow_connections(plan.connections)?;
     plan.system.runner().map_err(Failure::runtime)?.serve(plan)
+}
+
+/// The bit of a message that asks a service to compute before it echoes; counters of messages never
+/// reach it.
+pub(crate) const COMPUTE_FIRST: u64 = 1 << 63;
+
+/// Tells whether a message asks a service to compute.
+pub(crate) fn asks_to_compute(message: [u8; 8]) -> bool {
+    u64::from_le_bytes(message) & COMPUTE_FIRST != 0
 }
 
 /// What a client writes on the control connection: run this many steps, each of this length. The

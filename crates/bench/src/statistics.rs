@@ -128,7 +128,8 @@ impl Summary {
         })
     }
 
-    /// Returns the figures with their units in the keys, as the JSON rows have them.
+    /// Returns the figures with their units in the keys, as the JSON rows have them; the number of
+    /// samples is `samples`.
     #[must_use]
     pub fn figures(&self) -> Map<String, Value> {
         let us = |nanoseconds: u64| json!(microseconds(nanoseconds));

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   main future:  listen ── accept `connections` times ──▶ one echo task each, then wait for ever
-//!   compute:      `compute` tasks, each: busy step, yield, busy step, yield, …
+//!                 or, as a service: accept without end ──▶ one task each, which computes if asked to
+//!   compute:      `compute` tasks, each: busy step, yield or sleep, busy step, …
 //!   control:      command ──▶ a fresh task of `steps` steps ──▶ its time
 //! ```
 
@@ -13,9 +14,9 @@ use std::time::Duration;
 
 use crate::child::Message;
 use crate::clock;
-use crate::compute::{YieldEvery, busy};
+use crate::compute::{YieldEvery, busy, counted};
 use crate::error::Failure;
-use crate::server::{COMMAND_BYTES, Command, ServerPlan};
+use crate::server::{COMMAND_BYTES, Command, ServerPlan, asks_to_compute};
 use crate::system::AsyncSystem;
 
 /// Size of the echo's buffer; messages have eight bytes.
@@ -38,13 +39,27 @@ pub(crate) fn serve<S: AsyncSystem>(plan: &ServerPlan) -> Result<(), Failure> {
             });
             control = Some(address);
         }
-        for _ in 0..plan.compute {
-            S::spawn(compute::<S>(plan.yield_every));
+        let start_compute = || {
+            for _ in 0..plan.compute {
+                S::spawn(compute::<S>(plan.yield_every, plan.rest));
+            }
+        };
+        if !plan.is_compute_last {
+            start_compute();
         }
         Message::Listening { process: process::id(), echo, control }.print();
+        if let Some(step) = plan.request {
+            loop {
+                let stream = S::accept(&listener).await.map_err(Failure::io("accepting"))?;
+                S::spawn(answer::<S>(stream, step));
+            }
+        }
         for _ in 0..plan.connections {
             let stream = S::accept(&listener).await.map_err(Failure::io("accepting"))?;
             S::spawn_echo(stream);
+        }
+        if plan.is_compute_last {
+            start_compute();
         }
         drop(listener);
         future::pending().await
@@ -62,14 +77,44 @@ pub(crate) async fn echo<S: AsyncSystem>(mut stream: S::Stream) {
     }
 }
 
-/// Computes as long as the process lives.
-async fn compute<S: AsyncSystem>(every: YieldEvery) {
+/// Answers messages of eight bytes as a service does, until the peer closes or fails.
+async fn answer<S: AsyncSystem>(mut stream: S::Stream, step: Duration) {
     loop {
-        busy(every.step());
-        if every.yields() {
-            S::yield_now().await;
+        let mut message = [0; 8];
+        if !matches!(fill::<S>(&mut stream, &mut message).await, Ok(true)) {
+            return;
+        }
+        if asks_to_compute(message) {
+            counted(step);
+        }
+        if S::write_all(&mut stream, &message).await.is_err() {
+            return;
         }
     }
+}
+
+/// Computes as long as the process lives.
+async fn compute<S: AsyncSystem>(every: YieldEvery, rest: Option<Duration>) {
+    loop {
+        counted(every.step());
+        match rest {
+            Some(rest) => S::sleep(rest).await,
+            None if every.yields() => S::yield_now().await,
+            None => {}
+        }
+    }
+}
+
+/// Reads until `buffer` is full; `false` at the end of the stream.
+async fn fill<S: AsyncSystem>(stream: &mut S::Stream, buffer: &mut [u8]) -> io::Result<bool> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match S::read(stream, &mut buffer[filled..]).await? {
+            0 => return Ok(false),
+            count => filled += count,
+        }
+    }
+    Ok(true)
 }
 
 /// Runs the task of Table 2 for whoever asks on the control connection.
@@ -78,12 +123,8 @@ async fn serve_control<S: AsyncSystem>(listener: S::Listener) -> io::Result<()> 
     drop(listener);
     loop {
         let mut bytes = [0; COMMAND_BYTES];
-        let mut filled = 0;
-        while filled < bytes.len() {
-            match S::read(&mut stream, &mut bytes[filled..]).await? {
-                0 => return Ok(()),
-                count => filled += count,
-            }
+        if !fill::<S>(&mut stream, &mut bytes).await? {
+            return Ok(());
         }
         let elapsed = S::call(run_steps::<S>(Command::from_bytes(bytes))).await;
         S::write_all(&mut stream, &clock::nanoseconds(elapsed).to_le_bytes()).await?;

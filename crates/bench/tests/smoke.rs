@@ -30,6 +30,16 @@ fn all_systems() -> String {
     compiled.map(System::name).collect::<Vec<_>>().join(",")
 }
 
+/// Tells whether this row is of a flavor that this version of the runtime refuses to build, and says so
+/// loudly. Any other failure is none of that.
+fn is_refused(row: &Value) -> bool {
+    let Some(reason) = row["failure"].as_str() else { return false };
+    let is_refused = row["system"] == "vigie-kernel-level";
+    assert!(is_refused && reason.contains("cannot build the runtime"), "{row}");
+    eprintln!("SKIPPED: vigie-kernel-level: {reason}");
+    true
+}
+
 #[test]
 fn every_system_reacts() {
     // Goal: each system echoes beside compute tasks, and the result file holds all samples.
@@ -40,7 +50,7 @@ fn every_system_reacts() {
         measure("reaction", &[&arguments[..], &["--samples", "4", "--rounds", "2"]].concat());
     let rows = report["rows"].as_array().expect("rows are a list");
     assert_eq!(rows.len(), 2 * systems.split(',').count());
-    for row in rows {
+    for row in rows.iter().filter(|row| !is_refused(row)) {
         assert_eq!(row["figures"]["samples"], 4, "{row}");
         assert_eq!(row["samples_ns"]["reaction"].as_array().map(Vec::len), Some(4), "{row}");
         assert!(row["figures"]["p50_us"].is_number() && row["parameters"]["compute"].is_number());
@@ -56,10 +66,106 @@ fn every_system_completes_its_task() {
     let systems = all_systems();
     let arguments = ["pending", "--only", &systems, "--waiting", "1,3", "--steps", "200"];
     let report = measure("pending", &[&arguments[..], &["--rounds", "1"]].concat());
-    for row in report["rows"].as_array().expect("rows are a list") {
+    let rows = report["rows"].as_array().expect("rows are a list");
+    for row in rows.iter().filter(|row| !is_refused(row)) {
         assert!(row["figures"]["completion_ms"].is_number(), "{row}");
         assert!(row["figures"]["completion_ratio"].is_number(), "{row}");
         assert_eq!(row["samples_ns"]["completion"].as_array().map(Vec::len), Some(1), "{row}");
+    }
+}
+
+/// Rows of a measurement with these systems.
+fn rows(name: &str, systems: &str, arguments: &[&str]) -> Vec<Value> {
+    let report = measure(name, &[&[name, "--only", systems][..], arguments].concat());
+    report["rows"].as_array().expect("rows are a list").clone()
+}
+
+#[test]
+fn reaction_reports_the_work_of_its_hogs() {
+    // Goal: compute tasks that have not yielded yet are seen working. Method: steps longer than the run.
+    let arguments = ["--compute", "1", "--yield-every", "60s", "--samples", "2", "--spread", "1ms"];
+    for row in rows("reaction", "threads", &arguments) {
+        assert!(row["figures"]["work_per_s"].as_f64().expect("a number") > 0.0, "{row}");
+    }
+}
+
+#[test]
+fn periodic_tasks_rest() {
+    // Goal: each kind of system echoes beside the task. Method: short steps.
+    let arguments = ["--rest", "1ms", "--step", "2ms", "--samples", "4", "--rounds", "1"];
+    for row in rows("periodic", "vigie,tokio,threads,busy-poll", &arguments) {
+        assert_eq!(row["figures"]["samples"], 4, "{row}");
+    }
+}
+
+#[test]
+fn a_service_answers_old_and_new_connections() {
+    // Goal: both kinds of samples, threads and work are there; a system without this load fails in its
+    // row alone. Method: requests that compute shortly.
+    let arguments = ["--clients", "2", "--step", "2ms", "--samples", "40", "--rounds", "1"];
+    for row in rows("service", "vigie,tokio,threads,busy-poll", &arguments) {
+        if row["system"] == "busy-poll" {
+            assert!(row["failure"].as_str().expect("a reason").contains("cannot run"), "{row}");
+            continue;
+        }
+        let figures = &row["figures"];
+        assert_eq!((&figures["samples"], &figures["new_samples"]), (&40.into(), &40.into()));
+        assert!(figures["threads_max"].as_f64().expect("a number") >= 1.0, "{row}");
+        assert!(figures["work_per_s"].as_f64().expect("a number") > 0.0, "{row}");
+    }
+}
+
+#[test]
+fn a_crowd_is_answered() {
+    // Goal: each connection sends each of its messages, and all are answered. Method: ten connections.
+    let amount = ["--budget", "200ms", "--rounds", "1", "--period", "20ms", "--yield-every", "1ms"];
+    let arguments = [&["--connections", "10"], &amount[..]].concat();
+    for row in rows("crowd", "vigie,tokio,threads,busy-poll", &arguments) {
+        assert_eq!(row["figures"]["samples"], 100, "{row}");
+        assert_eq!(row["figures"]["unanswered_max"], 0.0, "{row}");
+    }
+}
+
+#[test]
+fn fairness_compares_with_others() {
+    // Goal: a share of work and of time for each number of others. Method: a short run.
+    let arguments = ["--outside", "0,1", "--budget", "300ms", "--rounds", "1"];
+    let rows =
+        rows("fairness", "threads,tokio", &[&arguments[..], &["--yield-every", "1ms"]].concat());
+    assert_eq!(rows.len(), 4);
+    for row in &rows {
+        let share = |key: &str| row["figures"][key].as_f64().expect("a number");
+        assert!(share("work_of_fair") > 0.0 && share("cpu_of_fair") > 0.0, "{row}");
+        if row["parameters"]["outside"] == 0 {
+            // Without others everything is ours, and that is fair.
+            assert_eq!(row["figures"]["work_of_fair"], 1.0, "{row}");
+        }
+    }
+}
+
+#[test]
+fn a_container_is_measured_or_says_why_not() {
+    // Goal: with a control group there are figures, without one there is the reason, and either way the
+    // run succeeds. Method: a short run, whatever this machine allows.
+    let arguments = ["--compute", "0", "--samples", "4", "--rounds", "1"];
+    for row in rows("container", "vigie,threads", &arguments) {
+        match row["failure"].as_str() {
+            Some(reason) => {
+                assert!(reason.contains("no control group"), "{row}");
+                eprintln!("SKIPPED: {reason}");
+            }
+            None => assert_eq!(row["figures"]["samples"], 4, "{row}"),
+        }
+    }
+}
+
+#[test]
+fn ping_pong_counts_processor_time() {
+    // Goal: echoes and processor time for each kind of system. Method: a few messages.
+    let arguments = ["--samples", "50", "--rounds", "2"];
+    for row in rows("pingpong", "vigie,tokio,threads,busy-poll", &arguments) {
+        assert_eq!(row["figures"]["samples"], 50, "{row}");
+        assert!(row["figures"]["cpu_per_message_us"].as_f64().expect("a number") > 0.0, "{row}");
     }
 }
 
@@ -85,7 +191,9 @@ fn bad_input_is_refused_with_advice() {
         (&["reaction", "--samples", "0"], "0 is not in 1.."),
         (&["pending", "--step", "0us"], "100us"),
         (&["pending", "--waiting", "1,0"], "0 is not in 1.."),
-        (&["goals", "latency"], "reaction, pending, idle, costs"),
+        (&["goals", "latency"], "pingpong, pending, idle, costs"),
+        (&["fairness", "--compute", "0"], "0 is not in 1.."),
+        (&["service", "--step", "200"], "100us"),
         (
             &[
                 "reaction",

@@ -21,6 +21,9 @@ const SLOWDOWN_MAX: u32 = 40;
 /// message at a time, has them in its own, with ordinary priority: [`PingPong::open`].
 pub struct Connections {
     streams: Vec<TcpStream>,
+    /// Where each message gets a connection of its own, if it does.
+    fresh: Option<SocketAddr>,
+    is_spinning: bool,
     control: Option<(TcpStream, RemoteTask)>,
     pauses: Box<dyn Iterator<Item = Duration>>,
     random: fastrand::Rng,
@@ -46,6 +49,8 @@ impl Connections {
         limits::allow_connections(plan.connections)?;
         let mut this = Self {
             streams: Vec::new(),
+            fresh: plan.is_fresh.then_some(plan.address),
+            is_spinning: plan.is_spinning,
             control: None,
             pauses: Box::new(plan.spacing.pauses(plan.seed)),
             random: fastrand::Rng::with_seed(plan.seed),
@@ -54,7 +59,13 @@ impl Connections {
             answered: 0,
         };
         for index in 0..plan.connections {
-            this.streams.push(connect(plan.address, plan.patience)?);
+            if plan.is_fresh {
+                this.round_trip_on_new(plan.address)?;
+                continue;
+            }
+            let stream = connect(plan.address, plan.patience)?;
+            stream.set_nonblocking(plan.is_spinning).map_err(Failure::io("connecting"))?;
+            this.streams.push(stream);
             this.round_trip_on(index as usize)?;
         }
         (this.sent, this.answered) = (0, 0);
@@ -71,7 +82,12 @@ impl Connections {
     /// the server fails.
     pub fn exchange(&mut self) -> Result<Duration, Failure> {
         let pause = self.pauses.next().unwrap_or_default();
-        clock::sleep(pause);
+        if !pause.is_zero() {
+            clock::sleep(pause);
+        }
+        if let Some(address) = self.fresh {
+            return self.round_trip_on_new(address);
+        }
         let index = self.random.usize(..self.streams.len());
         self.round_trip_on(index)
     }
@@ -137,18 +153,39 @@ impl Connections {
 
     fn round_trip_on(&mut self, index: usize) -> Result<Duration, Failure> {
         let sent = self.answered.to_le_bytes();
-        let mut received = [0; 8];
-        let stream = &mut self.streams[index];
+        self.sent += 1;
+        let (stream, patience) = (&mut self.streams[index], self.patience);
+        let start = clock::now();
+        let received = if self.is_spinning {
+            exchange_spinning(stream, sent, patience)
+        } else {
+            exchange_sleeping(stream, sent)
+        };
+        let elapsed = start.elapsed();
+        self.judge(sent, received)?;
+        Ok(elapsed)
+    }
+
+    /// The same on a connection that is opened for it; opening counts.
+    fn round_trip_on_new(&mut self, address: SocketAddr) -> Result<Duration, Failure> {
+        let sent = self.answered.to_le_bytes();
         self.sent += 1;
         let start = clock::now();
-        let outcome = stream.write_all(&sent).and_then(|()| stream.read_exact(&mut received));
+        let mut stream = connect(address, self.patience)?;
+        let received = exchange_sleeping(&mut stream, sent);
         let elapsed = start.elapsed();
-        match outcome {
-            Ok(()) if received == sent => {
+        self.judge(sent, received)?;
+        Ok(elapsed)
+    }
+
+    /// Compares what was received with what was sent.
+    fn judge(&mut self, sent: [u8; 8], received: io::Result<[u8; 8]>) -> Result<(), Failure> {
+        match received {
+            Ok(received) if received == sent => {
                 self.answered += 1;
-                Ok(elapsed)
+                Ok(())
             }
-            Ok(()) => Err(Failure::WrongEcho { sent, received }),
+            Ok(received) => Err(Failure::WrongEcho { sent, received }),
             // A socket with a time limit reports its end as `WouldBlock`.
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                 Err(Failure::NoEcho { waited: self.patience, answered: self.answered })
@@ -158,12 +195,47 @@ impl Connections {
     }
 }
 
-fn connect(address: SocketAddr, patience: Duration) -> Result<TcpStream, Failure> {
+fn exchange_sleeping(stream: &mut TcpStream, sent: [u8; 8]) -> io::Result<[u8; 8]> {
+    let mut received = [0; 8];
+    stream.write_all(&sent)?;
+    stream.read_exact(&mut received)?;
+    Ok(received)
+}
+
+/// Asks a non-blocking socket until the whole answer is there.
+fn exchange_spinning(
+    stream: &mut TcpStream,
+    sent: [u8; 8],
+    patience: Duration,
+) -> io::Result<[u8; 8]> {
+    let start = clock::now();
+    let mut received = [0; 8];
+    let mut filled = 0;
+    stream.write_all(&sent)?;
+    while filled < received.len() {
+        match stream.read(&mut received[filled..]) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                if start.elapsed() >= patience {
+                    return Err(ErrorKind::TimedOut.into());
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(received)
+}
+
+pub(super) fn connect(address: SocketAddr, patience: Duration) -> Result<TcpStream, Failure> {
     let open = || -> io::Result<TcpStream> {
         let stream = TcpStream::connect_timeout(&address, patience)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(patience))?;
         Ok(stream)
     };
-    open().map_err(Failure::io(format!("connecting to {address}")))
+    open().map_err(|error| match error.kind() {
+        ErrorKind::TimedOut => Failure::NoEcho { waited: patience, answered: 0 },
+        _ => Failure::io(format!("connecting to {address}"))(error),
+    })
 }

@@ -8,7 +8,7 @@ use super::connections::Connections;
 use crate::child::Message;
 use crate::clock;
 use crate::error::Failure;
-use crate::realtime;
+use crate::realtime::{self, Priority};
 
 /// How often samples are handed to the parent: seldom, because each report wakes it on a core that
 /// the server could use.
@@ -16,7 +16,7 @@ const REPORT_EVERY: Duration = Duration::from_millis(250);
 
 /// Runs `plan` in this process and prints what it measures.
 pub(crate) fn generate(plan: &PingPong) -> Result<(), Failure> {
-    let priority = realtime::raise();
+    let priority = if plan.is_spinning { Priority::Spinning } else { realtime::raise() };
     let mut connections = Connections::open(plan)?;
     Message::Ready { priority }.print();
 

@@ -3,10 +3,13 @@
 //! [`PingPong`] is what to send, [`PingPong::run`] starts the process and collects its [`Echoes`].
 //! The process has real-time priority where that is allowed ([`Priority`] tells), one thread, and
 //! blocking sockets: it has one message in flight, on a connection drawn at random, and sleeps
-//! between messages.
+//! between messages. [`Crowd`] is the other kind of client: many connections, each of which sends when
+//! its time has come, whether or not the answers have come. The one in `requests` only loads a service.
 
 mod connections;
+mod crowd;
 mod generator;
+mod requests;
 mod spacing;
 
 use std::net::SocketAddr;
@@ -15,7 +18,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use self::connections::Connections;
+pub(crate) use self::crowd::send_as_crowd;
+pub use self::crowd::{Crowd, CrowdEchoes};
 pub(crate) use self::generator::generate;
+pub(crate) use self::requests::{Requests, request};
 use self::spacing::Spacing;
 use crate::child::{Child, Message, Role};
 use crate::error::{BenchError, Failure};
@@ -52,6 +58,10 @@ pub struct PingPong {
     patience: Duration,
     seed: u64,
     task: Option<RemoteTask>,
+    /// Each message has a connection of its own.
+    is_fresh: bool,
+    /// The client asks for the answer again and again, instead of sleeping until it comes.
+    is_spinning: bool,
 }
 
 /// A compute task that the client has the server run while it sends.
@@ -74,6 +84,8 @@ impl PingPong {
             patience: Duration::from_secs(10),
             seed: 0,
             task: None,
+            is_fresh: false,
+            is_spinning: false,
         }
     }
 
@@ -111,6 +123,21 @@ impl PingPong {
     /// Sets the seed of pauses and choices. Default: 0.
     pub const fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
+        self
+    }
+
+    /// Opens a connection for each message, and closes it after the echo: the time of a sample begins
+    /// before the connection is asked for. Default: all connections stay open.
+    pub const fn on_new_connections(mut self) -> Self {
+        self.is_fresh = true;
+        self
+    }
+
+    /// Waits for each answer by asking again and again, so that the client's own wake-up is no part of
+    /// the figure. The client then has ordinary priority: one of real time that never sleeps is stopped
+    /// by the kernel for a part of each second. Default: the client sleeps.
+    pub const fn spinning(mut self) -> Self {
+        self.is_spinning = true;
         self
     }
 

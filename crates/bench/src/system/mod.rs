@@ -4,6 +4,7 @@
 //! operations on which the one workload runs; the closed set [`System`] dispatches once per process.
 
 mod async_system;
+mod busy_poll;
 #[cfg(feature = "smol")]
 pub mod smol;
 mod threads;
@@ -19,11 +20,14 @@ use thiserror::Error;
 pub use self::async_system::AsyncSystem;
 
 use self::async_system::Async;
+use self::busy_poll::BusyPoll;
 #[cfg(feature = "smol")]
 use self::smol::Smol;
 use self::threads::Threads;
 use self::tokio::{TokioCurrentThread, TokioMultiThread};
-use self::vigie::{VigieBlocking, VigieEnhanced, VigieHybrid, VigieNaive, VigieUserLevel};
+use self::vigie::{
+    VigieBlocking, VigieEnhanced, VigieHybrid, VigieKernelLevel, VigieNaive, VigieUserLevel,
+};
 use crate::error::Failure;
 use crate::server::ServerPlan;
 use crate::switches::{SwitchCounts, SwitchPlan};
@@ -43,6 +47,8 @@ pub enum System {
     VigieUserLevel,
     /// The hybrid flavor as a program gets it by default.
     Vigie,
+    /// The kernel-level flavor as a program gets it by default.
+    VigieKernelLevel,
     /// tokio, multi-thread.
     Tokio,
     /// tokio, current-thread.
@@ -51,20 +57,24 @@ pub enum System {
     Smol,
     /// A kernel thread per connection and per compute task.
     Threads,
+    /// One thread that asks epoll again and again without ever sleeping.
+    BusyPoll,
 }
 
 impl System {
     /// All systems, compiled in or not, in the order of the tables.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::VigieNaive,
         Self::VigieEnhanced,
         Self::VigieBlocking,
         Self::VigieUserLevel,
         Self::Vigie,
+        Self::VigieKernelLevel,
         Self::Tokio,
         Self::TokioCurrentThread,
         Self::Smol,
         Self::Threads,
+        Self::BusyPoll,
     ];
 
     /// Returns the name on the command line and in results.
@@ -76,10 +86,12 @@ impl System {
             Self::VigieBlocking => "vigie-blocking",
             Self::VigieUserLevel => "vigie-user-level",
             Self::Vigie => "vigie",
+            Self::VigieKernelLevel => "vigie-kernel-level",
             Self::Tokio => "tokio",
             Self::TokioCurrentThread => "tokio-current-thread",
             Self::Smol => "smol",
             Self::Threads => "threads",
+            Self::BusyPoll => "busy-poll",
         }
     }
 
@@ -92,10 +104,12 @@ impl System {
             Self::VigieBlocking => "blocking calls (vigie hybrid)",
             Self::VigieUserLevel => "vigie user-level, adaptive",
             Self::Vigie => "vigie hybrid, adaptive",
+            Self::VigieKernelLevel => "vigie kernel-level, adaptive",
             Self::Tokio => "tokio multi-thread",
             Self::TokioCurrentThread => "tokio current-thread",
             Self::Smol => "smol",
             Self::Threads => "kernel threads",
+            Self::BusyPoll => "epoll, busy polling",
         }
     }
 
@@ -113,6 +127,7 @@ impl System {
             Self::VigieBlocking => &Async::<VigieBlocking>::NEW,
             Self::VigieUserLevel => &Async::<VigieUserLevel>::NEW,
             Self::Vigie => &Async::<VigieHybrid>::NEW,
+            Self::VigieKernelLevel => &Async::<VigieKernelLevel>::NEW,
             Self::Tokio => &Async::<TokioMultiThread>::NEW,
             Self::TokioCurrentThread => &Async::<TokioCurrentThread>::NEW,
             #[cfg(feature = "smol")]
@@ -122,6 +137,7 @@ impl System {
                 return Err(SystemError::NotCompiled { name: self.name(), feature: "smol" });
             }
             Self::Threads => &Threads,
+            Self::BusyPoll => &BusyPoll,
         })
     }
 }

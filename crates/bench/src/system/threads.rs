@@ -11,9 +11,9 @@ use std::time::Duration;
 use super::{Runner, System};
 use crate::child::Message;
 use crate::clock;
-use crate::compute::{YieldEvery, busy};
+use crate::compute::{YieldEvery, busy, counted};
 use crate::error::Failure;
-use crate::server::{COMMAND_BYTES, Command, ServerPlan};
+use crate::server::{COMMAND_BYTES, Command, ServerPlan, asks_to_compute};
 use crate::switches::{SwitchCounts, SwitchPlan};
 
 /// Stack of a thread: ten thousand of them must fit.
@@ -25,25 +25,19 @@ pub(crate) struct Threads;
 
 impl Runner for Threads {
     fn serve(&self, plan: &ServerPlan) -> Result<(), Failure> {
-        let (listener, echo) = listen()?;
-        let mut control = None;
-        if plan.has_control {
-            let (listener, address) = listen()?;
-            control = Some(address);
-            spawn(move || {
-                if let Err(error) = serve_control(&listener) {
-                    eprintln!("control connection: {error}");
-                }
-            })?;
+        let listener = begin(plan)?;
+        if let Some(step) = plan.request {
+            loop {
+                let stream = accept(&listener).map_err(Failure::io("accepting"))?;
+                spawn(move || answer(stream, step))?;
+            }
         }
-        let every = plan.yield_every;
-        for _ in 0..plan.compute {
-            spawn(move || compute(every))?;
-        }
-        Message::Listening { process: process::id(), echo, control }.print();
         for _ in 0..plan.connections {
             let stream = accept(&listener).map_err(Failure::io("accepting"))?;
             spawn(move || serve_blocking(stream))?;
+        }
+        if plan.is_compute_last {
+            start_compute(plan)?;
         }
         drop(listener);
         loop {
@@ -56,6 +50,49 @@ impl Runner for Threads {
             system: System::Threads.name().to_owned(),
             reason: "the kernel switches its threads".to_owned(),
         })
+    }
+}
+
+/// Starts all but the echo, each part on threads of its own, says that the server listens, and returns
+/// where.
+pub(super) fn begin(plan: &ServerPlan) -> Result<TcpListener, Failure> {
+    let (listener, echo) = listen()?;
+    let mut control = None;
+    if plan.has_control {
+        let (listener, address) = listen()?;
+        control = Some(address);
+        spawn(move || {
+            if let Err(error) = serve_control(&listener) {
+                eprintln!("control connection: {error}");
+            }
+        })?;
+    }
+    if !plan.is_compute_last {
+        start_compute(plan)?;
+    }
+    Message::Listening { process: process::id(), echo, control }.print();
+    Ok(listener)
+}
+
+/// Starts the compute tasks, a thread for each.
+pub(super) fn start_compute(plan: &ServerPlan) -> Result<(), Failure> {
+    let (every, rest) = (plan.yield_every, plan.rest);
+    for _ in 0..plan.compute {
+        spawn(move || compute(every, rest))?;
+    }
+    Ok(())
+}
+
+/// Answers messages of eight bytes as a service does, until the peer closes or fails.
+fn answer(mut stream: TcpStream, step: Duration) {
+    let mut message = [0; 8];
+    while stream.read_exact(&mut message).is_ok() {
+        if asks_to_compute(message) {
+            counted(step);
+        }
+        if stream.write_all(&message).is_err() {
+            return;
+        }
     }
 }
 
@@ -91,11 +128,13 @@ fn spawn(body: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
     thread.map(drop).map_err(Failure::io("starting a thread (see `ulimit -u`)"))
 }
 
-fn compute(every: YieldEvery) {
+fn compute(every: YieldEvery, rest: Option<Duration>) {
     loop {
-        busy(every.step());
-        if every.yields() {
-            thread::yield_now();
+        counted(every.step());
+        match rest {
+            Some(rest) => clock::sleep(rest),
+            None if every.yields() => thread::yield_now(),
+            None => {}
         }
     }
 }

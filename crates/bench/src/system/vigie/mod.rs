@@ -1,4 +1,4 @@
-//! vigie, in the two ways in which programs get it and in the three ways of the paper.
+//! vigie, in the three ways in which programs get it and in the three ways of the paper.
 //!
 //! | system | flavor | who detects the echo's events |
 //! | --- | --- | --- |
@@ -7,6 +7,7 @@
 //! | `VigieBlocking` | hybrid | the kernel: a blocking call on a thread of its own |
 //! | [`VigieUserLevel`] | user-level | the scheduler, as its policy decides |
 //! | [`VigieHybrid`] | hybrid | the scheduler, as its policy decides |
+//! | [`VigieKernelLevel`] | kernel-level | the task's own thread, as its policy decides |
 
 mod blocking;
 mod naive;
@@ -35,6 +36,9 @@ pub type VigieHybrid = Vigie<Hybrid>;
 
 /// The user-level flavor with the paper's polling: the group, at each switch [bouge02, §3.1].
 pub(super) type VigieEnhanced = Vigie<EnhancedPolling>;
+
+/// The kernel-level flavor with its default policy.
+pub type VigieKernelLevel = Vigie<KernelLevel>;
 
 /// vigie, built as `S` says.
 pub struct Vigie<S> {
@@ -77,6 +81,17 @@ impl Setting for Hybrid {
     fn build(workers: usize) -> Result<Runtime, Failure> {
         let builder = Runtime::builder().flavor(Flavor::Hybrid).workers(workers);
         builder.build().map_err(Failure::runtime)
+    }
+}
+
+/// Names the default of the kernel-level flavor.
+#[derive(Debug)]
+#[expect(clippy::exhaustive_enums, reason = "it has no value, and will not get one")]
+pub enum KernelLevel {}
+
+impl Setting for KernelLevel {
+    fn build(_workers: usize) -> Result<Runtime, Failure> {
+        Runtime::builder().flavor(Flavor::KernelLevel).build().map_err(Failure::runtime)
     }
 }
 

@@ -1,0 +1,139 @@
+//! A server with two compute tasks in a control group that may use one core, as many a container has it.
+//!
+//! Two threads that compute use such a quota up in half of each period; for the other half the kernel
+//! stops the whole group, and no runtime can react then. So the mark is one period. This case cannot be
+//! measured where no control group can be made; it says so.
+
+use std::time::Duration;
+
+use super::{REACTION, Show, Turn, WORK_PER_S, in_turns, table};
+use crate::client::PingPong;
+use crate::compute::YieldEvery;
+use crate::control_group::{OneCore, PERIOD};
+use crate::error::BenchError;
+use crate::progress::Progress;
+use crate::report::{Outcome, Row};
+use crate::server::ServerPlan;
+use crate::system::System;
+
+/// Name of the case in rows.
+pub const CASE: &str = "container";
+
+/// The quota's period in microseconds: what a reaction may take.
+pub(crate) const PERIOD_US: f64 = PERIOD.as_micros() as f64;
+
+/// Shortest pause between an echo and the next message, and the range over which pauses spread.
+const SPACING: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(3)];
+
+/// What an echo may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Which systems react within one core's quota, beside which compute tasks.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ContainerPlan {
+    /// The systems, in the order of the table.
+    pub systems: Vec<System>,
+    /// Compute tasks.
+    pub compute: u32,
+    /// How often each compute task yields.
+    pub yield_every: YieldEvery,
+    /// Messages per system, at most.
+    pub samples: u32,
+    /// Time per system, at most.
+    pub budget: Duration,
+    /// Turns in which samples and budget are spent, each with new processes.
+    pub rounds: u32,
+    /// Worker threads, where a system has a choice.
+    pub workers: usize,
+    /// Seed of all chance.
+    pub seed: u64,
+}
+
+impl ContainerPlan {
+    /// Plans two compute tasks that yield every second, and 2000 messages in at most 16 s.
+    #[must_use]
+    pub const fn new(systems: Vec<System>) -> Self {
+        Self {
+            systems,
+            compute: 2,
+            yield_every: YieldEvery::Step(Duration::from_secs(1)),
+            samples: 2_000,
+            budget: Duration::from_secs(16),
+            rounds: 2,
+            workers: 2,
+            seed: 0,
+        }
+    }
+
+    /// Returns how many cases [`run`](Self::run) measures, for its progress bar.
+    #[must_use]
+    pub fn cases(&self) -> usize {
+        self.systems.len() * self.rounds as usize
+    }
+
+    /// Measures all systems in turns.
+    ///
+    /// # Errors
+    /// Those of the processes. A system that does not react is no error: its row says so; neither is a
+    /// machine on which no control group can be made: then every row says so.
+    pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
+        let row = |&system| {
+            Row::new(system, CASE)
+                .parameter("period_ms", PERIOD.as_secs_f64() * 1e3)
+                .parameter("compute", self.compute)
+                .parameter("yield_every", self.yield_every.to_string())
+                .parameter("workers", self.workers)
+        };
+        let mut rows: Vec<_> = self.systems.iter().map(row).collect();
+        if let Err(reason) = OneCore::create() {
+            eprintln!("SKIPPED: the container case: {reason}");
+            for row in &mut rows {
+                row.failure = Some(reason.to_string());
+            }
+        }
+        in_turns(rows, self.rounds, self.seed, progress, |_, row, seed, progress| {
+            progress.case(format!("{}, with a quota of one core", row.system));
+            let group = OneCore::create()?;
+            let samples = self.samples.div_ceil(self.rounds);
+            let plan = ServerPlan::new(row.system).workers(self.workers);
+            let plan = plan.compute(self.compute, self.yield_every);
+            // Dropped before the group, which can only be removed when it is empty.
+            let mut server = plan.in_group(group.path().to_owned()).start()?;
+            let before = (server.usage()?, group.periods_throttled()?);
+            let echoes = PingPong::new(server.address())
+                .samples(samples)
+                .budget(self.budget / self.rounds)
+                .spacing(SPACING[0], SPACING[1])
+                .patience(PATIENCE)
+                .seed(seed)
+                .run(&mut |done| progress.part(done, samples as usize))?;
+            let spent = server.usage()?.since(before.0);
+            let throttled = group.periods_throttled()?.saturating_sub(before.1);
+            Ok(Turn::new(echoes.priority)
+                .samples(REACTION, echoes.samples)
+                .figure("cores", spent.cpu_ns as f64 / spent.at_ns as f64)
+                .figure("throttled_per_s", throttled as f64 / (spent.at_ns as f64 / 1e9))
+                .figure(WORK_PER_S, spent.work_per_s()))
+        })
+    }
+
+    /// Shows percentiles, and how often the kernel stopped the group.
+    #[must_use]
+    pub fn tables(&self, rows: &[Row]) -> String {
+        let title = format!(
+            "Reaction with a quota of one core (period {PERIOD:?}), beside {} compute tasks (yield every \
+             {})",
+            self.compute, self.yield_every
+        );
+        let columns = [
+            ("samples", Show::Count("samples")),
+            ("p50", Show::Time("p50_us")),
+            ("p99", Show::Time("p99_us")),
+            ("max", Show::Time("max_us")),
+            ("cores used", Show::Number("cores")),
+            ("stopped / s", Show::Number("throttled_per_s")),
+        ];
+        table(&title, rows, &columns)
+    }
+}

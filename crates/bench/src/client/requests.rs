@@ -1,0 +1,71 @@
+//! Clients that make a service compute: each sends a request on a new connection, waits for the answer,
+//! and begins again.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::SocketAddr;
+use std::process;
+use std::thread;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::connections::connect;
+use crate::child::{Child, Message, Role};
+use crate::error::{BenchError, Failure};
+use crate::server::COMPUTE_FIRST;
+
+/// How long the process may take to begin.
+const START_PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long an answer may take: on a system with ten times as many requests as cores, some seconds.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(120);
+
+/// Clients that load a service, in a process of ordinary priority.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Requests {
+    pub(crate) address: SocketAddr,
+    pub(crate) clients: u32,
+}
+
+impl Requests {
+    /// Starts the process; dropping what is returned ends it.
+    pub(crate) fn start(self) -> Result<Child, BenchError> {
+        let mut child = Child::start(&Role::Requests(self))?;
+        match child.next(START_PATIENCE)? {
+            Message::Computing { .. } => Ok(child),
+            other => Err(child.unexpected(&other)),
+        }
+    }
+}
+
+/// Sends requests until the process is killed.
+pub(crate) fn request(plan: &Requests) -> Result<(), Failure> {
+    let address = plan.address;
+    let others: Vec<_> =
+        (0..plan.clients).map(|_| thread::spawn(move || request_for_ever(address))).collect();
+    Message::Computing { process: process::id() }.print();
+    for client in others {
+        client.join().map_err(|_panic| Failure::Io {
+            doing: "sending requests".to_owned(),
+            reason: "a client panicked".to_owned(),
+        })??;
+    }
+    Ok(())
+}
+
+fn request_for_ever(address: SocketAddr) -> Result<(), Failure> {
+    let message = COMPUTE_FIRST.to_le_bytes();
+    loop {
+        let mut stream = connect(address, ANSWER_PATIENCE)?;
+        let mut answer = [0; 8];
+        let outcome = stream.write_all(&message).and_then(|()| stream.read_exact(&mut answer));
+        match outcome {
+            Ok(()) if answer == message => {}
+            Ok(()) => return Err(Failure::WrongEcho { sent: message, received: answer }),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                return Err(Failure::NoEcho { waited: ANSWER_PATIENCE, answered: 0 });
+            }
+            Err(error) => return Err(Failure::io("exchanging a request")(error)),
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! Processes of others, as a server meets them on a machine that it does not own: each computes for
+//! ever on one thread, at ordinary priority.
+
+use std::process;
+use std::time::Duration;
+
+use crate::child::{Child, Message, Role};
+use crate::compute::counted;
+use crate::error::{BenchError, Failure};
+use crate::usage::Usage;
+
+/// How long such a process may take to begin.
+const START_PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long one step of it is: it never yields, so the length says nothing.
+const STEP: Duration = Duration::from_secs(1);
+
+/// Computes until the process is killed.
+pub(crate) fn compute() -> Result<(), Failure> {
+    Message::Computing { process: process::id() }.print();
+    loop {
+        counted(STEP);
+    }
+}
+
+/// Some processes that compute; dropping them kills them.
+#[derive(Debug)]
+pub(crate) struct Outside {
+    children: Vec<Child>,
+}
+
+impl Outside {
+    /// Starts `count` processes.
+    pub(crate) fn start(count: u32) -> Result<Self, BenchError> {
+        let mut this = Self { children: Vec::new() };
+        for _ in 0..count {
+            let mut child = Child::start(&Role::Outside)?;
+            match child.next(START_PATIENCE)? {
+                Message::Computing { .. } => this.children.push(child),
+                other => return Err(child.unexpected(&other)),
+            }
+        }
+        Ok(this)
+    }
+
+    /// Returns what each has used so far.
+    pub(crate) fn usage(&mut self) -> Result<Vec<Usage>, BenchError> {
+        self.children.iter_mut().map(Child::usage).collect()
+    }
+}

@@ -1,0 +1,65 @@
+//! What a process has used of the machine so far, and what its compute tasks made of it.
+
+use rustix::time::{ClockId, Timespec, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+use crate::compute;
+
+/// What a process has used by some instant. Two of them tell what was used in between.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Usage {
+    /// The instant: nanoseconds of `CLOCK_MONOTONIC`.
+    pub at_ns: u64,
+    /// Processor time of all threads, those that have ended included, in nanoseconds.
+    pub cpu_ns: u64,
+    /// Units of work that compute tasks have done.
+    pub work: u64,
+}
+
+impl Usage {
+    /// Returns what this process has used so far.
+    pub(crate) fn of_this_process() -> Self {
+        Self {
+            at_ns: nanoseconds(clock_gettime(ClockId::Monotonic)),
+            cpu_ns: nanoseconds(clock_gettime(ClockId::ProcessCPUTime)),
+            work: compute::work(),
+        }
+    }
+
+    /// Returns what was used since `before`.
+    #[must_use]
+    pub const fn since(self, before: Self) -> Self {
+        Self {
+            at_ns: self.at_ns.saturating_sub(before.at_ns),
+            cpu_ns: self.cpu_ns.saturating_sub(before.cpu_ns),
+            work: self.work.saturating_sub(before.work),
+        }
+    }
+
+    /// Returns the units of work per second, if this is what was used over a span.
+    #[must_use]
+    pub fn work_per_s(self) -> f64 {
+        self.work as f64 / (self.at_ns as f64 / 1e9)
+    }
+}
+
+fn nanoseconds(time: Timespec) -> u64 {
+    // Neither clock is ever negative.
+    u64::try_from(time.tv_sec * 1_000_000_000 + time.tv_nsec).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_is_a_difference() {
+        // Goal: each field is its own difference, and the rate is per second. Method: known figures.
+        let before = Usage { at_ns: 1_000, cpu_ns: 50, work: 7 };
+        let after = Usage { at_ns: 2_000_001_000, cpu_ns: 80, work: 107 };
+        let span = after.since(before);
+        assert_eq!(span, Usage { at_ns: 2_000_000_000, cpu_ns: 30, work: 100 });
+        assert!((span.work_per_s() - 50.0).abs() < 1e-9);
+    }
+}
