@@ -12,6 +12,8 @@ use vigie_detect::{Instant, Lookout, clock::monotonic_now};
 
 use super::{Shared, reserve::Activated};
 use crate::{
+    context,
+    handle::{Handle, Scheduler},
     kernel_help,
     lane::Lane,
     sync::{Arc, Ordering, fence},
@@ -51,7 +53,12 @@ impl Supervisor {
         let lookout = shared.server.lookout();
         let mut supervisor = Self { shared, lookout, last_call: Instant::from_nanos(0) };
         supervisor.work();
+        // The last thread cancels what is left, which may use the runtime.
+        let shared = Arc::clone(&supervisor.shared);
+        let handle = Handle { scheduler: Scheduler::Hybrid(shared) };
+        let entered = context::enter(handle);
         supervisor.shared.end_thread();
+        drop(entered);
     }
 
     fn work(&mut self) {

@@ -56,12 +56,13 @@ pub(super) fn run_reserve(shared: Arc<Shared>, slot: usize, queues: PerLane<Queu
         }
     }
     let queues = reserve.leave();
-    drop(entered);
     // After everything else: another thread may take the slot at once.
     if let Some(queues) = queues {
         shared.reserves.leave(slot, queues);
     }
+    // Inside the runtime: what it cancels may use it.
     shared.end_thread();
+    drop(entered);
 }
 
 impl Worker {
