@@ -4,6 +4,7 @@ use std::{fmt, mem, time::Duration};
 
 use crate::{
     clock::Instant,
+    cost::nanos,
     detector::Notice,
     error::discard,
     park::Park,
@@ -73,18 +74,26 @@ impl Lookout {
     ) -> Detected {
         let Some(mut driver) = self.shared.driver_to_sleep() else { return Detected::Busy };
         let shared = Arc::clone(&self.shared);
-        let mut events = shared.spin(&mut driver, &mut self.batch);
-        if events == 0 {
+        let since = shared.now();
+        let (mut events, is_awake) = match shared.spin(&mut driver, &mut self.batch, since) {
+            Spun::Events(count) => (count, true),
+            Spun::Rung => (0, true),
+            Spun::Nothing => (0, false),
+        };
+        if !is_awake {
             match shared.prepare(&mut driver, &mut self.batch, until) {
                 Prepared::Events(count) => events = count,
                 Prepared::Sleep(_) if is_awaited() => {}
                 Prepared::Sleep(timeout) => {
                     shared.metrics.count_sleep();
+                    shared.idle.begin(since);
+                    shared.idle.fall_asleep();
                     events = shared.look(&mut driver, &mut self.batch, timeout);
                 }
             }
             shared.word.end_park();
         }
+        shared.idle.end();
         finish(driver, &mut self.batch, events)
     }
 
@@ -176,10 +185,21 @@ pub(crate) struct Driver {
     /// The rows that the server must poll by itself, and those that have had a deadline.
     active: Vec<u32>,
     with_deadlines: Vec<u32>,
+    /// The last look has taken a ring.
+    was_rung: bool,
     /// How long to poll before a sleep.
     spin: Duration,
     every: Duration,
 }
+
+enum Spun {
+    Events(usize),
+    Rung,
+    Nothing,
+}
+
+/// A host that polls and is stopped for longer has lost its core to somebody else.
+const STOPPED: Duration = Duration::from_micros(100);
 
 enum Prepared {
     Events(usize),
@@ -213,14 +233,16 @@ impl Shared {
     fn look(&self, driver: &mut Driver, batch: &mut Batch, timeout: Timeout) -> usize {
         self.refresh(driver);
         driver.routed.clear();
+        let sleep = (timeout != Timeout::Zero).then(|| self.costs.begin(timeout, || self.now()));
+        let timeout = sleep.as_ref().map_or(timeout, |sleep| sleep.timeout);
         if let Err(error) = driver.wait_point.wait(timeout, &mut driver.routed) {
             tracing::error!(%error, "the wait point failed");
         }
         let now = self.now();
-        let next = now
-            .as_nanos()
-            .saturating_add(u64::try_from(driver.every.as_nanos()).unwrap_or(u64::MAX));
-        self.next_look.store(next, Ordering::Relaxed);
+        if let Some(sleep) = sleep {
+            self.costs.end(&sleep, now, driver.routed.is_empty());
+        }
+        self.plan_look(now.as_nanos().saturating_add(nanos(driver.every)));
         let mut events = self.answer_rings(driver, batch, now);
         events += self.deliver(driver, batch, now);
         events += self.poll_due(driver, batch, now);
@@ -256,7 +278,10 @@ impl Shared {
             if watch.has_deadlines.load(Ordering::Relaxed) {
                 driver.with_deadlines.push(index);
             }
-            every_ns = every_ns.min(watch.every_ns.load(Ordering::Relaxed));
+            if watch.watches.load(Ordering::Relaxed) || watch.is_active.load(Ordering::Relaxed) {
+                // Bells and deadlines say by themselves when a look is due.
+                every_ns = every_ns.min(watch.every_ns.load(Ordering::Relaxed));
+            }
             spin_ns = spin_ns.max(watch.spin_ns.load(Ordering::Relaxed));
             let count = watch.every_switches.load(Ordering::Relaxed);
             if count > 0 && (switches == 0 || count < switches) {
@@ -272,6 +297,7 @@ impl Shared {
         if !self.word.take_ring() {
             return 0;
         }
+        driver.was_rung = true;
         let mut addresses = mem::take(&mut driver.rung);
         addresses.append(&mut lock(&self.rung));
         let mut events = 0;
@@ -364,22 +390,46 @@ impl Shared {
         events
     }
 
-    /// Polls for as long as the policies find that cheaper than sleeping.
-    fn spin(&self, driver: &mut Driver, batch: &mut Batch) -> usize {
+    /// Polls for as long as the policies find that cheaper than sleeping. The host has had nothing
+    /// to run since `since`.
+    ///
+    /// Whoever rings ends this as it would end a sleep: a host that polls is no less willing to work.
+    fn spin(&self, driver: &mut Driver, batch: &mut Batch, since: Instant) -> Spun {
         if driver.spin.is_zero() {
-            return 0;
+            return Spun::Nothing;
         }
-        let end = self.now() + driver.spin;
+        let (mut last, mut end) = (since, since + driver.spin);
         loop {
+            driver.was_rung = false;
             let events = self.look(driver, batch, Timeout::Zero);
-            if events > 0 || self.word.is_rung() {
-                return events;
+            if events > 0 {
+                return Spun::Events(events);
             }
-            if self.now() >= end {
-                return 0;
+            if driver.was_rung {
+                // The look has taken a ring that may be for somebody else than a handle.
+                return Spun::Rung;
             }
+            if last == since {
+                // Events that were there at once would have prevented a sleep as well.
+                self.idle.begin(since);
+            }
+            let now = self.now();
+            if now - last > STOPPED {
+                self.load.stopped(now);
+                end = now;
+            }
+            if now >= end {
+                break;
+            }
+            last = now;
             std::hint::spin_loop();
         }
+        for handle in driver.rows.iter().filter_map(|row| row.handle.as_ref()) {
+            if handle.watch_state().spin_ns.load(Ordering::Relaxed) > 0 {
+                handle.spin_missed(last);
+            }
+        }
+        Spun::Nothing
     }
 
     /// Arms and re-polls everything before a sleep, and says how long that may be. Leaves the host
@@ -428,6 +478,7 @@ impl Driver {
             rung: Vec::new(),
             active: Vec::new(),
             with_deadlines: Vec::new(),
+            was_rung: false,
             spin: Duration::ZERO,
             every: Duration::MAX,
         }

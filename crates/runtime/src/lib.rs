@@ -69,4 +69,4 @@ pub use handle::{Handle, NoRuntime};
 pub use join::{JoinError, JoinHandle};
 pub use runtime::Runtime;
 pub use spawn::{YieldNow, spawn, spawn_blocking, spawn_local, yield_now};
-pub use vigie_detect::Flavor;
+pub use vigie_detect::{Flavor, Reactivity};
