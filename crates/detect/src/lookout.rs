@@ -54,6 +54,8 @@ impl Lookout {
         self.switches = 0;
         let Some(mut driver) = try_lock(&self.shared.driver) else { return Detected::Busy };
         let events = self.shared.look(&mut driver, &mut self.batch, Timeout::Zero);
+        // The look that follows `prepare` ends a sleep in virtual time.
+        self.shared.idle.end();
         finish(driver, &mut self.batch, events)
     }
 
@@ -86,8 +88,13 @@ impl Lookout {
                 Prepared::Sleep(_) if is_awaited() => {}
                 Prepared::Sleep(timeout) => {
                     shared.metrics.count_sleep();
-                    shared.idle.begin(since);
-                    shared.idle.fall_asleep();
+                    if timeout == Timeout::Zero {
+                        // Rung for: whatever is found was there already.
+                        shared.idle.end();
+                    } else {
+                        shared.idle.begin(since);
+                        shared.idle.fall_asleep();
+                    }
                     events = shared.look(&mut driver, &mut self.batch, timeout);
                 }
             }
@@ -113,6 +120,10 @@ impl Lookout {
         match prepared {
             Prepared::Events(count) => Err(finish(driver, &mut self.batch, count)),
             Prepared::Sleep(timeout) => {
+                if timeout != Timeout::Zero {
+                    // In virtual time, nobody is late: what is found was found awake.
+                    shared.idle.begin(shared.now());
+                }
                 finish(driver, &mut self.batch, 0);
                 match timeout {
                     Timeout::Zero => Ok(Some(shared.now())),
