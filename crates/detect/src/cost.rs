@@ -135,7 +135,7 @@ impl CostMeter {
             let spent = thread_cpu_time().saturating_sub(before);
             average(&self.sleep_cpu_ns, nanos(spent).min(DELAY_MAX_NS));
         }
-        let rung_ns = self.rung_ns.swap(0, Ordering::Relaxed);
+        let rung_ns = self.rung_ns.load(Ordering::Relaxed);
         let due_ns = if rung_ns > 0 {
             Some(rung_ns)
         } else {

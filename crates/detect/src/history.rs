@@ -63,7 +63,7 @@ const BALANCE_SLEEPS_MAX: i64 = 4;
 const DOUBTFUL_SLEEPS: u64 = 4;
 
 /// So many doubtful sleeps buy one attempt to poll first.
-const DOUBTS: u64 = 8;
+const DOUBTS: u64 = 32;
 
 impl History {
     /// Returns how many rounds of detection ran.

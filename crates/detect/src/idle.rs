@@ -20,7 +20,7 @@ pub(crate) struct IdlePeriod {
 }
 
 impl IdlePeriod {
-    pub(crate) const fn none() -> Self {
+    pub(crate) fn none() -> Self {
         Self { since_ns: AtomicU64::new(0), is_asleep: AtomicBool::new(false) }
     }
 
@@ -31,7 +31,11 @@ impl IdlePeriod {
         self.since_ns.store(since.as_nanos().max(1), Ordering::Relaxed);
     }
 
-    pub(crate) fn fall_asleep(&self) {
+    /// The host falls asleep now, at the beginning of the period or after it has polled in vain.
+    pub(crate) fn fall_asleep(&self, now: Instant) {
+        if self.since().is_none() {
+            self.begin(now);
+        }
         self.is_asleep.store(true, Ordering::Relaxed);
     }
 

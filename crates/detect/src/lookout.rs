@@ -76,8 +76,7 @@ impl Lookout {
     ) -> Detected {
         let Some(mut driver) = self.shared.driver_to_sleep() else { return Detected::Busy };
         let shared = Arc::clone(&self.shared);
-        let since = shared.now();
-        let (mut events, is_awake) = match shared.spin(&mut driver, &mut self.batch, since) {
+        let (mut events, is_awake) = match shared.spin(&mut driver, &mut self.batch) {
             Spun::Events(count) => (count, true),
             Spun::Rung => (0, true),
             Spun::Nothing => (0, false),
@@ -92,8 +91,7 @@ impl Lookout {
                         // Rung for: whatever is found was there already.
                         shared.idle.end();
                     } else {
-                        shared.idle.begin(since);
-                        shared.idle.fall_asleep();
+                        shared.idle.fall_asleep(driver.prepared_at);
                     }
                     events = shared.look(&mut driver, &mut self.batch, timeout);
                 }
@@ -196,6 +194,8 @@ pub(crate) struct Driver {
     /// The rows that the server must poll by itself, and those that have had a deadline.
     active: Vec<u32>,
     with_deadlines: Vec<u32>,
+    /// When the host last made ready for a sleep.
+    prepared_at: Instant,
     /// The last look has taken a ring.
     was_rung: bool,
     /// How long to poll before a sleep.
@@ -401,14 +401,14 @@ impl Shared {
         events
     }
 
-    /// Polls for as long as the policies find that cheaper than sleeping. The host has had nothing
-    /// to run since `since`.
+    /// Polls for as long as the policies find that cheaper than sleeping.
     ///
     /// Whoever rings ends this as it would end a sleep: a host that polls is no less willing to work.
-    fn spin(&self, driver: &mut Driver, batch: &mut Batch, since: Instant) -> Spun {
+    fn spin(&self, driver: &mut Driver, batch: &mut Batch) -> Spun {
         if driver.spin.is_zero() {
             return Spun::Nothing;
         }
+        let since = self.now();
         let (mut last, mut end) = (since, since + driver.spin);
         loop {
             driver.was_rung = false;
@@ -451,6 +451,7 @@ impl Shared {
             return Prepared::Sleep(Timeout::Zero);
         }
         let now = self.now();
+        driver.prepared_at = now;
         let mut events = 0;
         let mut wake_at = until.map_or(u64::MAX, Instant::as_nanos);
         for handle in driver.active() {
@@ -489,6 +490,7 @@ impl Driver {
             rung: Vec::new(),
             active: Vec::new(),
             with_deadlines: Vec::new(),
+            prepared_at: Instant::from_nanos(0),
             was_rung: false,
             spin: Duration::ZERO,
             every: Duration::MAX,
