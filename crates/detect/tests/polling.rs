@@ -106,3 +106,24 @@ fn looks_are_for_what_is_watched() {
     assert!(lookout.is_due(later), "descriptors are looked for");
     server.readiness().unwatch(ours.as_fd(), &watched);
 }
+
+/// Goal: a poll in vain is one look too many, not a sleep too few: the host sleeps after it, and the
+/// history knows. Method: a host that polls shortly and sleeps until a deadline, with nothing to come.
+#[test]
+fn a_poll_in_vain_is_recorded() {
+    guarded(|| {
+        let every = Frequency::Time(Duration::from_micros(50));
+        let policy = Fixed(Strategy::PollThenSleep { every, spin: Duration::from_nanos(1) });
+        let server = Server::with_readiness_policy(Flavor::UserLevel, policy).expect("a server");
+        let mut lookout = server.lookout();
+        lookout.detect();
+        for count in 1..=3 {
+            let until = server.now() + Duration::from_millis(1);
+            assert_eq!(lookout.park(Some(until)), Detected::Nothing);
+            let (history, _) = server.readiness().history();
+            assert_eq!((history.spin_misses(), history.spin_hits()), (count, 0));
+            assert_eq!(server.metrics().sleeps, count);
+            assert!(history.spin_balance() < 0, "{history:?}");
+        }
+    });
+}
