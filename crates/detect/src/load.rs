@@ -2,6 +2,7 @@
 //!
 //! Asked only while polling first would pay, at most every 10 ms: two small files of `/proc`, about
 //! 5 µs. Where they cannot be read, what a polling host sees by itself remains: that it was stopped.
+//! [`judge`] says what the numbers mean, and `docs/design/detect.md` where they come from.
 
 use std::{
     fs::File,
@@ -19,7 +20,9 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Load {
-    /// More threads can run than there are processors, on the whole machine.
+    /// More threads can run than there are processors, on the whole machine, and this one was not
+    /// quite undisturbed. (The number alone is no sign: behind a real-time thread, threads of the
+    /// kernel queue up that could not use another core.)
     pub is_crowded: bool,
     /// The host's thread was stopped while it polled, or has waited for a processor lately.
     pub was_stopped: bool,
@@ -43,8 +46,27 @@ const QUOTA: u64 = 4;
 /// How long a sample holds.
 const SAMPLE_EVERY: Duration = Duration::from_millis(10);
 
-/// A host that waited longer than this share of the time for a processor is in somebody's way.
-const WAITED_ONE_IN: u64 = 32;
+/// How a thread has waited for a processor since the last sample.
+#[derive(Clone, Copy, Debug)]
+struct Waits {
+    waited_ns: u64,
+    /// How often it has run, which is how often it may have waited.
+    runs: u64,
+    passed_ns: u64,
+}
+
+/// What a sample says. A thread alone on its core waits 0.1 µs before each run, one that shares it
+/// waits 5 µs and more.
+fn judge(is_crowded: bool, waits: Option<Waits>) -> u64 {
+    let Some(Waits { waited_ns, runs, passed_ns }) = waits else {
+        return if is_crowded { CROWDED } else { 0 };
+    };
+    let each_ns = waited_ns / runs.max(1);
+    let shares_core = waited_ns > passed_ns / 32 || (waited_ns >= 20_000 && each_ns >= 2_000);
+    let is_disturbed = waited_ns >= 5_000 && each_ns >= 500;
+    let crowded = if is_crowded && is_disturbed { CROWDED } else { 0 };
+    if shares_core { crowded | STOPPED } else { crowded }
+}
 
 /// Samples the [`Load`]. `Relaxed` throughout: old numbers do no harm.
 #[derive(Debug)]
@@ -56,8 +78,8 @@ pub(crate) struct LoadMeter {
 }
 
 thread_local! {
-    /// How long this thread had waited for a processor, and when that was read, in nanoseconds.
-    static WAITED: std::cell::Cell<(u64, u64)> = const { std::cell::Cell::new((0, 0)) };
+    /// How long this thread had waited for a processor, how often it had run, and when that was read.
+    static WAITED: std::cell::Cell<(u64, u64, u64)> = const { std::cell::Cell::new((0, 0, 0)) };
 }
 
 impl LoadMeter {
@@ -81,24 +103,23 @@ impl LoadMeter {
         if now.as_nanos() < self.until_ns.load(Ordering::Relaxed) || self.is_virtual {
             return;
         }
-        let mut bits = if has_quota() { QUOTA } else { 0 };
         let mut buffer = [0; 128];
-        if let Some(text) = read(Path::new("/proc/loadavg"), &mut buffer)
-            && let Some(running) = running_count(text)
-            && running > processor_count()
-        {
-            bits |= CROWDED;
-        }
-        if let Some(text) = read(Path::new("/proc/thread-self/schedstat"), &mut buffer)
-            && let Some(waited) = waited_ns(text)
-        {
-            let (waited_before, then) = WAITED.replace((waited, now.as_nanos()));
-            let passed = now.as_nanos().saturating_sub(then);
-            // The first sample of a thread has nothing to be compared with.
-            if then > 0 && waited.saturating_sub(waited_before) > passed / WAITED_ONE_IN {
-                bits |= STOPPED;
-            }
-        }
+        let is_crowded = read(Path::new("/proc/loadavg"), &mut buffer)
+            .and_then(running_count)
+            .is_some_and(|running| running > processor_count());
+        let waits = read(Path::new("/proc/thread-self/schedstat"), &mut buffer)
+            .and_then(waited_ns)
+            .and_then(|(waited, runs)| {
+                let now = now.as_nanos();
+                let (waited_before, runs_before, then) = WAITED.replace((waited, runs, now));
+                // The first sample of a thread has nothing to be compared with.
+                (then > 0).then(|| Waits {
+                    waited_ns: waited.saturating_sub(waited_before),
+                    runs: runs.saturating_sub(runs_before),
+                    passed_ns: now.saturating_sub(then),
+                })
+            });
+        let bits = judge(is_crowded, waits) | if has_quota() { QUOTA } else { 0 };
         self.publish(bits, now);
     }
 
@@ -124,9 +145,10 @@ fn running_count(loadavg: &str) -> Option<usize> {
     loadavg.split_ascii_whitespace().nth(3)?.split('/').next()?.parse().ok()
 }
 
-/// The time that a thread has waited for a processor, from its `schedstat`.
-fn waited_ns(schedstat: &str) -> Option<u64> {
-    schedstat.split_ascii_whitespace().nth(1)?.parse().ok()
+/// The time that a thread has waited for a processor, and how often it has run, from its `schedstat`.
+fn waited_ns(schedstat: &str) -> Option<(u64, u64)> {
+    let mut fields = schedstat.split_ascii_whitespace().skip(1);
+    Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
 /// The processors of the machine, which is what the running threads are of.
@@ -207,7 +229,7 @@ mod tests {
     fn texts_are_parsed() {
         assert_eq!(running_count("0.38 0.14 0.20 3/81 25289\n"), Some(3));
         assert_eq!(running_count("0.38 0.14"), None);
-        assert_eq!(waited_ns("37809164 101055 18\n"), Some(101_055));
+        assert_eq!(waited_ns("37809164 101055 18\n"), Some((101_055, 18)));
         assert_eq!(waited_ns(""), None);
         assert_eq!(count_of_list("0-3,8\n"), Some(5));
         assert_eq!(count_of_list("0"), Some(1));
@@ -244,6 +266,27 @@ mod tests {
             assert_eq!(quota_in(&mount, groups), expected, "{groups}");
         }
         std::fs::remove_dir_all(&mount).expect("the tree is ours");
+    }
+
+    /// Goal: a thread that shares its core knows, one that has it for itself is not misled by what
+    /// cannot use it. Method: samples as they were measured.
+    #[test]
+    fn a_shared_core_is_told_from_an_idle_one() {
+        let waits = |waited_ns, runs| Some(Waits { waited_ns, runs, passed_ns: 10_000_000 });
+        // Sleeping and polling on a core of its own.
+        assert_eq!(judge(false, waits(90_000, 860)), 0);
+        assert_eq!(judge(true, waits(90_000, 860)), 0);
+        assert_eq!(judge(true, waits(0, 0)), 0);
+        assert_eq!(judge(true, waits(4_000, 1)), 0);
+        // Beside a thread that computes, with much and with little to do.
+        assert_eq!(judge(true, waits(4_600_000, 540)), CROWDED | STOPPED);
+        assert_eq!(judge(false, waits(45_000, 9)), STOPPED);
+        assert_eq!(judge(true, waits(12_000, 10)), CROWDED);
+        // Preempted once while it polled.
+        assert_eq!(judge(false, waits(3_000_000, 1)), STOPPED);
+        // Nothing known of the thread: the machine decides.
+        assert_eq!(judge(true, None), CROWDED);
+        assert_eq!(judge(false, None), 0);
     }
 
     /// Goal: a host that was stopped finds the core taken, until the next sample. Method: no sample
