@@ -51,12 +51,15 @@
 mod async_fd;
 pub mod clock;
 pub mod conformance;
+mod cost;
 mod detector;
 pub mod docs;
 mod error;
 mod handle;
 mod history;
 mod host_thread;
+mod idle;
+mod load;
 mod lookout;
 #[cfg(loom)]
 #[doc(hidden)]
@@ -66,6 +69,7 @@ pub mod net;
 mod park;
 mod pending;
 mod policy;
+mod reactivity;
 mod registered;
 mod server;
 mod shared;
@@ -79,17 +83,20 @@ mod wait_point;
 
 pub use async_fd::AsyncFd;
 pub use clock::{Clock, Instant, VirtualClock};
+pub use cost::Costs;
 pub use detector::{
     Armed, Arming, Blocker, Cancel, Detector, Emitted, Key, Methods, Mode, Notice, Pending, Ready,
     Round, Submitted,
 };
 pub use error::{RegisterError, WaitError};
 pub use handle::{EventStream, Handle, Registration, Wait};
-pub use history::History;
+pub use history::{History, Stakes};
 pub use host_thread::HostThread;
+pub use load::Load;
 pub use lookout::{Detected, Lookout};
 pub use metrics::Snapshot;
 pub use policy::{Adaptive, Decision, Fixed, Flavor, Frequency, Policy, Situation, Strategy};
+pub use reactivity::Reactivity;
 pub use server::{Entered, NoServer, Server};
 pub use simulation::{Deadlock, Simulated, Simulation};
 pub use site::{Bell, Site};

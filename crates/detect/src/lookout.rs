@@ -62,6 +62,8 @@ impl Lookout {
             return Detected::Busy;
         };
         let events = self.shared.look(&mut driver, &mut self.batch, Timeout::Zero);
+        // The look that follows `prepare` ends a sleep in virtual time.
+        self.shared.idle.end();
         finish(driver, &mut self.batch, events)
     }
 
@@ -82,19 +84,31 @@ impl Lookout {
     ) -> Detected {
         let Some(mut driver) = self.shared.driver_to_sleep() else { return Detected::Busy };
         let shared = Arc::clone(&self.shared);
-        let mut events =
-            if !self.is_watcher { shared.spin(&mut driver, &mut self.batch) } else { 0 };
-        if events == 0 {
+        let spun =
+            if self.is_watcher { Spun::Nothing } else { shared.spin(&mut driver, &mut self.batch) };
+        let (mut events, is_awake) = match spun {
+            Spun::Events(count) => (count, true),
+            Spun::Rung => (0, true),
+            Spun::Nothing => (0, false),
+        };
+        if !is_awake {
             match shared.prepare(&mut driver, &mut self.batch, until) {
                 Prepared::Events(count) => events = count,
                 Prepared::Sleep(_) if is_awaited() => {}
                 Prepared::Sleep(timeout) => {
                     shared.metrics.count_sleep();
+                    if timeout == Timeout::Zero {
+                        // Rung for: whatever is found was there already.
+                        shared.idle.end();
+                    } else {
+                        shared.idle.fall_asleep(driver.prepared_at);
+                    }
                     events = shared.look(&mut driver, &mut self.batch, timeout);
                 }
             }
             shared.word.end_park();
         }
+        shared.idle.end();
         finish(driver, &mut self.batch, events)
     }
 
@@ -149,6 +163,10 @@ impl Lookout {
         match prepared {
             Prepared::Events(count) => Err(finish(driver, &mut self.batch, count)),
             Prepared::Sleep(timeout) => {
+                if timeout != Timeout::Zero {
+                    // In virtual time, nobody is late: what is found was found awake.
+                    shared.idle.begin(shared.now());
+                }
                 finish(driver, &mut self.batch, 0);
                 match timeout {
                     Timeout::Zero => Ok(Some(shared.now())),
@@ -221,9 +239,22 @@ pub(crate) struct Driver {
     /// The rows that the server must poll by itself, and those that have had a deadline.
     active: Vec<u32>,
     with_deadlines: Vec<u32>,
+    /// When the host last made ready for a sleep.
+    prepared_at: Instant,
+    /// The last look has taken a ring.
+    was_rung: bool,
     /// How long to poll before a sleep.
     spin: Duration,
 }
+
+enum Spun {
+    Events(usize),
+    Rung,
+    Nothing,
+}
+
+/// A host that polls and is stopped for longer has lost its core to somebody else.
+const STOPPED: Duration = Duration::from_micros(100);
 
 enum Prepared {
     Events(usize),
@@ -257,10 +288,15 @@ impl Shared {
     fn look(&self, driver: &mut Driver, batch: &mut Batch, timeout: Timeout) -> usize {
         self.refresh(driver);
         driver.routed.clear();
+        let sleep = (timeout != Timeout::Zero).then(|| self.costs.begin(timeout, || self.now()));
+        let timeout = sleep.as_ref().map_or(timeout, |sleep| sleep.timeout);
         if let Err(error) = driver.wait_point.wait(timeout, &mut driver.routed) {
             tracing::error!(%error, "the wait point failed");
         }
         let now = self.now();
+        if let Some(sleep) = sleep {
+            self.costs.end(&sleep, now, driver.routed.is_empty());
+        }
         self.schedule_look(now);
         let mut events = self.answer_rings(driver, batch, now);
         events += self.deliver(driver, batch, now);
@@ -297,7 +333,10 @@ impl Shared {
             if watch.has_deadlines.load(Ordering::Relaxed) {
                 driver.with_deadlines.push(index);
             }
-            every_ns = every_ns.min(watch.every_ns.load(Ordering::Relaxed));
+            if watch.watches.load(Ordering::Relaxed) || watch.is_active.load(Ordering::Relaxed) {
+                // Bells and deadlines say by themselves when a look is due.
+                every_ns = every_ns.min(watch.every_ns.load(Ordering::Relaxed));
+            }
             spin_ns = spin_ns.max(watch.spin_ns.load(Ordering::Relaxed));
             let count = watch.every_switches.load(Ordering::Relaxed);
             if count > 0 && (switches == 0 || count < switches) {
@@ -313,6 +352,7 @@ impl Shared {
         if !self.word.take_ring() {
             return 0;
         }
+        driver.was_rung = true;
         let mut addresses = mem::take(&mut driver.rung);
         addresses.append(&mut lock(&self.rung));
         let mut events = 0;
@@ -406,21 +446,45 @@ impl Shared {
     }
 
     /// Polls for as long as the policies find that cheaper than sleeping.
-    fn spin(&self, driver: &mut Driver, batch: &mut Batch) -> usize {
+    ///
+    /// Whoever rings ends this as it would end a sleep: a host that polls is no less willing to work.
+    fn spin(&self, driver: &mut Driver, batch: &mut Batch) -> Spun {
         if driver.spin.is_zero() {
-            return 0;
+            return Spun::Nothing;
         }
-        let end = self.now() + driver.spin;
+        let since = self.now();
+        let (mut last, mut end) = (since, since + driver.spin);
         loop {
+            driver.was_rung = false;
             let events = self.look(driver, batch, Timeout::Zero);
-            if events > 0 || self.word.is_rung() {
-                return events;
+            if events > 0 {
+                return Spun::Events(events);
             }
-            if self.now() >= end {
-                return 0;
+            if driver.was_rung {
+                // The look has taken a ring that may be for somebody else than a handle.
+                return Spun::Rung;
             }
+            if last == since {
+                // Events that were there at once would have prevented a sleep as well.
+                self.idle.begin(since);
+            }
+            let now = self.now();
+            if now - last > STOPPED {
+                self.load.stopped(now);
+                end = now;
+            }
+            if now >= end {
+                break;
+            }
+            last = now;
             std::hint::spin_loop();
         }
+        for handle in driver.rows.iter().filter_map(|row| row.handle.as_ref()) {
+            if handle.watch_state().spin_ns.load(Ordering::Relaxed) > 0 {
+                handle.spin_missed(last);
+            }
+        }
+        Spun::Nothing
     }
 
     /// Arms and re-polls everything before a sleep, and says how long that may be. Leaves the host
@@ -431,6 +495,7 @@ impl Shared {
             return Prepared::Sleep(Timeout::Zero);
         }
         let now = self.now();
+        driver.prepared_at = now;
         let mut events = 0;
         let mut wake_at = until.map_or(u64::MAX, Instant::as_nanos);
         for handle in driver.active() {
@@ -469,6 +534,8 @@ impl Driver {
             rung: Vec::new(),
             active: Vec::new(),
             with_deadlines: Vec::new(),
+            prepared_at: Instant::from_nanos(0),
+            was_rung: false,
             spin: Duration::ZERO,
         }
     }

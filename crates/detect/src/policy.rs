@@ -5,7 +5,17 @@
 
 use std::{fmt, time::Duration};
 
-use crate::{clock::Instant, detector::Methods, history::History};
+use crate::{
+    clock::Instant,
+    cost::{Costs, nanos},
+    detector::Methods,
+    history::{History, Stakes},
+    load::Load,
+    reactivity::Reactivity,
+};
+
+#[cfg(test)]
+mod traces;
 
 /// How the host of a server schedules its tasks [bouge02, §3.3].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -148,6 +158,27 @@ pub struct Situation<'a> {
     pub history: &'a History,
     /// How many requests of this handle wait.
     pub pending_count: usize,
+    /// What sleeping and waking cost on this machine.
+    pub costs: Costs,
+    /// Who else has use for the core, when that was last asked.
+    pub load: Load,
+}
+
+impl<'a> Situation<'a> {
+    /// Returns the situation of a handle whose machine is idle and of unknown costs: for the tests of
+    /// a policy, which then set what matters to them.
+    #[must_use]
+    pub fn new(now: Instant, flavor: Flavor, methods: Methods, history: &'a History) -> Self {
+        Self {
+            now,
+            flavor,
+            methods,
+            history,
+            pending_count: 0,
+            costs: Costs::default(),
+            load: Load::default(),
+        }
+    }
 }
 
 /// What a policy decided, and for how long that holds.
@@ -172,6 +203,12 @@ pub struct Decision {
 pub trait Policy: Send + Sync + fmt::Debug + 'static {
     /// Returns what to do in `situation`.
     fn decide(&self, situation: &Situation<'_>) -> Decision;
+
+    /// Returns what is at stake when the host has nothing to run: with these, the history keeps
+    /// [`History::spin_balance`]. Default: the stakes of [`Reactivity::Balanced`].
+    fn stakes(&self, costs: &Costs) -> Stakes {
+        Adaptive::default().stakes(costs)
+    }
 }
 
 /// Always the same strategy: for experiments.
@@ -185,13 +222,18 @@ impl Policy for Fixed {
     }
 }
 
-/// Chooses by methods and history.
+/// Chooses by methods, history, costs and load.
 ///
-/// A detector that announces its events is slept on; the time to its next event is expected to be
-/// that of its recent ones, and where that is shorter than sleeping and waking costs, the server
-/// polls that long first. A detector that cannot announce is polled: often when polls hit, less and
-/// less often when they do not, within [`interval_min`](Self::interval_min) and
-/// [`interval_max`](Self::interval_max).
+/// A detector that announces its events is slept on. If polling before each sleep would have paid
+/// lately ([`History::spin_balance`]), and nobody else has use for the core ([`Load`]), the server
+/// polls first, for no longer than a sleep costs and at most [`spin_max`](Self::spin_max). That costs
+/// at most twice what the better of both would have cost, always to poll so first or never to, and one
+/// sleep. (Who knows the future and chooses at each wait pays at least a third of it, if `spin_max` is
+/// no less than a sleep costs; a bound in the face of such a rival is what a shorter one gives up.)
+///
+/// A detector that cannot announce is polled: often when polls hit, less and less often when they do
+/// not, within [`interval_min`](Self::interval_min) and [`interval_max`](Self::interval_max), and such
+/// that polls take no more than [`poll_share`](Self::poll_share) of the time.
 ///
 /// # Source
 /// The wait that is never worse than twice the best one is [spin91, §3]; the mix of both,
@@ -207,21 +249,65 @@ pub struct Adaptive {
     pub interval_min: Duration,
     /// The longest time between two polls of a detector that cannot announce. Default 500 µs.
     pub interval_max: Duration,
+    /// How many microseconds of processor time a microsecond of delay is worth. Default 1.
+    pub delay_weight: u32,
+    /// Polls of a detector that cannot announce take at most one in so many microseconds, at least
+    /// 1. Default 8.
+    pub poll_share: u32,
+}
+
+impl Adaptive {
+    /// Returns the policy for `reactivity`. [`Reactivity`] says what differs.
+    #[must_use]
+    pub const fn new(reactivity: Reactivity) -> Self {
+        let spin_max = reactivity.spin_max();
+        match reactivity {
+            Reactivity::LowCpu => Self {
+                every: Duration::from_micros(100),
+                spin_max,
+                interval_min: Duration::from_micros(20),
+                interval_max: Duration::from_millis(1),
+                delay_weight: 0,
+                poll_share: 50,
+            },
+            Reactivity::Balanced => Self {
+                every: Duration::from_micros(50),
+                spin_max,
+                interval_min: Duration::from_micros(5),
+                interval_max: Duration::from_micros(500),
+                delay_weight: 1,
+                poll_share: 8,
+            },
+            Reactivity::LowLatency => Self {
+                every: Duration::from_micros(20),
+                spin_max,
+                interval_min: Duration::from_micros(1),
+                interval_max: Duration::from_micros(100),
+                delay_weight: 8,
+                poll_share: 2,
+            },
+        }
+    }
 }
 
 impl Default for Adaptive {
     fn default() -> Self {
-        Self {
-            every: Duration::from_micros(50),
-            spin_max: Duration::from_micros(10),
-            interval_min: Duration::from_micros(5),
-            interval_max: Duration::from_micros(500),
-        }
+        Self::new(Reactivity::Balanced)
+    }
+}
+
+impl From<Reactivity> for Adaptive {
+    fn from(reactivity: Reactivity) -> Self {
+        Self::new(reactivity)
     }
 }
 
 /// How long a decision of [`Adaptive`] holds.
 const ADAPT_EVERY: Duration = Duration::from_millis(1);
+
+/// The time to poll first is a multiple of this, so that the strategy stays the same while the
+/// measured cost of a sleep wavers.
+const SPIN_STEP_NS: u64 = 1_000;
 
 impl Policy for Adaptive {
     fn decide(&self, situation: &Situation<'_>) -> Decision {
@@ -230,21 +316,22 @@ impl Policy for Adaptive {
         let until = situation.now + ADAPT_EVERY;
         let every = Frequency::Time(self.every);
         let strategy = if methods.contains(Methods::NOTIFY) {
-            match history.event_interval() {
-                // Sleeping costs more than the event takes to come: wait for it awake.
-                Some(expected) if expected <= self.spin_max && !self.spin_max.is_zero() => {
-                    Strategy::PollThenSleep { every, spin: self.spin_max }
-                }
-                _ => Strategy::Sleep { every },
+            let spin = self.stakes(&situation.costs).spin;
+            if history.spin_balance() > 0 && !spin.is_zero() && situation.load.is_core_free() {
+                Strategy::PollThenSleep { every, spin }
+            } else {
+                Strategy::Sleep { every }
             }
         } else if methods.can_poll() {
             // An event is found half an interval late on average: an eighth of the time between
             // events keeps that small beside what the waiter waits anyway.
+            let cheapest = history.poll_cost().unwrap_or_default() * self.poll_share.max(1);
             let interval = history
                 .event_interval()
                 .map_or(self.interval_min * 4, |expected| expected / 8)
                 .max(history.idle(situation.now) / 8)
-                .clamp(self.interval_min, self.interval_max);
+                .max(cheapest)
+                .clamp(self.interval_min, self.interval_max.max(self.interval_min));
             let every = Frequency::Time(interval);
             if methods.contains(Methods::GROUP) {
                 Strategy::PollGroup { every }
@@ -257,5 +344,12 @@ impl Policy for Adaptive {
             Strategy::Signal
         };
         Decision { strategy, until }
+    }
+
+    fn stakes(&self, costs: &Costs) -> Stakes {
+        let sleep =
+            costs.sleep_cpu.saturating_add(costs.wake_delay.saturating_mul(self.delay_weight));
+        let spin_ns = nanos(self.spin_max.min(sleep)) / SPIN_STEP_NS * SPIN_STEP_NS;
+        Stakes { spin: Duration::from_nanos(spin_ns), sleep }
     }
 }

@@ -8,10 +8,11 @@ use std::{io, mem, time::Duration};
 
 use crate::{
     clock::Instant,
+    cost::{Costs, nanos},
     detector::{Armed, Arming, Cancel, Detector, Methods, Notice, Submitted},
     error::{WaitError, caught, discard},
     handle::Registration,
-    history::History,
+    history::{History, Stakes},
     pending::{Batch, Key, Mode, Pending, PendingSet, Round, Trash},
     policy::{Adaptive, Decision, Frequency, Policy, Situation, Strategy},
     shared::Shared,
@@ -20,6 +21,9 @@ use crate::{
     sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, lock},
     wait_point::Address,
 };
+
+/// How often a poll is timed: once in so many rounds.
+const POLLS_TIMED_ONE_IN: u64 = 16;
 
 /// Why a round runs.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +48,8 @@ pub(crate) trait Registered: Send + Sync {
     fn round(&self, cause: Cause<'_>, now: Instant, batch: &mut Batch) -> usize;
     fn before_sleep(&self, now: Instant, batch: &mut Batch) -> BeforeSleep;
     fn next_deadline(&self) -> Option<Instant>;
+    /// The host has polled for this handle in vain and goes to sleep.
+    fn spin_missed(&self, now: Instant);
     fn close(&self, batch: &mut Batch);
     fn watch_state(&self) -> &WatchState;
 }
@@ -61,6 +67,8 @@ pub(crate) struct WatchState {
     pub(crate) every_switches: AtomicUsize,
     /// How long to poll before a sleep, in nanoseconds.
     pub(crate) spin_ns: AtomicU64,
+    /// The detector has watched a descriptor: looks at the wait point are for it.
+    pub(crate) watches: AtomicBool,
     /// The server must look by itself: a polling strategy, or arming before each sleep.
     pub(crate) is_active: AtomicBool,
     /// The time of the next poll of an active handle, in nanoseconds.
@@ -92,6 +100,9 @@ struct Core<D: Detector> {
     pending: PendingSet<D>,
     history: History,
     decision: Decision,
+    stakes: Stakes,
+    /// The last idle period in which the host polled for this handle in vain.
+    missed_in: Option<Instant>,
     ended_by: Option<WaitError>,
     /// No user holds the handle any more; it goes once nothing is in flight.
     is_draining: bool,
@@ -113,16 +124,17 @@ impl<D: Detector> Inner<D> {
     ) -> Self {
         let history = History::default();
         let site = Site::new(shared, address);
-        let now = site.now();
-        let situation =
-            Situation { now, flavor: site.flavor(), methods, history: &history, pending_count: 0 };
+        let situation = shared.situation(site.now(), methods, &history, 0);
         let decision = decide(&*policy, &situation);
+        let stakes = stakes(&*policy, &situation.costs);
         let inner = Self {
             core: Mutex::new(Core {
                 detector: Some(detector),
                 pending: PendingSet::new(),
                 history,
                 decision,
+                stakes,
+                missed_in: None,
                 ended_by: None,
                 is_draining: false,
             }),
@@ -131,6 +143,7 @@ impl<D: Detector> Inner<D> {
                 every_ns: AtomicU64::new(u64::MAX),
                 every_switches: AtomicUsize::new(0),
                 spin_ns: AtomicU64::new(0),
+                watches: AtomicBool::new(false),
                 is_active: AtomicBool::new(false),
                 next_poll_ns: AtomicU64::new(0),
                 has_deadlines: AtomicBool::new(false),
@@ -327,7 +340,8 @@ impl<D: Detector> Inner<D> {
         let watch = &self.watch;
         let changed = watch.every_ns.swap(nanos, Ordering::Relaxed) != nanos
             || watch.every_switches.swap(switches, Ordering::Relaxed) != switches;
-        watch.spin_ns.store(self::nanos(strategy.spin()), Ordering::Relaxed);
+        let spin = self::nanos(strategy.spin());
+        let changed = watch.spin_ns.swap(spin, Ordering::Relaxed) != spin || changed;
         let arms = self.methods.contains(Methods::NOTIFY) && self.arming == Arming::BeforeSleep;
         let is_active = strategy.is_polling() || arms;
         if watch.is_active.swap(is_active, Ordering::Relaxed) != is_active || changed {
@@ -344,19 +358,31 @@ impl<D: Detector> Inner<D> {
     }
 
     fn reconsider(&self, core: &mut Core<D>, now: Instant) {
-        let situation = Situation {
-            now,
-            flavor: self.site.flavor(),
-            methods: self.methods,
-            history: &core.history,
-            pending_count: core.pending.len(),
-        };
+        let shared = self.shared();
+        if core.history.spin_balance() > 0 && !core.stakes.spin.is_zero() {
+            shared.load.refresh(now);
+        }
+        let situation = shared.situation(now, self.methods, &core.history, core.pending.len());
+        core.stakes = stakes(&*self.policy, &situation.costs);
         let decision = decide(&*self.policy, &situation);
         if decision.strategy != core.decision.strategy {
             tracing::trace!(handle = self.name, strategy = %decision.strategy, "strategy changed");
             self.publish(decision.strategy);
         }
         core.decision = decision;
+    }
+
+    /// Takes note of an event that came while the host had nothing to run. Returns whether the policy
+    /// must be asked at once: the balance of polling first has changed its sign.
+    fn record_idle(&self, core: &mut Core<D>, now: Instant) -> bool {
+        let shared = self.shared();
+        let Some(since) = shared.idle.since() else { return false };
+        if core.missed_in == Some(since) {
+            // Settled when the host gave up polling.
+            return false;
+        }
+        let found = shared.idle.found(shared.costs.costs().wake_delay);
+        core.history.record_idle(now - since, found, &core.stakes)
     }
 
     /// Polls under the lock and brings all books up to date. Returns how many events were reported.
@@ -378,6 +404,9 @@ impl<D: Detector> Inner<D> {
         let mut round =
             Round::new(&mut core.pending, batch, now, self.budget, self.stream_capacity);
         let strategy = core.decision.strategy;
+        let is_timed =
+            strategy.is_polling() && core.history.rounds().is_multiple_of(POLLS_TIMED_ONE_IN);
+        let timed_from = is_timed.then(|| self.site.now());
         let outcome = match cause {
             Cause::Notices(notices) => {
                 caught("notified", || detector.notified(notices, &mut round))
@@ -392,8 +421,12 @@ impl<D: Detector> Inner<D> {
         if let Err(panicked) = outcome {
             return reported + self.give_up(core, &panicked, batch);
         }
+        if let Some(begin) = timed_from {
+            core.history.record_poll_cost(self.site.now() - begin);
+        }
         core.history.record(now, reported);
-        if now >= core.decision.until {
+        let has_turned = reported > 0 && self.record_idle(core, now);
+        if has_turned || now >= core.decision.until {
             self.reconsider(core, now);
         }
         if self.watch.is_active.load(Ordering::Relaxed) {
@@ -503,6 +536,15 @@ impl<D: Detector> Registered for Inner<D> {
         // The round that follows at once meets the panic again, and ends what is pending.
         let due = |_| Some(Instant::from_nanos(0));
         core.detector.as_ref().and_then(|detector| deadline_of(detector).unwrap_or_else(due))
+    }
+
+    fn spin_missed(&self, now: Instant) {
+        let mut guard = lock(&self.core);
+        let core = &mut *guard;
+        core.missed_in = self.shared().idle.since();
+        if core.history.record_spin_miss(&core.stakes) || now >= core.decision.until {
+            self.reconsider(core, now);
+        }
     }
 
     fn close(&self, batch: &mut Batch) {
@@ -626,6 +668,7 @@ fn decide(policy: &dyn Policy, situation: &Situation<'_>) -> Decision {
     Adaptive::default().decide(situation)
 }
 
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+/// Asks the policy what is at stake, and the default one if it panics.
+fn stakes(policy: &dyn Policy, costs: &Costs) -> Stakes {
+    caught("stakes", || policy.stakes(costs)).unwrap_or_else(|_| Adaptive::default().stakes(costs))
 }

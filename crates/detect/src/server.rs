@@ -83,23 +83,38 @@ impl Server {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn with_readiness_policy(flavor: Flavor, policy: impl Policy) -> io::Result<Self> {
-        let (wait_point, gate) = wait_point::epoll()?;
-        Self::build(flavor, ClockSource::Monotonic, wait_point, gate, Box::new(policy))
+        Self::with_policies(flavor, Adaptive::default(), policy)
+    }
+
+    /// Like [`new`](Self::new), with the policy for everything that says none of its own (timers,
+    /// channels, detectors registered without [`Registration::policy`]), and the one for the
+    /// readiness of descriptors.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_policies(
+        flavor: Flavor,
+        default: impl Into<Adaptive>,
+        readiness: impl Policy,
+    ) -> io::Result<Self> {
+        let points = wait_point::epoll()?;
+        let policies = (default.into(), Box::new(readiness) as Box<dyn Policy>);
+        Self::build(flavor, ClockSource::Monotonic, points, policies)
     }
 
     pub(crate) fn new_virtual(flavor: Flavor, clock: Arc<dyn Clock>) -> io::Result<Self> {
-        let policy = Box::new(Adaptive::default());
-        Self::build(flavor, ClockSource::Other(clock), WaitPoint::Virtual, Gate::Virtual, policy)
+        let points = (WaitPoint::Virtual, Gate::Virtual);
+        let policies = (Adaptive::default(), Box::new(Adaptive::default()) as Box<dyn Policy>);
+        Self::build(flavor, ClockSource::Other(clock), points, policies)
     }
 
     fn build(
         flavor: Flavor,
         clock: ClockSource,
-        wait_point: WaitPoint,
-        gate: Gate,
-        policy: Box<dyn Policy>,
+        (wait_point, gate): (WaitPoint, Gate),
+        (default, policy): (Adaptive, Box<dyn Policy>),
     ) -> io::Result<Self> {
-        let shared = Arc::new(Shared::new(flavor, clock, wait_point, gate));
+        let shared = Arc::new(Shared::new(flavor, clock, wait_point, gate, default));
         let timers = Shared::register(&shared, Timers::new(), Registration::named("timers"), None)
             .map_err(io::Error::other)?;
         let registration = Registration::named("readiness");

@@ -4,10 +4,13 @@ use std::mem;
 
 use crate::{
     clock::{ClockSource, Instant},
-    detector::Detector,
+    cost::CostMeter,
+    detector::{Detector, Methods},
     error::{RegisterError, WaitError, caught},
     handle::{Handle, Registration},
     history::History,
+    idle::IdlePeriod,
+    load::LoadMeter,
     lookout::Driver,
     metrics::Metrics,
     park::ParkWord,
@@ -43,6 +46,11 @@ pub(crate) struct Shared {
     pub(crate) look_switches: AtomicUsize,
     pub(crate) frequencies_changed: AtomicBool,
     is_closed: AtomicBool,
+    pub(crate) idle: IdlePeriod,
+    pub(crate) costs: CostMeter,
+    pub(crate) load: LoadMeter,
+    /// For handles that are registered without a policy of their own.
+    default_policy: Adaptive,
     pub(crate) metrics: Metrics,
 }
 
@@ -64,7 +72,9 @@ impl Shared {
         clock: ClockSource,
         wait_point: WaitPoint,
         gate: Gate,
+        default_policy: Adaptive,
     ) -> Self {
+        let is_virtual = matches!(gate, Gate::Virtual);
         Self {
             clock,
             flavor,
@@ -82,6 +92,10 @@ impl Shared {
             look_switches: AtomicUsize::new(0),
             frequencies_changed: AtomicBool::new(true),
             is_closed: AtomicBool::new(false),
+            idle: IdlePeriod::none(),
+            costs: CostMeter::new(),
+            load: LoadMeter::new(is_virtual),
+            default_policy,
             metrics: Metrics::default(),
         }
     }
@@ -119,15 +133,9 @@ impl Shared {
             return Err(RegisterError::NoMethod);
         }
         let policy = policy.or_else(|| registration.policy.take());
-        let policy = policy.unwrap_or_else(|| Box::new(Adaptive::default()));
+        let policy = policy.unwrap_or_else(|| Box::new(this.default_policy));
         let history = History::default();
-        let situation = Situation {
-            now: this.now(),
-            flavor: this.flavor,
-            methods,
-            history: &history,
-            pending_count: 0,
-        };
+        let situation = this.situation(this.now(), methods, &history, 0);
         if let Ok(Decision { strategy, .. }) = caught("decide", || policy.decide(&situation))
             && !strategy.is_offered_by(methods)
         {
@@ -205,13 +213,46 @@ impl Shared {
         }
     }
 
+    /// What a policy decides from.
+    pub(crate) fn situation<'a>(
+        &self,
+        now: Instant,
+        methods: Methods,
+        history: &'a History,
+        pending_count: usize,
+    ) -> Situation<'a> {
+        Situation {
+            pending_count,
+            costs: self.costs.costs(),
+            load: self.load.load(),
+            ..Situation::new(now, self.flavor, methods, history)
+        }
+    }
+
     fn table_changed(&self) {
         self.version.fetch_add(1, Ordering::Release);
         self.frequencies_changed();
     }
 
+    /// Makes the next switch look, which takes over what has changed.
     pub(crate) fn frequencies_changed(&self) {
-        self.frequencies_changed.store(true, Ordering::Release);
+        // SeqCst, and in this order: see `Shared::plan_look`.
+        self.frequencies_changed.store(true, Ordering::SeqCst);
+        self.next_look.store(0, Ordering::SeqCst);
+    }
+
+    /// Says when the next look is due while tasks run.
+    pub(crate) fn plan_look(&self, next: u64) {
+        if next < u64::MAX {
+            self.next_look.store(next, Ordering::Relaxed);
+            return;
+        }
+        // Nothing asks for looks, so whoever comes to do so must be heard: of its two stores and our
+        // two operations, either its second comes after our first, or its first before our second.
+        self.next_look.swap(next, Ordering::SeqCst);
+        if self.frequencies_changed.load(Ordering::SeqCst) {
+            self.next_look.store(0, Ordering::Relaxed);
+        }
     }
 
     /// Makes sure that the host does not sleep past `deadline`.
@@ -223,6 +264,7 @@ impl Shared {
 
     pub(crate) fn unpark(&self) {
         if self.word.ring() {
+            self.costs.ring(self.now());
             self.gate.wake();
         }
     }
@@ -252,7 +294,7 @@ impl Shared {
     /// Says when the next look is due.
     pub(crate) fn schedule_look(&self, now: Instant) {
         let every = self.look_every_ns.load(Ordering::Relaxed);
-        self.next_look.store(now.as_nanos().saturating_add(every), Ordering::Relaxed);
+        self.plan_look(now.as_nanos().saturating_add(every));
     }
 
     /// Takes note of a look at `now` between two polls, or of an attempt at one. `Relaxed` throughout:
@@ -262,6 +304,20 @@ impl Shared {
         let last = self.last_look.swap(nanos, Ordering::Relaxed);
         if nanos.saturating_sub(last) > every.saturating_add(every / 2) {
             self.last_gap.store(nanos, Ordering::Relaxed);
+        }
+    }
+
+    /// A detector watches a descriptor: from now on, looks are for it too.
+    pub(crate) fn watches(&self, address: Address) {
+        let has_changed = {
+            let table = lock(&self.table);
+            let row = table.rows.get(address.index as usize);
+            row.filter(|row| row.generation == address.generation)
+                .and_then(|row| row.handle.as_ref())
+                .is_some_and(|handle| !handle.watch_state().watches.swap(true, Ordering::Relaxed))
+        };
+        if has_changed {
+            self.frequencies_changed();
         }
     }
 

@@ -54,7 +54,10 @@ impl Site {
         key: u32,
         interest: Interest,
     ) -> io::Result<()> {
-        self.shared()?.gate().watch(descriptor, self.address, key, interest)
+        let shared = self.shared()?;
+        shared.gate().watch(descriptor, self.address, key, interest)?;
+        shared.watches(self.address);
+        Ok(())
     }
 
     /// Watches a descriptor no more. An announcement that is under way may still come.

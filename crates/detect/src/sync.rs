@@ -16,7 +16,7 @@ pub(crate) use std::sync::{
     atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
 pub(crate) use std::{
-    sync::{Arc, PoisonError, Weak},
+    sync::{Arc, OnceLock, PoisonError, Weak},
     thread, thread_local,
 };
 

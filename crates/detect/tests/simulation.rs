@@ -460,15 +460,36 @@ mod adaptive {
         assert!(matches!(strategy, Strategy::Sleep { .. }), "{strategy}");
     }
 
+    /// Goal: polling first is a bet on the time that an idle host waits, and on nothing else. Method:
+    /// timers close together, then far apart; and events that the host's own tasks cause, as close.
     #[test]
-    fn it_polls_first_where_sleeping_costs_more_than_waiting() {
-        let notified = NOTIFIED | Methods::GROUP;
+    fn it_polls_first_where_an_idle_host_waits_shortly() {
+        let mut simulation = Simulation::new(8);
+        let timers = simulation.server().timers().clone();
+        let mut waits = |distance: Duration, count: u32| {
+            let handle = timers.clone();
+            let done = simulation.block_on(async move {
+                for _ in 0..count {
+                    handle.wait(Instant::now() + distance).await?;
+                }
+                Ok::<_, WaitError>(())
+            });
+            assert!(matches!(done, Ok(Ok(()))), "{done:?}");
+            timers.history()
+        };
         let spin_max = Adaptive::default().spin_max;
-        let strategy = decides(notified, micros(4), 2000, Duration::ZERO);
+        let (history, strategy) = waits(micros(4), 3);
         assert!(
             matches!(strategy, Strategy::PollThenSleep { spin, .. } if spin == spin_max),
-            "{strategy}"
+            "{strategy}: {history:?}"
         );
+        assert_eq!(history.idle_wait(), Some(micros(4)));
+        let (history, strategy) = waits(Duration::from_millis(1), 20);
+        assert!(matches!(strategy, Strategy::Sleep { .. }), "{strategy}: {history:?}");
+        let (history, strategy) = waits(micros(4), 20);
+        assert!(matches!(strategy, Strategy::PollThenSleep { .. }), "{strategy}: {history:?}");
+        let strategy = decides(NOTIFIED | Methods::GROUP, micros(50), 2000, Duration::ZERO);
+        assert!(matches!(strategy, Strategy::Sleep { .. }), "{strategy}");
     }
 
     #[test]

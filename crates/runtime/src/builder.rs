@@ -3,7 +3,7 @@
 use std::{fmt, io, time::Duration};
 
 use thiserror::Error;
-use vigie_detect::{Adaptive, Flavor, Policy, Server};
+use vigie_detect::{Adaptive, Flavor, Policy, Reactivity, Server};
 
 use crate::{
     flavor::{
@@ -32,12 +32,15 @@ pub(crate) struct Options {
     pub(crate) blocking_keep_alive: Duration,
 }
 
+type MakeServer = Box<dyn FnOnce(Flavor, Adaptive) -> io::Result<Server>>;
+
 /// Makes a [`Runtime`].
 #[must_use = "a builder does nothing before `build`"]
 pub struct RuntimeBuilder {
     flavor: Flavor,
     workers: Option<usize>,
-    readiness_policy: Option<Box<dyn FnOnce(Flavor) -> io::Result<Server>>>,
+    adaptive: Adaptive,
+    readiness_policy: Option<MakeServer>,
     options: Options,
 }
 
@@ -73,6 +76,12 @@ pub enum BuildError {
         /// The largest number of reserve threads.
         limit: usize,
     },
+    /// A host that polls longer than this has forgotten to sleep.
+    #[error("`spin_max` is {spin_max:?}: it must be at most 10 ms")]
+    SpinMax {
+        /// What was asked for.
+        spin_max: Duration,
+    },
     /// There must be room for one closure.
     #[error("`blocking_threads` is zero: it must be at least 1")]
     BlockingThreads,
@@ -93,12 +102,14 @@ pub enum BuildError {
 }
 
 const WORKERS_MAX: usize = 1024;
+const SPIN_MAX: Duration = Duration::from_millis(10);
 
 impl RuntimeBuilder {
     pub(crate) fn new() -> Self {
         Self {
             flavor: Flavor::Hybrid,
             workers: None,
+            adaptive: Adaptive::default(),
             readiness_policy: None,
             options: Options {
                 workers: 1,
@@ -201,9 +212,29 @@ impl RuntimeBuilder {
         self
     }
 
-    /// Sets who chooses the strategy for the readiness of sockets. Default [`Adaptive`].
+    /// Sets how much processor time may be spent on being early, for everything that is waited for
+    /// without a policy of its own: sockets, timers, channels. Default [`Reactivity::Balanced`].
+    ///
+    /// A worker with nothing to run polls before it sleeps for at most 10 µs (`Balanced`), 200 µs
+    /// (`LowLatency`) or not at all (`LowCpu`), if that has paid lately and nobody else has use for
+    /// the core. It never polls twice without an event in between: an idle process sleeps.
+    pub fn reactivity(mut self, reactivity: Reactivity) -> Self {
+        self.adaptive = Adaptive::new(reactivity);
+        self
+    }
+
+    /// Sets the longest time that a worker polls before it sleeps, 0 to 10 ms; zero never polls.
+    /// Default: that of the [`reactivity`](Self::reactivity), after which this must be called. It
+    /// is not polled for longer than a sleep costs: see [`Adaptive::spin_max`].
+    pub fn spin_max(mut self, time: Duration) -> Self {
+        self.adaptive.spin_max = time;
+        self
+    }
+
+    /// Sets who chooses the strategy for the readiness of sockets. Default: [`Adaptive`], as
+    /// [`reactivity`](Self::reactivity) says.
     pub fn readiness_policy(mut self, policy: impl Policy) -> Self {
-        let make = move |flavor| Server::with_readiness_policy(flavor, policy);
+        let make = move |flavor, adaptive| Server::with_policies(flavor, adaptive, policy);
         self.readiness_policy = Some(Box::new(make));
         self
     }
@@ -232,21 +263,24 @@ impl RuntimeBuilder {
                 limit: RESERVES_MAX,
             });
         }
+        if self.adaptive.spin_max > SPIN_MAX {
+            return Err(BuildError::SpinMax { spin_max: self.adaptive.spin_max });
+        }
         if options.blocking_threads == 0 {
             return Err(BuildError::BlockingThreads);
         }
         let make_server = self.readiness_policy.unwrap_or_else(|| {
-            Box::new(|flavor| Server::with_readiness_policy(flavor, Adaptive::default()))
+            Box::new(|flavor, adaptive| Server::with_policies(flavor, adaptive, adaptive))
         });
         match self.flavor {
             Flavor::UserLevel => {
-                let server = make_server(self.flavor).map_err(BuildError::Server)?;
+                let server = make_server(self.flavor, self.adaptive).map_err(BuildError::Server)?;
                 let shared = Arc::new(user_level::Shared::new(server, options));
                 let handle = Handle { scheduler: Scheduler::UserLevel(shared) };
                 Ok(Runtime::new(handle, Vec::new()))
             }
             Flavor::Hybrid => {
-                let server = make_server(self.flavor).map_err(BuildError::Server)?;
+                let server = make_server(self.flavor, self.adaptive).map_err(BuildError::Server)?;
                 let (shared, threads) = hybrid::start(server, options)?;
                 Ok(Runtime::new(Handle { scheduler: Scheduler::Hybrid(shared) }, threads))
             }
@@ -260,6 +294,7 @@ impl fmt::Debug for RuntimeBuilder {
         f.debug_struct("RuntimeBuilder")
             .field("flavor", &self.flavor)
             .field("workers", &self.workers)
+            .field("adaptive", &self.adaptive)
             .field("options", &self.options)
             .finish_non_exhaustive()
     }

@@ -74,4 +74,4 @@ pub use join::{JoinError, JoinHandle};
 pub use kernel_help::KernelHelp;
 pub use runtime::{Runtime, ShutdownTimeout};
 pub use spawn::{YieldNow, spawn, spawn_blocking, spawn_local, yield_now};
-pub use vigie_detect::Flavor;
+pub use vigie_detect::{Flavor, Reactivity};

@@ -8,7 +8,9 @@ use std::{
     time::Duration,
 };
 
-use vigie_runtime::{Flavor, Runtime, spawn, spawn_blocking, spawn_local, time, yield_now};
+use vigie_runtime::{
+    BuildError, Flavor, Reactivity, Runtime, spawn, spawn_blocking, spawn_local, time, yield_now,
+};
 
 fn each_flavor(test: impl Fn(Runtime)) {
     for flavor in [Flavor::UserLevel, Flavor::Hybrid] {
@@ -156,4 +158,31 @@ fn local_tasks() {
         shared.get()
     });
     assert_eq!(value, 42);
+}
+
+/// Goal: each reactivity serves tasks, timers and wake-ups on each flavor, and a bound out of range is
+/// refused. Method: a short life of each; bounds inside and outside of the range.
+#[test]
+fn each_reactivity_works() {
+    for flavor in [Flavor::UserLevel, Flavor::Hybrid] {
+        for reactivity in [Reactivity::LowCpu, Reactivity::Balanced, Reactivity::LowLatency] {
+            let builder = Runtime::builder().flavor(flavor).workers(2);
+            let runtime = builder.reactivity(reactivity).build().expect("a runtime");
+            let slept = runtime.block_on(async {
+                let tasks: Vec<_> = (1..=20_u64)
+                    .map(|n| spawn(time::sleep(Duration::from_micros(5 * n))))
+                    .collect();
+                for task in tasks {
+                    task.await.expect("no panic");
+                }
+                spawn_blocking(|| 7).await.expect("no panic")
+            });
+            assert_eq!(slept, 7, "{flavor}, {reactivity}");
+        }
+    }
+    let bound = |spin_max| Runtime::builder().workers(1).spin_max(spin_max).build();
+    assert!(bound(Duration::ZERO).is_ok());
+    assert!(bound(Duration::from_millis(10)).is_ok());
+    let refused = bound(Duration::from_millis(11)).map(drop);
+    assert!(matches!(refused, Err(BuildError::SpinMax { .. })), "{refused:?}");
 }

@@ -1,0 +1,48 @@
+//! How much processor time may be spent on being early.
+
+use std::{fmt, time::Duration};
+
+/// How much processor time may be spent on being early: the three settings of
+/// [`Adaptive`](crate::Adaptive).
+///
+/// | | polls first, before a sleep | a microsecond of delay is worth | looks while tasks run |
+/// | --- | --- | --- | --- |
+/// | `LowCpu` | never | nothing | every 100 µs |
+/// | `Balanced` | up to 10 µs | a microsecond of processor time | every 50 µs |
+/// | `LowLatency` | up to 200 µs | eight of them | every 20 µs |
+///
+/// None of them polls first where that did not pay lately, where somebody else has use for the core
+/// ([`Load`](crate::Load)), or twice without an event in between: an idle process sleeps for good.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reactivity {
+    /// As little processor time as can be.
+    LowCpu,
+    /// Both alike. The default.
+    #[default]
+    Balanced,
+    /// As early as can be, while cores are free.
+    LowLatency,
+}
+
+impl Reactivity {
+    /// Returns the longest time to poll before a sleep: none, 10 µs, 200 µs.
+    #[must_use]
+    pub const fn spin_max(self) -> Duration {
+        match self {
+            Self::LowCpu => Duration::ZERO,
+            Self::Balanced => Duration::from_micros(10),
+            Self::LowLatency => Duration::from_micros(200),
+        }
+    }
+}
+
+impl fmt::Display for Reactivity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::LowCpu => "low-cpu",
+            Self::Balanced => "balanced",
+            Self::LowLatency => "low-latency",
+        })
+    }
+}
