@@ -35,6 +35,8 @@ pub(crate) enum Experiment {
     KernelLevel,
     /// What compute tasks do, with few messages.
     Throughput,
+    /// Compute tasks with checkpoints, on one thread.
+    Checkpoints,
     /// One task that sleeps and computes in turn.
     Periodic,
     /// A service of which some requests compute.
@@ -56,13 +58,14 @@ pub(crate) enum Experiment {
 }
 
 impl Experiment {
-    pub(crate) const ALL: [Self; 15] = [
+    pub(crate) const ALL: [Self; 16] = [
         Self::Quantum,
         Self::FineYields,
         Self::SeldomYields,
         Self::PaperYields,
         Self::KernelLevel,
         Self::Throughput,
+        Self::Checkpoints,
         Self::Periodic,
         Self::Service,
         Self::Crowd,
@@ -76,7 +79,10 @@ impl Experiment {
 
     /// Measures this experiment, under a progress bar.
     pub(crate) fn run(self, seed: u64) -> Result<Outcome, BenchError> {
-        use System::{BusyPoll, Threads, Tokio, Vigie, VigieEnhanced, VigieNaive, VigieUserLevel};
+        use System::{
+            BusyPoll, Threads, Tokio, Vigie, VigieEnhanced, VigieLowCpu, VigieLowLatency,
+            VigieNaive, VigieUserLevel,
+        };
         match self {
             Self::Quantum => {
                 let mut plan = ReactionPlan::new(vec![VigieNaive, VigieEnhanced, VigieUserLevel]);
@@ -99,6 +105,7 @@ impl Experiment {
             Self::SeldomYields | Self::PaperYields => self.hogs(seed),
             Self::KernelLevel => kernel_level(seed),
             Self::Throughput => throughput(seed),
+            Self::Checkpoints => checkpoints(seed),
             Self::Periodic => {
                 let mut plan = PeriodicPlan::new(vec![Vigie, Tokio, Threads]);
                 plan.seed = seed;
@@ -126,7 +133,14 @@ impl Experiment {
                 with_progress(plan.cases(), |progress| plan.run(progress))
             }
             Self::PingPong => {
-                let mut plan = PingPongPlan::new(vec![Vigie, Tokio, Threads, BusyPoll]);
+                let mut plan = PingPongPlan::new(vec![
+                    Vigie,
+                    VigieLowLatency,
+                    VigieLowCpu,
+                    Tokio,
+                    Threads,
+                    BusyPoll,
+                ]);
                 plan.seed = seed;
                 with_progress(plan.cases(), |progress| plan.run(progress))
             }
@@ -186,6 +200,18 @@ fn kernel_level(seed: u64) -> Result<Outcome, BenchError> {
     plan.compute = HOGS.to_vec();
     plan.samples = 2_000;
     plan.budget = Duration::from_secs(6);
+    plan.spread = Some(Duration::from_millis(3));
+    plan.seed = seed;
+    with_progress(plan.cases(), |progress| plan.run(progress))
+}
+
+/// Ten tasks that compute on the one thread of the user-level flavor, with checkpoints every 10 µs.
+fn checkpoints(seed: u64) -> Result<Outcome, BenchError> {
+    let mut plan = ReactionPlan::new(vec![System::VigieCheckpoint]);
+    plan.compute = vec![10];
+    plan.yield_every = YieldEvery::Step(Duration::from_micros(10));
+    plan.samples = 2_000;
+    plan.budget = Duration::from_secs(8);
     plan.spread = Some(Duration::from_millis(3));
     plan.seed = seed;
     with_progress(plan.cases(), |progress| plan.run(progress))

@@ -12,6 +12,7 @@ use crate::experiment::{
     mean_spread, p50_ratio, system_calls,
 };
 use crate::goal::{Area, Bound, Checked, Goal};
+use crate::reaction;
 use crate::report::Outcome;
 use crate::switches::SwitchKind;
 use crate::system::System;
@@ -317,6 +318,45 @@ pub static GOALS: &[Goal] = &[
         samples_min: 10_000,
         experiment: Experiment::PingPong,
         measure: |rows| case_ratio(rows, [System::Tokio, System::Vigie], ping_pong::CASE, "p50_us"),
+    },
+    Goal {
+        area: Area::PingPong,
+        case: "hybrid, low latency, nothing else runs",
+        command: "vigie-bench pingpong --only vigie-low-latency,busy-poll",
+        figure: "p50 / busy-poll's p50",
+        bound: Bound::AtMost(1.3),
+        samples_min: 10_000,
+        experiment: Experiment::PingPong,
+        measure: |rows| {
+            let systems = [System::VigieLowLatency, System::BusyPoll];
+            case_ratio(rows, systems, ping_pong::CASE, "p50_us")
+        },
+    },
+    Goal {
+        area: Area::PingPong,
+        case: "hybrid, low CPU, nothing else runs",
+        command: "vigie-bench pingpong --only vigie-low-cpu,tokio",
+        figure: "processor time per message / tokio's",
+        bound: Bound::AtMost(1.0),
+        samples_min: 10_000,
+        experiment: Experiment::PingPong,
+        measure: |rows| {
+            let systems = [System::VigieLowCpu, System::Tokio];
+            case_ratio(rows, systems, ping_pong::CASE, ping_pong::CPU_PER_MESSAGE)
+        },
+    },
+    Goal {
+        area: Area::Hogs,
+        case: "user-level, checkpoint every 10 µs, N = 10",
+        command: "vigie-bench reaction --only vigie-checkpoint --compute 10 --yield-every 10us \
+                  --samples 2000 --budget 8s --spread 3ms",
+        figure: "p50 (µs)",
+        bound: Bound::AtMost(60.0),
+        samples_min: 1_000,
+        experiment: Experiment::Checkpoints,
+        measure: |rows| {
+            case_percentile(rows, (System::VigieCheckpoint, reaction::CASE), "", "p50_us")
+        },
     },
     Goal {
         area: Area::Pending,

@@ -26,7 +26,8 @@ use self::smol::Smol;
 use self::threads::Threads;
 use self::tokio::{TokioCurrentThread, TokioMultiThread};
 use self::vigie::{
-    VigieBlocking, VigieEnhanced, VigieHybrid, VigieKernelLevel, VigieNaive, VigieUserLevel,
+    VigieBlocking, VigieCheckpoint, VigieEnhanced, VigieHybrid, VigieKernelLevel, VigieLowCpu,
+    VigieLowLatency, VigieNaive, VigieUserLevel,
 };
 use crate::error::Failure;
 use crate::server::ServerPlan;
@@ -49,6 +50,12 @@ pub enum System {
     Vigie,
     /// The kernel-level flavor as a program gets it by default.
     VigieKernelLevel,
+    /// The hybrid flavor, which may spend processor time on being early.
+    VigieLowLatency,
+    /// The hybrid flavor, which may not.
+    VigieLowCpu,
+    /// The user-level flavor, whose compute tasks reach a checkpoint where others yield.
+    VigieCheckpoint,
     /// tokio, multi-thread.
     Tokio,
     /// tokio, current-thread.
@@ -63,13 +70,16 @@ pub enum System {
 
 impl System {
     /// All systems, compiled in or not, in the order of the tables.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 14] = [
         Self::VigieNaive,
         Self::VigieEnhanced,
         Self::VigieBlocking,
         Self::VigieUserLevel,
         Self::Vigie,
         Self::VigieKernelLevel,
+        Self::VigieLowLatency,
+        Self::VigieLowCpu,
+        Self::VigieCheckpoint,
         Self::Tokio,
         Self::TokioCurrentThread,
         Self::Smol,
@@ -87,6 +97,9 @@ impl System {
             Self::VigieUserLevel => "vigie-user-level",
             Self::Vigie => "vigie",
             Self::VigieKernelLevel => "vigie-kernel-level",
+            Self::VigieLowLatency => "vigie-low-latency",
+            Self::VigieLowCpu => "vigie-low-cpu",
+            Self::VigieCheckpoint => "vigie-checkpoint",
             Self::Tokio => "tokio",
             Self::TokioCurrentThread => "tokio-current-thread",
             Self::Smol => "smol",
@@ -105,6 +118,9 @@ impl System {
             Self::VigieUserLevel => "vigie user-level, adaptive",
             Self::Vigie => "vigie hybrid, adaptive",
             Self::VigieKernelLevel => "vigie kernel-level, adaptive",
+            Self::VigieLowLatency => "vigie hybrid, low latency",
+            Self::VigieLowCpu => "vigie hybrid, low CPU",
+            Self::VigieCheckpoint => "vigie user-level, checkpoints",
             Self::Tokio => "tokio multi-thread",
             Self::TokioCurrentThread => "tokio current-thread",
             Self::Smol => "smol",
@@ -128,6 +144,9 @@ impl System {
             Self::VigieUserLevel => &Async::<VigieUserLevel>::NEW,
             Self::Vigie => &Async::<VigieHybrid>::NEW,
             Self::VigieKernelLevel => &Async::<VigieKernelLevel>::NEW,
+            Self::VigieLowLatency => &Async::<VigieLowLatency>::NEW,
+            Self::VigieLowCpu => &Async::<VigieLowCpu>::NEW,
+            Self::VigieCheckpoint => &Async::<VigieCheckpoint>::NEW,
             Self::Tokio => &Async::<TokioMultiThread>::NEW,
             Self::TokioCurrentThread => &Async::<TokioCurrentThread>::NEW,
             #[cfg(feature = "smol")]

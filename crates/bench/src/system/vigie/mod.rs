@@ -21,7 +21,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::net::{TcpListener, TcpStream};
 use vigie_detect::{Fixed, Frequency, Strategy};
-use vigie_runtime::{Flavor, Runtime};
+use vigie_runtime::{Flavor, Reactivity, Runtime};
 
 pub(super) use self::blocking::VigieBlocking;
 pub(super) use self::naive::VigieNaive;
@@ -33,6 +33,15 @@ pub type VigieUserLevel = Vigie<UserLevel>;
 
 /// The hybrid flavor with its default policy.
 pub type VigieHybrid = Vigie<Hybrid>;
+
+/// The hybrid flavor with [`Reactivity::LowLatency`].
+pub type VigieLowLatency = Vigie<LowLatency>;
+
+/// The hybrid flavor with [`Reactivity::LowCpu`].
+pub type VigieLowCpu = Vigie<LowCpu>;
+
+/// The user-level flavor whose compute tasks reach checkpoints.
+pub type VigieCheckpoint = Vigie<Checkpoints>;
 
 /// The user-level flavor with the paper's polling: the group, at each switch [bouge02, §3.1].
 pub(super) type VigieEnhanced = Vigie<EnhancedPolling>;
@@ -59,6 +68,11 @@ pub trait Setting: 'static {
     /// # Errors
     /// [`Failure::Runtime`] with the builder's reason.
     fn build(workers: usize) -> Result<Runtime, Failure>;
+
+    /// What a compute task awaits between two steps.
+    fn pause() -> impl Future<Output = ()> + Send {
+        vigie_runtime::yield_now()
+    }
 }
 
 /// Names the default of the user-level flavor.
@@ -92,6 +106,48 @@ pub enum KernelLevel {}
 impl Setting for KernelLevel {
     fn build(_workers: usize) -> Result<Runtime, Failure> {
         Runtime::builder().flavor(Flavor::KernelLevel).build().map_err(Failure::runtime)
+    }
+}
+
+/// Names the hybrid flavor that spends processor time on being early.
+#[derive(Debug)]
+#[expect(clippy::exhaustive_enums, reason = "it has no value, and will not get one")]
+pub enum LowLatency {}
+
+impl Setting for LowLatency {
+    fn build(workers: usize) -> Result<Runtime, Failure> {
+        with_reactivity(workers, Reactivity::LowLatency)
+    }
+}
+
+/// Names the hybrid flavor that spends none.
+#[derive(Debug)]
+#[expect(clippy::exhaustive_enums, reason = "it has no value, and will not get one")]
+pub enum LowCpu {}
+
+impl Setting for LowCpu {
+    fn build(workers: usize) -> Result<Runtime, Failure> {
+        with_reactivity(workers, Reactivity::LowCpu)
+    }
+}
+
+fn with_reactivity(workers: usize, reactivity: Reactivity) -> Result<Runtime, Failure> {
+    let builder = Runtime::builder().flavor(Flavor::Hybrid).workers(workers);
+    builder.reactivity(reactivity).build().map_err(Failure::runtime)
+}
+
+/// Names the user-level flavor whose compute tasks reach a checkpoint where others yield.
+#[derive(Debug)]
+#[expect(clippy::exhaustive_enums, reason = "it has no value, and will not get one")]
+pub enum Checkpoints {}
+
+impl Setting for Checkpoints {
+    fn build(workers: usize) -> Result<Runtime, Failure> {
+        UserLevel::build(workers)
+    }
+
+    fn pause() -> impl Future<Output = ()> + Send {
+        vigie_runtime::task::checkpoint()
     }
 }
 
@@ -139,7 +195,7 @@ impl<S: Setting> AsyncSystem for Vigie<S> {
     }
 
     fn yield_now() -> impl Future<Output = ()> + Send {
-        vigie_runtime::yield_now()
+        S::pause()
     }
 
     fn sleep(duration: Duration) -> impl Future<Output = ()> + Send {
