@@ -328,7 +328,13 @@ pub trait Detector: Sized + Send + 'static {
         None
     }
 
-    /// Returns the number of the POSIX signal that announces events ([`Methods::SIGNAL`]).
+    /// Returns the number of the POSIX signal that announces events ([`Methods::SIGNAL`]); asked once,
+    /// before [`attach`](Self::attach). Each arrival makes the host [`poll`](Self::poll), at its next
+    /// switch or out of its sleep; [`Site::signal_arrivals`] counts them. For a real-time signal, SIGIO is
+    /// listened to as well, which the kernel sends when its queue is full.
+    ///
+    /// A signal that cannot be caught, or reports a fault, refuses the registration with
+    /// [`RegisterError::ForbiddenSignal`](crate::RegisterError::ForbiddenSignal).
     fn signal(&self) -> Option<i32> {
         None
     }

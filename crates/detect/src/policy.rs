@@ -5,7 +5,12 @@
 
 use std::{fmt, time::Duration};
 
-use crate::{clock::Instant, detector::Methods, history::History};
+use crate::{
+    clock::Instant,
+    detector::Methods,
+    history::History,
+    strategies::{Watch, strategies},
+};
 
 /// How the host of a server schedules its tasks [bouge02, §3.3].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -237,6 +242,12 @@ impl Policy for Adaptive {
                 }
                 _ => Strategy::Sleep { every },
             }
+        } else if methods.contains(Methods::SIGNAL) {
+            Strategy::Signal
+        } else if methods.contains(Methods::BLOCK)
+            && strategies(situation.flavor, methods).preferred() == Some(Watch::Block)
+        {
+            Strategy::Block
         } else if methods.can_poll() {
             // An event is found half an interval late on average: an eighth of the time between
             // events keeps that small beside what the waiter waits anyway.

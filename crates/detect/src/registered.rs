@@ -15,10 +15,11 @@ use crate::{
     pending::{Batch, Key, Mode, Pending, PendingSet, Round, Trash},
     policy::{Adaptive, Decision, Frequency, Policy, Situation, Strategy},
     shared::Shared,
+    signals::Listening,
     site::Site,
     slot::Slot,
+    strategies::strategies,
     sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, lock},
-    wait_point::Address,
 };
 
 /// Why a round runs.
@@ -93,6 +94,8 @@ struct Core<D: Detector> {
     history: History,
     decision: Decision,
     ended_by: Option<WaitError>,
+    /// On its signal, if it has one.
+    listening: Option<Listening>,
     /// No user holds the handle any more; it goes once nothing is in flight.
     is_draining: bool,
 }
@@ -109,10 +112,9 @@ impl<D: Detector> Inner<D> {
         (methods, arming): (Methods, Arming),
         registration: Registration,
         policy: Box<dyn Policy>,
-        (shared, address): (&Arc<Shared>, Address),
+        (shared, site): (&Arc<Shared>, Site),
     ) -> Self {
         let history = History::default();
-        let site = Site::new(shared, address);
         let now = site.now();
         let situation =
             Situation { now, flavor: site.flavor(), methods, history: &history, pending_count: 0 };
@@ -124,6 +126,7 @@ impl<D: Detector> Inner<D> {
                 history,
                 decision,
                 ended_by: None,
+                listening: None,
                 is_draining: false,
             }),
             watch: WatchState {
@@ -154,8 +157,9 @@ impl<D: Detector> Inner<D> {
         &self.shared
     }
 
-    pub(crate) fn attach(&self) -> Result<io::Result<()>, WaitError> {
+    pub(crate) fn attach(&self, listening: Option<Listening>) -> Result<io::Result<()>, WaitError> {
         let mut core = lock(&self.core);
+        core.listening = listening;
         let detector = core.detector.as_mut().expect("invariant: a new handle has its detector");
         caught("attach", || detector.attach(&self.site))
     }
@@ -416,6 +420,7 @@ impl<D: Detector> Inner<D> {
     /// Ends every request and forgets the detector, after one of its callbacks panicked.
     fn give_up(&self, core: &mut Core<D>, error: &WaitError, batch: &mut Batch) -> usize {
         core.ended_by = Some(error.duplicate());
+        core.listening = None;
         // Neither the detector nor what its requests own may be freed: a device may still use both.
         mem::forget(core.detector.take());
         let known = core.pending.known();
@@ -511,6 +516,7 @@ impl<D: Detector> Registered for Inner<D> {
         if core.ended_by.is_none() {
             core.ended_by = Some(WaitError::ServerClosed);
         }
+        core.listening = None;
         let Some(mut detector) = core.detector.take() else { return };
         let mut in_flight = Vec::new();
         for key in core.pending.known() {
@@ -617,7 +623,11 @@ fn deadline_of<D: Detector>(detector: &D) -> Result<Option<Instant>, WaitError> 
 /// Asks the policy, and the default one if its answer does not fit the methods, or if it panics.
 fn decide(policy: &dyn Policy, situation: &Situation<'_>) -> Decision {
     match caught("decide", || policy.decide(situation)) {
-        Ok(decision) if decision.strategy.is_offered_by(situation.methods) => return decision,
+        Ok(decision)
+            if strategies(situation.flavor, situation.methods).allow(decision.strategy) =>
+        {
+            return decision;
+        }
         Ok(Decision { strategy, .. }) => {
             tracing::warn!(%strategy, "the policy chose what the detector lacks");
         }

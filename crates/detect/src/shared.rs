@@ -4,7 +4,7 @@ use std::mem;
 
 use crate::{
     clock::{ClockSource, Instant},
-    detector::Detector,
+    detector::{Detector, Methods},
     error::{RegisterError, WaitError, caught},
     handle::{Handle, Registration},
     history::History,
@@ -14,6 +14,9 @@ use crate::{
     pending::Batch,
     policy::{Adaptive, Decision, Flavor, Policy, Situation},
     registered::{Inner, Registered},
+    signals::{Listener, Listening, Signals},
+    site::Site,
+    strategies::strategies,
     sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, lock, try_lock},
     wait_point::{Address, Gate, HANDLES_MAX, WaitPoint},
 };
@@ -38,6 +41,7 @@ pub(crate) struct Shared {
     pub(crate) frequencies_changed: AtomicBool,
     is_closed: AtomicBool,
     pub(crate) metrics: Metrics,
+    pub(crate) signals: Signals,
 }
 
 #[derive(Default)]
@@ -74,6 +78,7 @@ impl Shared {
             frequencies_changed: AtomicBool::new(true),
             is_closed: AtomicBool::new(false),
             metrics: Metrics::default(),
+            signals: Signals::default(),
         }
     }
 
@@ -109,6 +114,12 @@ impl Shared {
         if methods.is_empty() {
             return Err(RegisterError::NoMethod);
         }
+        let signal = if methods.contains(Methods::SIGNAL) {
+            let signal = caught("signal", || detector.signal()).map_err(panicked)?;
+            Some(signal.ok_or(RegisterError::NoSignal)?)
+        } else {
+            None
+        };
         let policy = policy.or_else(|| registration.policy.take());
         let policy = policy.unwrap_or_else(|| Box::new(Adaptive::default()));
         let history = History::default();
@@ -120,12 +131,14 @@ impl Shared {
             pending_count: 0,
         };
         if let Ok(Decision { strategy, .. }) = caught("decide", || policy.decide(&situation))
-            && !strategy.is_offered_by(methods)
+            && !strategies(this.flavor, methods).allow(strategy)
         {
             return Err(RegisterError::Unsupported { strategy: strategy.to_string() });
         }
         let address = this.reserve()?;
-        let inner = Inner::new(detector, (methods, arming), registration, policy, (this, address));
+        let listener = signal.map(|_| Listener::new(address));
+        let site = Site::new(this, address, listener.clone());
+        let inner = Inner::new(detector, (methods, arming), registration, policy, (this, site));
         let inner = Arc::new(inner);
         {
             let mut table = lock(&this.table);
@@ -138,11 +151,17 @@ impl Shared {
             row.handle = Some(handle);
         }
         this.table_changed();
-        let attached = match inner.attach() {
+        // Before the detector can ask for the signal, which may end the process as long as nobody
+        // listens.
+        let listening = match (signal, &listener) {
+            (Some(signal), Some(listener)) => Listening::begin(this, listener, signal).map(Some),
+            _ => Ok(None),
+        };
+        let attached = listening.and_then(|listening| match inner.attach(listening) {
             Ok(Ok(())) => Ok(Handle::new(inner)),
             Ok(Err(error)) => Err(RegisterError::Attach(error)),
             Err(error) => Err(panicked(error)),
-        };
+        });
         if attached.is_err() {
             this.deregister(address);
         }

@@ -15,6 +15,10 @@ pub(crate) use std::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
+/// For what signal handlers write, which no model knows.
+pub(crate) mod signal_safe {
+    pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+}
 pub(crate) use std::{
     sync::{Arc, PoisonError, Weak},
     thread, thread_local,

@@ -1,8 +1,10 @@
-//! Stock detectors: descriptors, doorbells, channels, io_uring. Timers stand in
+//! Stock detectors: descriptors, doorbells, channels, signals, io_uring. Timers stand in
 //! [`Timers`](crate::Timers).
 
 pub mod channel;
 pub mod doorbell;
 pub mod readiness;
+pub mod signal;
+pub mod signal_io;
 #[cfg(feature = "uring")]
 pub mod uring;

@@ -104,6 +104,11 @@ impl EpollGate {
         }
     }
 
+    /// Like [`wake`](Self::wake), in a signal handler: one `write`, and no word about a failure.
+    pub(crate) fn wake_from_handler(&self) {
+        let _ = self.waker.wake();
+    }
+
     pub(crate) fn watch(
         &self,
         descriptor: BorrowedFd<'_>,

@@ -85,6 +85,14 @@ impl Gate {
         }
     }
 
+    /// Like [`wake`](Self::wake), and async-signal-safe.
+    pub(crate) fn wake_from_handler(&self) {
+        match self {
+            Self::Epoll(gate) => gate.wake_from_handler(),
+            Self::Virtual => {}
+        }
+    }
+
     pub(crate) fn watch(
         &self,
         descriptor: BorrowedFd<'_>,
