@@ -21,6 +21,9 @@ pub enum RegisterError {
         /// The strategy, as its `Display` shows it.
         strategy: String,
     },
+    /// The detector offers [`Methods::BLOCK`](crate::Methods::BLOCK), but gives no call.
+    #[error("the detector offers to block as a method: `block()` must give a call")]
+    NoBlocker,
     /// The detector offers [`Methods::SIGNAL`](crate::Methods::SIGNAL), but names no signal.
     #[error("the detector offers a signal as a method: `signal()` must name one")]
     NoSignal,

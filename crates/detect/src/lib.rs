@@ -49,6 +49,7 @@
 //! # What this crate does not do
 //! It knows no tasks and runs none. It does not resolve host names.
 mod async_fd;
+mod blocker;
 pub mod clock;
 pub mod conformance;
 mod detector;
@@ -80,10 +81,11 @@ mod timer;
 mod wait_point;
 
 pub use async_fd::AsyncFd;
+pub use blocker::Blocker;
 pub use clock::{Clock, Instant, VirtualClock};
 pub use detector::{
-    Armed, Arming, Blocker, Cancel, Detector, Emitted, Key, Methods, Mode, Notice, Pending, Ready,
-    Round, Submitted,
+    Armed, Arming, Cancel, Detector, Emitted, Key, Methods, Mode, Notice, Pending, Ready, Round,
+    Submitted,
 };
 pub use error::{RegisterError, WaitError};
 pub use handle::{EventStream, Handle, Registration, Wait};

@@ -4,12 +4,13 @@
 //! Lock order: driver, then one handle's core, then one slot. Wakers run, and requests and events are
 //! dropped, with none of them held.
 
-use std::{io, mem, time::Duration};
+use std::{mem, time::Duration};
 
 use crate::{
+    blocker::{Helper, RETRY_AFTER},
     clock::Instant,
     detector::{Armed, Arming, Cancel, Detector, Methods, Notice, Submitted},
-    error::{WaitError, caught, discard},
+    error::{RegisterError, WaitError, caught, discard},
     handle::Registration,
     history::History,
     pending::{Batch, Key, Mode, Pending, PendingSet, Round, Trash},
@@ -85,6 +86,11 @@ pub(crate) struct Inner<D: Detector> {
     stream_capacity: usize,
     budget: usize,
     policy: Box<dyn Policy>,
+    /// Blocking calls are begun only when nothing else is runnable; polls at switches see events
+    /// meanwhile.
+    blocks_when_idle: bool,
+    /// There is no thread for blocking calls: the host polls. Written under the core's lock.
+    lacks_helper: AtomicBool,
 }
 
 struct Core<D: Detector> {
@@ -94,6 +100,10 @@ struct Core<D: Detector> {
     history: History,
     decision: Decision,
     ended_by: Option<WaitError>,
+    /// The last round found a waiter without room for an event.
+    is_held_back: bool,
+    /// Of a detector that can block.
+    helper: Option<Helper>,
     /// On its signal, if it has one.
     listening: Option<Listening>,
     /// No user holds the handle any more; it goes once nothing is in flight.
@@ -119,6 +129,7 @@ impl<D: Detector> Inner<D> {
         let situation =
             Situation { now, flavor: site.flavor(), methods, history: &history, pending_count: 0 };
         let decision = decide(&*policy, &situation);
+        let blocks_when_idle = strategies(site.flavor(), methods).block_only_when_idle();
         let inner = Self {
             core: Mutex::new(Core {
                 detector: Some(detector),
@@ -126,6 +137,8 @@ impl<D: Detector> Inner<D> {
                 history,
                 decision,
                 ended_by: None,
+                is_held_back: false,
+                helper: None,
                 listening: None,
                 is_draining: false,
             }),
@@ -148,6 +161,8 @@ impl<D: Detector> Inner<D> {
             stream_capacity: registration.stream_capacity,
             budget: registration.batch,
             policy,
+            blocks_when_idle,
+            lacks_helper: AtomicBool::new(false),
         };
         inner.publish(decision.strategy);
         inner
@@ -157,11 +172,21 @@ impl<D: Detector> Inner<D> {
         &self.shared
     }
 
-    pub(crate) fn attach(&self, listening: Option<Listening>) -> Result<io::Result<()>, WaitError> {
-        let mut core = lock(&self.core);
+    pub(crate) fn attach(&self, listening: Option<Listening>) -> Result<(), RegisterError> {
+        let panicked = |error: WaitError| RegisterError::Panicked { message: error.to_string() };
+        let mut guard = lock(&self.core);
+        let core = &mut *guard;
         core.listening = listening;
-        let detector = core.detector.as_mut().expect("invariant: a new handle has its detector");
-        caught("attach", || detector.attach(&self.site))
+        let Some(detector) = core.detector.as_mut() else {
+            return Err(RegisterError::ServerClosed);
+        };
+        let attached = caught("attach", || detector.attach(&self.site)).map_err(panicked)?;
+        attached.map_err(RegisterError::Attach)?;
+        if self.methods.contains(Methods::BLOCK) {
+            let blocker = caught("block", || detector.block()).map_err(panicked)?;
+            core.helper = Some(Helper::new(blocker.ok_or(RegisterError::NoBlocker)?, self.name));
+        }
+        Ok(())
     }
 
     /// Hands a new request to the detector: inline, on the waiter's thread, so that an event which is
@@ -236,6 +261,7 @@ impl<D: Detector> Inner<D> {
             self.publish_known(core);
             false
         };
+        self.keep_blocking(core, self.blocks_when_idle);
         drop(guard);
         self.tell_host(deadline, is_queued, sleeps_without_it);
         Ok(Submission::Pending(key, slot))
@@ -324,19 +350,42 @@ impl<D: Detector> Inner<D> {
 
     fn publish(&self, strategy: Strategy) {
         let (nanos, switches) = match strategy.every() {
-            Some(Frequency::Time(time)) => (nanos(time), 0),
+            Some(Frequency::Time(time)) => (nanos_of(time), 0),
             Some(Frequency::Switches(count)) => (u64::MAX, count.max(1) as usize),
+            None if strategy != Strategy::Block => (u64::MAX, 0),
+            None if self.lacks_helper.load(Ordering::Relaxed) => (nanos_of(RETRY_AFTER), 0),
+            None if self.blocks_when_idle => (nanos_of(POLL_MEANWHILE), 0),
             None => (u64::MAX, 0),
         };
         let watch = &self.watch;
         let changed = watch.every_ns.swap(nanos, Ordering::Relaxed) != nanos
             || watch.every_switches.swap(switches, Ordering::Relaxed) != switches;
-        watch.spin_ns.store(self::nanos(strategy.spin()), Ordering::Relaxed);
+        watch.spin_ns.store(nanos_of(strategy.spin()), Ordering::Relaxed);
         let arms = self.methods.contains(Methods::NOTIFY) && self.arming == Arming::BeforeSleep;
-        let is_active = strategy.is_polling() || arms;
+        let polls_meanwhile = strategy == Strategy::Block
+            && (self.blocks_when_idle || self.lacks_helper.load(Ordering::Relaxed));
+        let is_active = strategy.is_polling() || arms || polls_meanwhile;
         if watch.is_active.swap(is_active, Ordering::Relaxed) != is_active || changed {
             self.shared().frequencies_changed();
         }
+    }
+
+    /// Sees to it that a call is under way if the strategy wants one: unless it `must_wait` for idleness,
+    /// or there are events already that wait for room. Returns whether there is a thread for it.
+    fn keep_blocking(&self, core: &mut Core<D>, must_wait: bool) -> bool {
+        let known = core.pending.len() + core.pending.cancelling_count();
+        let is_wanted = known > 0 && !must_wait && !core.is_held_back;
+        if core.decision.strategy != Strategy::Block || !is_wanted {
+            return true;
+        }
+        let Some(helper) = &mut core.helper else { return true };
+        let has_thread = helper.want(&self.site, self.site.now());
+        if self.lacks_helper.swap(!has_thread, Ordering::Relaxed) == has_thread {
+            self.publish(Strategy::Block);
+            // The host may sleep by what held before.
+            self.shared.ring(self.site.address());
+        }
+        has_thread
     }
 
     fn publish_deadline(&self, deadline: Instant) {
@@ -371,6 +420,9 @@ impl<D: Detector> Inner<D> {
         now: Instant,
         batch: &mut Batch,
     ) -> usize {
+        if let Some(failure) = core.helper.as_ref().and_then(Helper::take_failure) {
+            return self.give_up(core, &failure, batch);
+        }
         let Some(detector) = core.detector.as_mut() else { return 0 };
         if mem::take(&mut core.pending.changed) && self.methods.contains(Methods::GROUP) {
             let pending = Pending::new(&core.pending);
@@ -393,6 +445,7 @@ impl<D: Detector> Inner<D> {
             Cause::Poll => caught("poll", || detector.poll(&mut round)),
         };
         let (reported, more) = (round.reported(), round.wants_more());
+        core.is_held_back = round.is_held_back();
         if let Err(panicked) = outcome {
             return reported + self.give_up(core, &panicked, batch);
         }
@@ -414,6 +467,7 @@ impl<D: Detector> Inner<D> {
             Err(panicked) => return reported + self.give_up(core, &panicked, batch),
         }
         self.publish_known(core);
+        self.keep_blocking(core, self.blocks_when_idle);
         reported
     }
 
@@ -421,6 +475,9 @@ impl<D: Detector> Inner<D> {
     fn give_up(&self, core: &mut Core<D>, error: &WaitError, batch: &mut Batch) -> usize {
         core.ended_by = Some(error.duplicate());
         core.listening = None;
+        if let Some(helper) = core.helper.take() {
+            helper.close();
+        }
         // Neither the detector nor what its requests own may be freed: a device may still use both.
         mem::forget(core.detector.take());
         let known = core.pending.known();
@@ -494,7 +551,9 @@ impl<D: Detector> Registered for Inner<D> {
             return BeforeSleep::Until(Some(Instant::from_nanos(next_poll)));
         }
         let reported = self.poll_core(core, Cause::Poll, now, batch);
+        let has_helper = self.keep_blocking(core, reported > 0);
         let next = match core.decision.strategy.every() {
+            _ if !has_helper => Some(now + RETRY_AFTER),
             _ if !core.decision.strategy.is_polling() => None,
             Some(Frequency::Time(every)) => Some(now + every),
             Some(Frequency::Switches(_)) | None => Some(now),
@@ -517,6 +576,9 @@ impl<D: Detector> Registered for Inner<D> {
             core.ended_by = Some(WaitError::ServerClosed);
         }
         core.listening = None;
+        if let Some(helper) = core.helper.take() {
+            helper.close();
+        }
         let Some(mut detector) = core.detector.take() else { return };
         let mut in_flight = Vec::new();
         for key in core.pending.known() {
@@ -616,6 +678,9 @@ impl<D: Detector> Inner<D> {
 
 const COLLECT_ROUNDS_MAX: u32 = 1_000_000;
 
+/// How often a handle is polled at switches while its blocking call waits for idleness.
+const POLL_MEANWHILE: Duration = Duration::from_micros(50);
+
 fn deadline_of<D: Detector>(detector: &D) -> Result<Option<Instant>, WaitError> {
     caught("next_deadline", || detector.next_deadline())
 }
@@ -636,6 +701,6 @@ fn decide(policy: &dyn Policy, situation: &Situation<'_>) -> Decision {
     Adaptive::default().decide(situation)
 }
 
-fn nanos(duration: Duration) -> u64 {
+fn nanos_of(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -157,10 +157,9 @@ impl Shared {
             (Some(signal), Some(listener)) => Listening::begin(this, listener, signal).map(Some),
             _ => Ok(None),
         };
-        let attached = listening.and_then(|listening| match inner.attach(listening) {
-            Ok(Ok(())) => Ok(Handle::new(inner)),
-            Ok(Err(error)) => Err(RegisterError::Attach(error)),
-            Err(error) => Err(panicked(error)),
+        let attached = listening.and_then(|listening| {
+            inner.attach(listening)?;
+            Ok(Handle::new(inner))
         });
         if attached.is_err() {
             this.deregister(address);

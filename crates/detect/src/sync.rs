@@ -19,6 +19,8 @@ pub(crate) use std::sync::{
 pub(crate) mod signal_safe {
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 }
+/// For what blocks whole threads and is never part of a model.
+pub(crate) use std::sync::{Condvar, Mutex as RealMutex, MutexGuard as RealGuard};
 pub(crate) use std::{
     sync::{Arc, PoisonError, Weak},
     thread, thread_local,

@@ -1,6 +1,8 @@
-//! Stock detectors: descriptors, doorbells, channels, signals, io_uring. Timers stand in
+//! Stock detectors: descriptors, doorbells, channels, signals, calls that
+//! block, io_uring. Timers stand in
 //! [`Timers`](crate::Timers).
 
+pub mod blocking;
 pub mod channel;
 pub mod doorbell;
 pub mod readiness;

@@ -1,6 +1,7 @@
 //! The methods that need a signal or a thread: their stock detectors conform, do what they promise at
 //! their edges, and faults planted in them are seen.
 
+mod blocking;
 mod child;
 mod signals;
 
