@@ -14,7 +14,7 @@ use crate::{
 
 /// How the host of a server schedules its tasks [bouge02, §3.3].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
+#[expect(clippy::exhaustive_enums, reason = "there are these three")]
 pub enum Flavor {
     /// One kernel thread runs every task. A blocking call would stop them all.
     UserLevel,

@@ -6,7 +6,7 @@ use thiserror::Error;
 use vigie_detect::{Adaptive, Flavor, Policy, Server};
 
 use crate::{
-    flavor::{hybrid, user_level},
+    flavor::{hybrid, kernel_level, user_level},
     handle::{Handle, Scheduler},
     runtime::Runtime,
     sync::{Arc, thread},
@@ -19,6 +19,7 @@ pub(crate) struct Options {
     pub(crate) quantum: Duration,
     pub(crate) reaction_slice: Duration,
     pub(crate) thread_name: String,
+    pub(crate) task_stack_bytes: Option<usize>,
     pub(crate) blocking_threads: usize,
     pub(crate) blocking_keep_alive: Duration,
 }
@@ -53,11 +54,13 @@ pub enum BuildError {
     /// There must be room for one closure.
     #[error("`blocking_threads` is zero: it must be at least 1")]
     BlockingThreads,
-    /// The flavor does not exist yet.
-    #[error("the flavor {flavor} is not available in this version: use hybrid or user-level")]
-    Flavor {
+    /// A task needs some stack.
+    #[error("`task_stack_bytes` is {bytes}: it must be at least {least}")]
+    TaskStack {
         /// What was asked for.
-        flavor: Flavor,
+        bytes: usize,
+        /// The smallest stack.
+        least: usize,
     },
     /// The detection server could not be made: it needs an epoll, an eventfd and a timerfd.
     #[error(
@@ -71,6 +74,8 @@ pub enum BuildError {
 
 const WORKERS_MAX: usize = 1024;
 
+const STACK_BYTES_MIN: usize = 16 * 1024;
+
 impl RuntimeBuilder {
     pub(crate) fn new() -> Self {
         Self {
@@ -82,6 +87,7 @@ impl RuntimeBuilder {
                 quantum: Duration::from_millis(1),
                 reaction_slice: Duration::from_millis(1),
                 thread_name: "vigie-worker".to_owned(),
+                task_stack_bytes: None,
                 blocking_threads: 512,
                 blocking_keep_alive: Duration::from_secs(10),
             },
@@ -118,6 +124,13 @@ impl RuntimeBuilder {
     /// Sets the name of the worker threads, to which their number is added. Default `vigie-worker`.
     pub fn thread_name(mut self, name: impl Into<String>) -> Self {
         self.options.thread_name = name.into();
+        self
+    }
+
+    /// Sets the stack of each task's thread in the kernel-level flavor, in bytes, at least 16 KiB. Default:
+    /// that of the standard library, 2 MiB, of which only what is used takes memory.
+    pub fn task_stack_bytes(mut self, bytes: usize) -> Self {
+        self.options.task_stack_bytes = Some(bytes);
         self
     }
 
@@ -158,6 +171,11 @@ impl RuntimeBuilder {
         if options.blocking_threads == 0 {
             return Err(BuildError::BlockingThreads);
         }
+        if let Some(bytes) = options.task_stack_bytes
+            && bytes < STACK_BYTES_MIN
+        {
+            return Err(BuildError::TaskStack { bytes, least: STACK_BYTES_MIN });
+        }
         let make_server = self.readiness_policy.unwrap_or_else(|| {
             Box::new(|flavor| Server::with_readiness_policy(flavor, Adaptive::default()))
         });
@@ -174,7 +192,13 @@ impl RuntimeBuilder {
                     hybrid::start(server, options).map_err(BuildError::Thread)?;
                 Ok(Runtime::new(Handle { scheduler: Scheduler::Hybrid(shared) }, threads))
             }
-            flavor => Err(BuildError::Flavor { flavor }),
+            Flavor::KernelLevel => {
+                let server = make_server(self.flavor).map_err(BuildError::Server)?;
+                let (shared, host) =
+                    kernel_level::start(server, options).map_err(BuildError::Thread)?;
+                let handle = Handle { scheduler: Scheduler::KernelLevel(shared) };
+                Ok(Runtime::new(handle, vec![host]))
+            }
         }
     }
 }

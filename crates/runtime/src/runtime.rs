@@ -6,15 +6,15 @@ use vigie_detect::Server;
 
 use crate::{
     builder::RuntimeBuilder,
-    flavor::{hybrid, user_level},
+    flavor::{hybrid, kernel_level, user_level},
     handle::{Handle, Scheduler},
     join::JoinHandle,
     sync::thread,
 };
 
 /// Runs tasks. Dropping it cancels all of them and waits for its threads; closures on blocking threads
-/// that have begun are waited for as well. A hybrid runtime that is dropped inside a task of a hybrid
-/// runtime, its own or another, ends in the background instead.
+/// that have begun are waited for as well. A hybrid or kernel-level runtime that is dropped inside a task of
+/// a hybrid or kernel-level runtime, its own or another, ends in the background instead.
 ///
 /// # Examples
 /// ```
@@ -77,12 +77,13 @@ impl Runtime {
     /// Panics if called inside a task of a vigie runtime, which it would stop: spawn instead.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         assert!(
-            !hybrid::is_worker() && !user_level::runs_here(None),
+            !hybrid::is_worker() && !user_level::runs_here(None) && !kernel_level::runs_here(),
             "`block_on` inside a task would stop its worker: spawn the future, or await it"
         );
         match &self.handle.scheduler {
             Scheduler::UserLevel(shared) => shared.block_on(future),
             Scheduler::Hybrid(shared) => shared.block_on(future),
+            Scheduler::KernelLevel(shared) => shared.block_on(future),
         }
     }
 }
@@ -93,7 +94,7 @@ impl Drop for Runtime {
             Scheduler::UserLevel(shared) => shared.shutdown(),
             Scheduler::Hybrid(shared) => {
                 shared.shutdown();
-                if hybrid::is_worker() {
+                if hybrid::is_worker() || kernel_level::runs_here() {
                     // Perhaps one of our own, which cannot wait for itself: the last worker clears up.
                     drop(shared.pool().begin_shutdown());
                     return;
@@ -105,6 +106,18 @@ impl Drop for Runtime {
                     }
                 }
                 shared.pool().shutdown();
+            }
+            Scheduler::KernelLevel(shared) => {
+                let in_background = hybrid::is_worker() || kernel_level::runs_here();
+                shared.shutdown(in_background);
+                if in_background {
+                    return;
+                }
+                for thread in self.threads.drain(..) {
+                    if thread.join().is_err() {
+                        tracing::error!("the thread that hosts the server panicked");
+                    }
+                }
             }
         }
     }

@@ -11,7 +11,7 @@ use std::{
 use vigie_runtime::{Flavor, Runtime, spawn, spawn_blocking, spawn_local, time, yield_now};
 
 fn each_flavor(test: impl Fn(Runtime)) {
-    for flavor in [Flavor::UserLevel, Flavor::Hybrid] {
+    for flavor in [Flavor::UserLevel, Flavor::Hybrid, Flavor::KernelLevel] {
         test(Runtime::builder().flavor(flavor).workers(2).build().expect("a runtime"));
     }
 }
