@@ -1,6 +1,9 @@
 //! A detector's place at its server, and the bell that it rings there.
 
-use std::{fmt, io, os::fd::BorrowedFd};
+use std::{
+    fmt, io,
+    os::fd::{AsRawFd, BorrowedFd, RawFd},
+};
 
 use crate::{
     clock::{ClockSource, Instant},
@@ -59,6 +62,16 @@ impl Site {
     pub fn watch(
         &self,
         descriptor: BorrowedFd<'_>,
+        key: u32,
+        interest: Interest,
+    ) -> io::Result<()> {
+        self.watch_raw(descriptor.as_raw_fd(), key, interest)
+    }
+
+    /// Like [`watch`](Self::watch), for a descriptor that is known to be open.
+    pub(crate) fn watch_raw(
+        &self,
+        descriptor: RawFd,
         key: u32,
         interest: Interest,
     ) -> io::Result<()> {

@@ -20,6 +20,7 @@ pub(crate) struct Options {
     pub(crate) reaction_slice: Duration,
     pub(crate) thread_name: String,
     pub(crate) task_stack_bytes: Option<usize>,
+    pub(crate) task_threads: usize,
     pub(crate) blocking_threads: usize,
     pub(crate) blocking_keep_alive: Duration,
 }
@@ -54,6 +55,9 @@ pub enum BuildError {
     /// There must be room for one closure.
     #[error("`blocking_threads` is zero: it must be at least 1")]
     BlockingThreads,
+    /// There must be room for one task.
+    #[error("`task_threads` is zero: it must be at least 1")]
+    TaskThreads,
     /// A task needs some stack.
     #[error("`task_stack_bytes` is {bytes}: it must be at least {least}")]
     TaskStack {
@@ -88,6 +92,7 @@ impl RuntimeBuilder {
                 reaction_slice: Duration::from_millis(1),
                 thread_name: "vigie-worker".to_owned(),
                 task_stack_bytes: None,
+                task_threads: 8192,
                 blocking_threads: 512,
                 blocking_keep_alive: Duration::from_secs(10),
             },
@@ -134,6 +139,15 @@ impl RuntimeBuilder {
         self
     }
 
+    /// Sets how many tasks the kernel-level flavor has at a time, each on a thread, at least 1; further
+    /// ones are cancelled, and their handles say [why](crate::JoinError::is_refused). Default 8192: half
+    /// of what the kernel's default bound on memory mappings allows (`vm.max_map_count`, four for each
+    /// thread), beyond which a thread that starts ends the process.
+    pub fn task_threads(mut self, count: usize) -> Self {
+        self.options.task_threads = count;
+        self
+    }
+
     /// Sets how many closures of `spawn_blocking` run at a time, at least 1. Default 512.
     pub fn blocking_threads(mut self, count: usize) -> Self {
         self.options.blocking_threads = count;
@@ -170,6 +184,9 @@ impl RuntimeBuilder {
         }
         if options.blocking_threads == 0 {
             return Err(BuildError::BlockingThreads);
+        }
+        if options.task_threads == 0 {
+            return Err(BuildError::TaskThreads);
         }
         if let Some(bytes) = options.task_stack_bytes
             && bytes < STACK_BYTES_MIN

@@ -114,10 +114,10 @@ enum Cause {
 }
 
 impl JoinError {
-    /// Returns whether the task was aborted, or its runtime shut down.
+    /// Returns whether the task was aborted, its runtime shut down, or its thread [refused](Self::is_refused).
     #[must_use]
     pub const fn is_cancelled(&self) -> bool {
-        matches!(self.cause, Cause::Cancelled)
+        matches!(self.cause, Cause::Cancelled | Cause::Refused(_))
     }
 
     /// Returns whether the task panicked.
@@ -126,8 +126,9 @@ impl JoinError {
         matches!(self.cause, Cause::Panicked(_))
     }
 
-    /// Returns whether the task never ran, because the kernel gave no thread for it: kernel-level flavor
-    /// only. `ulimit -u` says how many there may be.
+    /// Returns whether the task never ran, because there was no thread for it: kernel-level flavor only.
+    /// [`RuntimeBuilder::task_threads`](crate::RuntimeBuilder::task_threads) and `ulimit -u` say how many
+    /// there may be.
     #[must_use]
     pub const fn is_refused(&self) -> bool {
         matches!(self.cause, Cause::Refused(_))
@@ -152,7 +153,7 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cancelled => f.write_str("the task was cancelled"),
-            Self::Refused(error) => write!(f, "the kernel gave no thread for the task: {error}"),
+            Self::Refused(error) => write!(f, "there is no thread for the task: {error}"),
             Self::Panicked(payload) => {
                 let payload = lock(payload);
                 let message = payload

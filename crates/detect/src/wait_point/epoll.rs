@@ -3,7 +3,7 @@
 
 use std::{
     io,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
     time::Duration,
 };
 
@@ -111,7 +111,7 @@ impl EpollGate {
 
     pub(crate) fn watch(
         &self,
-        descriptor: BorrowedFd<'_>,
+        descriptor: RawFd,
         address: Address,
         key: u32,
         interest: Interest,
@@ -125,7 +125,6 @@ impl EpollGate {
                 mio::Interest::READABLE | mio::Interest::WRITABLE | mio::Interest::PRIORITY
             }
         };
-        let descriptor = descriptor.as_raw_fd();
         self.registry.register(&mut SourceFd(&descriptor), token(address, key), interest)
     }
 

@@ -5,7 +5,10 @@
 
 mod epoll;
 
-use std::{io, os::fd::BorrowedFd};
+use std::{
+    io,
+    os::fd::{BorrowedFd, RawFd},
+};
 
 use crate::{clock::Instant, detector::Notice};
 
@@ -95,7 +98,7 @@ impl Gate {
 
     pub(crate) fn watch(
         &self,
-        descriptor: BorrowedFd<'_>,
+        descriptor: RawFd,
         address: Address,
         key: u32,
         interest: Interest,

@@ -23,7 +23,7 @@ use std::{
 
 use pin_project_lite::pin_project;
 use slab::Slab;
-use vigie_detect::Server;
+use vigie_detect::{Alarm, OwnWaitPoint, Server};
 
 use super::user_level::drop_task;
 use crate::{
@@ -34,8 +34,7 @@ use crate::{
     join::JoinHandle,
     panics::contained,
     sync::{
-        Arc, AtomicBool, Ordering, PoisonError, RealGuard, RealMutex,
-        thread::{self, Thread},
+        Arc, AtomicBool, OnceLock, Ordering, PoisonError, RealGuard, RealMutex, thread,
         thread_local,
     },
     task::{self, LiveTasks, Runnable},
@@ -119,6 +118,10 @@ impl Shared {
             seat.take().into_iter().for_each(drop_task);
             return Ok(());
         }
+        if threads.running.len() >= self.options.task_threads {
+            let error = "as many tasks as `task_threads` allows have a thread already";
+            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, error));
+        }
         let ended = std::mem::take(&mut threads.ended);
         let place = threads.running.insert(None);
         let mut builder = thread::Builder::new().name(self.options.thread_name.clone());
@@ -147,8 +150,10 @@ impl Shared {
         let entered =
             context::enter(Handle { scheduler: Scheduler::KernelLevel(Arc::clone(&self)) });
         OWNER.with(|owner| owner.set(Arc::as_ptr(&self)));
-        seat.bind();
-        while let Some(task) = seat.wait() {
+        let point = OwnWaitPoint::new(&self.server);
+        // Set once: a seat has one thread.
+        let _ = seat.alarm.set(point.alarm());
+        while let Some(task) = seat.wait(&point) {
             if self.is_shutdown.load(Ordering::SeqCst) || task.metadata().is_aborted() {
                 drop_task(task);
             } else {
@@ -156,6 +161,7 @@ impl Shared {
                 contained("a poll", || task.run());
             }
         }
+        drop(point);
         drop(entered);
         self.leave(place);
     }
@@ -218,8 +224,8 @@ impl Shared {
     pub(crate) fn block_on<F: Future>(self: &Arc<Self>, future: F) -> F::Output {
         let _entered =
             context::enter(Handle { scheduler: Scheduler::KernelLevel(Arc::clone(self)) });
-        let main =
-            Arc::new(ThreadWaker { is_woken: AtomicBool::new(true), thread: thread::current() });
+        let point = OwnWaitPoint::new(&self.server);
+        let main = Arc::new(MainWaker { is_woken: AtomicBool::new(true), alarm: point.alarm() });
         let waker = Waker::from(Arc::clone(&main));
         let mut future = pin!(future);
         loop {
@@ -229,7 +235,7 @@ impl Shared {
                     return value;
                 }
             } else {
-                thread::park();
+                contained("a sleep", || point.wait());
             }
         }
     }
@@ -266,7 +272,7 @@ where
     let Some(runnable) = runnable else { return handle };
     runnable.schedule();
     if let Err(error) = shared.give_thread(&seat) {
-        tracing::warn!(task = %site, %error, "the kernel gave no thread for the task");
+        tracing::warn!(task = %site, %error, "no thread for the task: it is cancelled");
         handle.refuse(error);
         // Cancels the task.
         seat.take().into_iter().for_each(drop_task);
@@ -277,9 +283,8 @@ where
 /// Where a task waits for its thread, and the thread for its task.
 struct Seat {
     state: RealMutex<Seated>,
-    /// Raised with each change of `state` that the thread must see (release), taken by the thread.
-    is_woken: AtomicBool,
-    thread: crate::sync::OnceLock<Thread>,
+    /// Of the task's thread, which looks at the state after it has left it here.
+    alarm: OnceLock<Alarm>,
 }
 
 #[derive(Default)]
@@ -290,16 +295,7 @@ struct Seated {
 
 impl Seat {
     fn new() -> Self {
-        Self {
-            state: RealMutex::new(Seated::default()),
-            is_woken: AtomicBool::new(false),
-            thread: crate::sync::OnceLock::new(),
-        }
-    }
-
-    fn bind(&self) {
-        // Bound once: a seat has one thread.
-        let _ = self.thread.set(thread::current());
+        Self { state: RealMutex::new(Seated::default()), alarm: OnceLock::new() }
     }
 
     fn lock(&self) -> RealGuard<'_, Seated> {
@@ -317,15 +313,13 @@ impl Seat {
     }
 
     fn wake(&self) {
-        if !self.is_woken.swap(true, Ordering::AcqRel)
-            && let Some(thread) = self.thread.get()
-        {
-            thread.unpark();
+        if let Some(alarm) = self.alarm.get() {
+            alarm.ring();
         }
     }
 
     /// Waits for the task to be ready; `None` once it is over.
-    fn wait(&self) -> Option<Runnable> {
+    fn wait(&self, point: &OwnWaitPoint) -> Option<Runnable> {
         loop {
             {
                 let mut seated = self.lock();
@@ -336,9 +330,7 @@ impl Seat {
                     return None;
                 }
             }
-            while !self.is_woken.swap(false, Ordering::AcqRel) {
-                thread::park();
-            }
+            contained("a sleep", || point.wait());
         }
     }
 }
@@ -372,20 +364,20 @@ impl Drop for End {
 }
 
 /// Wakes the thread that sits in `block_on`.
-struct ThreadWaker {
+struct MainWaker {
     /// Set by whoever wakes (release), taken by the thread (acquire).
     is_woken: AtomicBool,
-    thread: Thread,
+    alarm: Alarm,
 }
 
-impl Wake for ThreadWaker {
+impl Wake for MainWaker {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
         if !self.is_woken.swap(true, Ordering::AcqRel) {
-            self.thread.unpark();
+            self.alarm.ring();
         }
     }
 }
