@@ -46,7 +46,7 @@ fn the_kernel_wakes_the_tasks_thread() {
         let runtime = runtime();
         let (give, address) = mpsc::channel();
         let server = runtime.spawn(async move {
-            let listener = TcpListener::bind("127.0.0.1:0").await?;
+            let listener = TcpListener::bind(([127, 0, 0, 1], 0).into())?;
             give.send(listener.local_addr()?).expect("the test waits");
             let (mut stream, _) = listener.accept().await?;
             spawn(async move {
@@ -167,13 +167,14 @@ fn a_wait_outlives_its_thread() {
         let (near, mut far) = StdUnixStream::pair().expect("a pair of sockets");
         let relay = Arc::new(Relay { is_woken: AtomicBool::new(false), outer: Mutex::new(None) });
         let begun = Arc::clone(&relay);
-        let first = runtime.spawn(async move {
+        let first = runtime.spawn(poll_fn(move |_| {
+            let near = near.try_clone().expect("a descriptor");
             let mut near = UnixStream::from_std(near).expect("watched");
             let mut read = Box::pin(async move { near.read_u8().await });
-            let waker = Waker::from(begun);
+            let waker = Waker::from(Arc::clone(&begun));
             assert!(read.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-            read
-        });
+            Poll::Ready(read)
+        }));
         let mut read = runtime.block_on(first).expect("it ends");
         let second = runtime.spawn(poll_fn(move |cx| {
             *relay.outer.lock().expect("no panic") = Some(cx.waker().clone());
