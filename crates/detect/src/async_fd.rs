@@ -1,13 +1,17 @@
 //! Any descriptor as an asynchronous one: the ground that the sockets of [`net`](crate::net) stand on.
 
 use std::{
-    fmt, io,
+    fmt,
+    future::{Future, poll_fn},
+    io,
     os::fd::{AsFd, AsRawFd, RawFd},
+    pin::pin,
     task::{Context, Poll, ready},
 };
 
 use crate::{
     handle::{EventStream, Handle},
+    own_point,
     server::Server,
     stock::readiness::{Awaited, Direction, Readable, Readiness, Source},
     sync::Arc,
@@ -58,7 +62,11 @@ impl<T: AsFd> AsyncFd<T> {
     /// Watches `inner`, which is known not to be ready: a socket that still connects.
     pub(crate) fn unready_watched_by(readiness: &Handle<Readiness>, inner: T) -> io::Result<Self> {
         let readiness = readiness.clone();
-        let source = readiness.watch(inner.as_fd(), Interest::Both)?;
+        let source = if own_point::is_for(&readiness) {
+            readiness.leave_to_threads()?
+        } else {
+            readiness.watch(inner.as_fd(), Interest::Both)?
+        };
         let streams = [Direction::Read, Direction::Write]
             .map(|direction| readiness.stream(Awaited { source: Arc::clone(&source), direction }));
         match streams {
@@ -113,13 +121,29 @@ impl<T: AsFd> AsyncFd<T> {
             if !readable.ready.is_empty() {
                 return Poll::Ready(Ok(readable));
             }
-            match ready!(stream.poll_event(cx)) {
+            let Poll::Ready(event) = stream.poll_event(cx) else {
+                if !self.source.is_watched_by_server() {
+                    self.watch_here(direction)?;
+                }
+                return Poll::Pending;
+            };
+            match event {
                 // The bits tell more than the event: they may have been cleared since.
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return Poll::Ready(Err(error.into())),
                 None => return Poll::Ready(Err(crate::WaitError::ServerClosed.into())),
             }
         }
+    }
+
+    /// Lets this thread's own wait point see the next readiness, or the server's if it has none.
+    #[cold]
+    fn watch_here(&self, direction: Direction) -> io::Result<()> {
+        let descriptor = self.as_raw_fd();
+        if own_point::note(&self.readiness, &self.source, direction, descriptor) {
+            return Ok(());
+        }
+        self.readiness.watch_from_now_on(descriptor, &self.source)
     }
 
     /// Says that the descriptor was not ready after all; a newer announcement than `seen` stays.
@@ -138,7 +162,15 @@ impl<T: AsFd> AsyncFd<T> {
     /// As [`poll_ready`](Self::poll_ready).
     pub async fn ready(&self, direction: Direction) -> io::Result<Readable> {
         let awaited = Awaited { source: Arc::clone(&self.source), direction };
-        Ok(self.readiness.wait(awaited).await?)
+        let mut wait = pin!(self.readiness.wait(awaited));
+        poll_fn(|cx| match wait.as_mut().poll(cx) {
+            Poll::Ready(ended) => Poll::Ready(ended.map_err(io::Error::from)),
+            Poll::Pending if self.source.is_watched_by_server() => Poll::Pending,
+            Poll::Pending => self
+                .watch_here(direction)
+                .map_or_else(|error| Poll::Ready(Err(error)), |()| Poll::Pending),
+        })
+        .await
     }
 
     /// Calls `operation` if the descriptor is ready in `direction`, and clears the readiness if the

@@ -1,9 +1,9 @@
 //! The [`Detector`] trait: a kind of event, and the methods by which it may be seen.
 
-use std::{io, ops::BitOr, time::Duration};
+use std::{io, ops::BitOr};
 
 pub use crate::pending::{Emitted, Key, Mode, Pending, Round};
-use crate::{clock::Instant, site::Site};
+use crate::{blocker::Blocker, clock::Instant, site::Site};
 
 /// The methods that a detector offers, a non-empty subset of five.
 ///
@@ -181,10 +181,6 @@ impl BitOr for Ready {
     }
 }
 
-/// A call that blocks until an event may be there, or for at most the given time; the server polls
-/// the detector after each return. It runs on a kernel thread kept for it, without any lock held.
-pub type Blocker = Box<dyn FnMut(Option<Duration>) -> io::Result<()> + Send>;
-
 /// A kind of event and the ways to see it.
 ///
 /// A detector is registered once ([`Server::register`](crate::Server::register)) and serves many
@@ -323,12 +319,21 @@ pub trait Detector: Sized + Send + 'static {
         None
     }
 
-    /// Returns a call that blocks until an event may be there ([`Methods::BLOCK`]).
+    /// Returns a call that blocks until an event may be there ([`Methods::BLOCK`]); asked once, after
+    /// [`attach`](Self::attach). It runs on a kernel thread of its own while requests are pending, on the
+    /// user-level flavor only with nothing else to run if the detector can also be polled; after each
+    /// return the host [`poll`](Self::poll)s.
     fn block(&mut self) -> Option<Blocker> {
         None
     }
 
-    /// Returns the number of the POSIX signal that announces events ([`Methods::SIGNAL`]).
+    /// Returns the number of the POSIX signal that announces events ([`Methods::SIGNAL`]); asked once,
+    /// before [`attach`](Self::attach). Each arrival makes the host [`poll`](Self::poll), at its next
+    /// switch or out of its sleep; [`Site::signal_arrivals`] counts them. For a real-time signal, SIGIO is
+    /// listened to as well, which the kernel sends when its queue is full.
+    ///
+    /// A signal that cannot be caught, or reports a fault, refuses the registration with
+    /// [`RegisterError::ForbiddenSignal`](crate::RegisterError::ForbiddenSignal).
     fn signal(&self) -> Option<i32> {
         None
     }

@@ -21,6 +21,22 @@ pub enum RegisterError {
         /// The strategy, as its `Display` shows it.
         strategy: String,
     },
+    /// The detector offers [`Methods::BLOCK`](crate::Methods::BLOCK), but gives no call.
+    #[error("the detector offers to block as a method: `block()` must give a call")]
+    NoBlocker,
+    /// The detector offers [`Methods::SIGNAL`](crate::Methods::SIGNAL), but names no signal.
+    #[error("the detector offers a signal as a method: `signal()` must name one")]
+    NoSignal,
+    /// The signal cannot be caught (SIGKILL, SIGSTOP), reports a fault of the running code (SIGSEGV,
+    /// SIGBUS, SIGILL, SIGFPE), is kept by the C library, or does not exist.
+    #[error("signal {signal} cannot announce events")]
+    ForbiddenSignal {
+        /// Its number.
+        signal: i32,
+    },
+    /// The kernel refused the signal's handler.
+    #[error("the handler of the signal could not be installed")]
+    Signal(#[source] io::Error),
     /// [`Detector::attach`](crate::Detector::attach) failed.
     #[error("the detector could not be attached to its site")]
     Attach(#[source] io::Error),

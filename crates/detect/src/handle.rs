@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    detector::{Detector, Mode},
+    detector::{Detector, Mode, Notice},
     error::WaitError,
     history::History,
     pending::{Batch, Key},
@@ -137,6 +137,18 @@ impl<D: Detector> Handle<D> {
     /// offers beside waiting. Returns `None` once the server is shut down.
     pub fn with_detector<T>(&self, f: impl FnOnce(&mut D) -> T) -> Option<T> {
         self.user.inner.with_detector(f)
+    }
+
+    /// Returns whether both are the same registered detector.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.user.inner, &other.user.inner)
+    }
+
+    /// Hands an announcement to the detector, on the thread that has seen it. The caller wakes who
+    /// waited.
+    pub(crate) fn deliver(&self, notice: Notice, batch: &mut Batch) {
+        let inner = &*self.user.inner;
+        inner.round(Cause::Notices(&[notice]), inner.site.now(), batch);
     }
 
     /// Polls the detector on this thread, whether or not anything is pending: for the conformance

@@ -49,6 +49,7 @@
 //! # What this crate does not do
 //! It knows no tasks and runs none. It does not resolve host names.
 mod async_fd;
+mod blocker;
 pub mod clock;
 pub mod conformance;
 mod cost;
@@ -66,6 +67,7 @@ mod lookout;
 pub mod loom_exports;
 mod metrics;
 pub mod net;
+mod own_point;
 mod park;
 mod pending;
 mod policy;
@@ -73,20 +75,23 @@ mod reactivity;
 mod registered;
 mod server;
 mod shared;
+mod signals;
 mod simulation;
 mod site;
 mod slot;
 pub mod stock;
+mod strategies;
 mod sync;
 mod timer;
 mod wait_point;
 
 pub use async_fd::AsyncFd;
+pub use blocker::Blocker;
 pub use clock::{Clock, Instant, VirtualClock};
 pub use cost::Costs;
 pub use detector::{
-    Armed, Arming, Blocker, Cancel, Detector, Emitted, Key, Methods, Mode, Notice, Pending, Ready,
-    Round, Submitted,
+    Armed, Arming, Cancel, Detector, Emitted, Key, Methods, Mode, Notice, Pending, Ready, Round,
+    Submitted,
 };
 pub use error::{RegisterError, WaitError};
 pub use handle::{EventStream, Handle, Registration, Wait};
@@ -95,10 +100,12 @@ pub use host_thread::HostThread;
 pub use load::Load;
 pub use lookout::{Detected, Lookout};
 pub use metrics::Snapshot;
+pub use own_point::{Alarm, OwnWaitPoint};
 pub use policy::{Adaptive, Decision, Fixed, Flavor, Frequency, Policy, Situation, Strategy};
 pub use reactivity::Reactivity;
 pub use server::{Entered, NoServer, Server};
 pub use simulation::{Deadlock, Simulated, Simulation};
 pub use site::{Bell, Site};
+pub use strategies::{Strategies, Watch, strategies};
 pub use timer::Timers;
 pub use wait_point::Interest;

@@ -355,6 +355,7 @@ impl Shared {
         driver.was_rung = true;
         let mut addresses = mem::take(&mut driver.rung);
         addresses.append(&mut lock(&self.rung));
+        self.signals.collect(&mut addresses);
         let mut events = 0;
         for address in addresses.drain(..) {
             if let Some(handle) = self.find(driver, address) {

@@ -415,6 +415,8 @@ pub struct Round<'a, D: Detector> {
     stream_capacity: usize,
     reported: usize,
     more: bool,
+    /// A waiter had no room for an event: it rings when it has.
+    is_held_back: bool,
 }
 
 impl<'a, D: Detector> Round<'a, D> {
@@ -425,7 +427,16 @@ impl<'a, D: Detector> Round<'a, D> {
         budget: usize,
         stream_capacity: usize,
     ) -> Self {
-        Self { set, batch, now, budget, stream_capacity, reported: 0, more: false }
+        Self {
+            set,
+            batch,
+            now,
+            budget,
+            stream_capacity,
+            reported: 0,
+            more: false,
+            is_held_back: false,
+        }
     }
 
     /// Returns the time of this round.
@@ -533,7 +544,10 @@ impl<'a, D: Detector> Round<'a, D> {
                 self.batch.wakers.extend(waker);
                 Emitted::Kept
             }
-            Err(event) => Emitted::Full(event),
+            Err(event) => {
+                self.is_held_back = true;
+                Emitted::Full(event)
+            }
         }
     }
 
@@ -577,6 +591,10 @@ impl<'a, D: Detector> Round<'a, D> {
 
     pub(crate) fn reported(&self) -> usize {
         self.reported
+    }
+
+    pub(crate) fn is_held_back(&self) -> bool {
+        self.is_held_back
     }
 
     pub(crate) fn wants_more(&self) -> bool {

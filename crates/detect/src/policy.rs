@@ -12,6 +12,7 @@ use crate::{
     history::{History, Stakes},
     load::Load,
     reactivity::Reactivity,
+    strategies::{Watch, strategies},
 };
 
 #[cfg(test)]
@@ -19,7 +20,7 @@ mod traces;
 
 /// How the host of a server schedules its tasks [bouge02, §3.3].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
+#[expect(clippy::exhaustive_enums, reason = "there are these three")]
 pub enum Flavor {
     /// One kernel thread runs every task. A blocking call would stop them all.
     UserLevel,
@@ -322,6 +323,12 @@ impl Policy for Adaptive {
             } else {
                 Strategy::Sleep { every }
             }
+        } else if methods.contains(Methods::SIGNAL) {
+            Strategy::Signal
+        } else if methods.contains(Methods::BLOCK)
+            && strategies(situation.flavor, methods).preferred() == Some(Watch::Block)
+        {
+            Strategy::Block
         } else if methods.can_poll() {
             // An event is found half an interval late on average: an eighth of the time between
             // events keeps that small beside what the waiter waits anyway.

@@ -4,22 +4,24 @@
 //! Lock order: driver, then one handle's core, then one slot. Wakers run, and requests and events are
 //! dropped, with none of them held.
 
-use std::{io, mem, time::Duration};
+use std::{mem, time::Duration};
 
 use crate::{
+    blocker::{Helper, RETRY_AFTER},
     clock::Instant,
     cost::{Costs, nanos},
     detector::{Armed, Arming, Cancel, Detector, Methods, Notice, Submitted},
-    error::{WaitError, caught, discard},
+    error::{RegisterError, WaitError, caught, discard},
     handle::Registration,
     history::{History, Stakes},
     pending::{Batch, Key, Mode, Pending, PendingSet, Round, Trash},
     policy::{Adaptive, Decision, Frequency, Policy, Situation, Strategy},
     shared::Shared,
+    signals::Listening,
     site::Site,
     slot::Slot,
+    strategies::strategies,
     sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, lock},
-    wait_point::Address,
 };
 
 /// How often a poll is timed: once in so many rounds.
@@ -92,6 +94,11 @@ pub(crate) struct Inner<D: Detector> {
     stream_capacity: usize,
     budget: usize,
     policy: Box<dyn Policy>,
+    /// Blocking calls are begun only when nothing else is runnable; polls at switches see events
+    /// meanwhile.
+    blocks_when_idle: bool,
+    /// There is no thread for blocking calls: the host polls. Written under the core's lock.
+    lacks_helper: AtomicBool,
 }
 
 struct Core<D: Detector> {
@@ -104,6 +111,12 @@ struct Core<D: Detector> {
     /// The last idle period in which the host polled for this handle in vain.
     missed_in: Option<Instant>,
     ended_by: Option<WaitError>,
+    /// The last round found a waiter without room for an event.
+    is_held_back: bool,
+    /// Of a detector that can block.
+    helper: Option<Helper>,
+    /// On its signal, if it has one.
+    listening: Option<Listening>,
     /// No user holds the handle any more; it goes once nothing is in flight.
     is_draining: bool,
 }
@@ -120,13 +133,13 @@ impl<D: Detector> Inner<D> {
         (methods, arming): (Methods, Arming),
         registration: Registration,
         policy: Box<dyn Policy>,
-        (shared, address): (&Arc<Shared>, Address),
+        (shared, site): (&Arc<Shared>, Site),
     ) -> Self {
         let history = History::default();
-        let site = Site::new(shared, address);
         let situation = shared.situation(site.now(), methods, &history, 0);
         let decision = decide(&*policy, &situation);
         let stakes = stakes(&*policy, &situation.costs);
+        let blocks_when_idle = strategies(site.flavor(), methods).block_only_when_idle();
         let inner = Self {
             core: Mutex::new(Core {
                 detector: Some(detector),
@@ -136,6 +149,9 @@ impl<D: Detector> Inner<D> {
                 stakes,
                 missed_in: None,
                 ended_by: None,
+                is_held_back: false,
+                helper: None,
+                listening: None,
                 is_draining: false,
             }),
             watch: WatchState {
@@ -158,6 +174,8 @@ impl<D: Detector> Inner<D> {
             stream_capacity: registration.stream_capacity,
             budget: registration.batch,
             policy,
+            blocks_when_idle,
+            lacks_helper: AtomicBool::new(false),
         };
         inner.publish(decision.strategy);
         inner
@@ -167,10 +185,21 @@ impl<D: Detector> Inner<D> {
         &self.shared
     }
 
-    pub(crate) fn attach(&self) -> Result<io::Result<()>, WaitError> {
-        let mut core = lock(&self.core);
-        let detector = core.detector.as_mut().expect("invariant: a new handle has its detector");
-        caught("attach", || detector.attach(&self.site))
+    pub(crate) fn attach(&self, listening: Option<Listening>) -> Result<(), RegisterError> {
+        let panicked = |error: WaitError| RegisterError::Panicked { message: error.to_string() };
+        let mut guard = lock(&self.core);
+        let core = &mut *guard;
+        core.listening = listening;
+        let Some(detector) = core.detector.as_mut() else {
+            return Err(RegisterError::ServerClosed);
+        };
+        let attached = caught("attach", || detector.attach(&self.site)).map_err(panicked)?;
+        attached.map_err(RegisterError::Attach)?;
+        if self.methods.contains(Methods::BLOCK) {
+            let blocker = caught("block", || detector.block()).map_err(panicked)?;
+            core.helper = Some(Helper::new(blocker.ok_or(RegisterError::NoBlocker)?, self.name));
+        }
+        Ok(())
     }
 
     /// Hands a new request to the detector: inline, on the waiter's thread, so that an event which is
@@ -245,6 +274,7 @@ impl<D: Detector> Inner<D> {
             self.publish_known(core);
             false
         };
+        self.keep_blocking(core, self.blocks_when_idle);
         drop(guard);
         self.tell_host(deadline, is_queued, sleeps_without_it);
         Ok(Submission::Pending(key, slot))
@@ -335,6 +365,9 @@ impl<D: Detector> Inner<D> {
         let (nanos, switches) = match strategy.every() {
             Some(Frequency::Time(time)) => (nanos(time), 0),
             Some(Frequency::Switches(count)) => (u64::MAX, count.max(1) as usize),
+            None if strategy != Strategy::Block => (u64::MAX, 0),
+            None if self.lacks_helper.load(Ordering::Relaxed) => (nanos(RETRY_AFTER), 0),
+            None if self.blocks_when_idle => (nanos(POLL_MEANWHILE), 0),
             None => (u64::MAX, 0),
         };
         let watch = &self.watch;
@@ -343,10 +376,30 @@ impl<D: Detector> Inner<D> {
         let spin = self::nanos(strategy.spin());
         let changed = watch.spin_ns.swap(spin, Ordering::Relaxed) != spin || changed;
         let arms = self.methods.contains(Methods::NOTIFY) && self.arming == Arming::BeforeSleep;
-        let is_active = strategy.is_polling() || arms;
+        let polls_meanwhile = strategy == Strategy::Block
+            && (self.blocks_when_idle || self.lacks_helper.load(Ordering::Relaxed));
+        let is_active = strategy.is_polling() || arms || polls_meanwhile;
         if watch.is_active.swap(is_active, Ordering::Relaxed) != is_active || changed {
             self.shared().frequencies_changed();
         }
+    }
+
+    /// Sees to it that a call is under way if the strategy wants one: unless it `must_wait` for idleness,
+    /// or there are events already that wait for room. Returns whether there is a thread for it.
+    fn keep_blocking(&self, core: &mut Core<D>, must_wait: bool) -> bool {
+        let known = core.pending.len() + core.pending.cancelling_count();
+        let is_wanted = known > 0 && !must_wait && !core.is_held_back;
+        if core.decision.strategy != Strategy::Block || !is_wanted {
+            return true;
+        }
+        let Some(helper) = &mut core.helper else { return true };
+        let has_thread = helper.want(&self.site, self.site.now());
+        if self.lacks_helper.swap(!has_thread, Ordering::Relaxed) == has_thread {
+            self.publish(Strategy::Block);
+            // The host may sleep by what held before.
+            self.shared.ring(self.site.address());
+        }
+        has_thread
     }
 
     fn publish_deadline(&self, deadline: Instant) {
@@ -393,6 +446,9 @@ impl<D: Detector> Inner<D> {
         now: Instant,
         batch: &mut Batch,
     ) -> usize {
+        if let Some(failure) = core.helper.as_ref().and_then(Helper::take_failure) {
+            return self.give_up(core, &failure, batch);
+        }
         let Some(detector) = core.detector.as_mut() else { return 0 };
         if mem::take(&mut core.pending.changed) && self.methods.contains(Methods::GROUP) {
             let pending = Pending::new(&core.pending);
@@ -418,6 +474,7 @@ impl<D: Detector> Inner<D> {
             Cause::Poll => caught("poll", || detector.poll(&mut round)),
         };
         let (reported, more) = (round.reported(), round.wants_more());
+        core.is_held_back = round.is_held_back();
         if let Err(panicked) = outcome {
             return reported + self.give_up(core, &panicked, batch);
         }
@@ -443,12 +500,17 @@ impl<D: Detector> Inner<D> {
             Err(panicked) => return reported + self.give_up(core, &panicked, batch),
         }
         self.publish_known(core);
+        self.keep_blocking(core, self.blocks_when_idle);
         reported
     }
 
     /// Ends every request and forgets the detector, after one of its callbacks panicked.
     fn give_up(&self, core: &mut Core<D>, error: &WaitError, batch: &mut Batch) -> usize {
         core.ended_by = Some(error.duplicate());
+        core.listening = None;
+        if let Some(helper) = core.helper.take() {
+            helper.close();
+        }
         // Neither the detector nor what its requests own may be freed: a device may still use both.
         mem::forget(core.detector.take());
         let known = core.pending.known();
@@ -522,7 +584,9 @@ impl<D: Detector> Registered for Inner<D> {
             return BeforeSleep::Until(Some(Instant::from_nanos(next_poll)));
         }
         let reported = self.poll_core(core, Cause::Poll, now, batch);
+        let has_helper = self.keep_blocking(core, reported > 0);
         let next = match core.decision.strategy.every() {
+            _ if !has_helper => Some(now + RETRY_AFTER),
             _ if !core.decision.strategy.is_polling() => None,
             Some(Frequency::Time(every)) => Some(now + every),
             Some(Frequency::Switches(_)) | None => Some(now),
@@ -552,6 +616,10 @@ impl<D: Detector> Registered for Inner<D> {
         let core = &mut *guard;
         if core.ended_by.is_none() {
             core.ended_by = Some(WaitError::ServerClosed);
+        }
+        core.listening = None;
+        if let Some(helper) = core.helper.take() {
+            helper.close();
         }
         let Some(mut detector) = core.detector.take() else { return };
         let mut in_flight = Vec::new();
@@ -652,6 +720,9 @@ impl<D: Detector> Inner<D> {
 
 const COLLECT_ROUNDS_MAX: u32 = 1_000_000;
 
+/// How often a handle is polled at switches while its blocking call waits for idleness.
+const POLL_MEANWHILE: Duration = Duration::from_micros(50);
+
 fn deadline_of<D: Detector>(detector: &D) -> Result<Option<Instant>, WaitError> {
     caught("next_deadline", || detector.next_deadline())
 }
@@ -659,7 +730,11 @@ fn deadline_of<D: Detector>(detector: &D) -> Result<Option<Instant>, WaitError> 
 /// Asks the policy, and the default one if its answer does not fit the methods, or if it panics.
 fn decide(policy: &dyn Policy, situation: &Situation<'_>) -> Decision {
     match caught("decide", || policy.decide(situation)) {
-        Ok(decision) if decision.strategy.is_offered_by(situation.methods) => return decision,
+        Ok(decision)
+            if strategies(situation.flavor, situation.methods).allow(decision.strategy) =>
+        {
+            return decision;
+        }
         Ok(Decision { strategy, .. }) => {
             tracing::warn!(%strategy, "the policy chose what the detector lacks");
         }

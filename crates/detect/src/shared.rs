@@ -17,6 +17,9 @@ use crate::{
     pending::Batch,
     policy::{Adaptive, Decision, Flavor, Policy, Situation},
     registered::{Inner, Registered},
+    signals::{Listener, Listening, Signals},
+    site::Site,
+    strategies::strategies,
     sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, lock, try_lock},
     wait_point::{Address, Gate, HANDLES_MAX, WaitPoint},
 };
@@ -52,6 +55,7 @@ pub(crate) struct Shared {
     /// For handles that are registered without a policy of their own.
     default_policy: Adaptive,
     pub(crate) metrics: Metrics,
+    pub(crate) signals: Signals,
 }
 
 #[derive(Default)]
@@ -97,6 +101,7 @@ impl Shared {
             load: LoadMeter::new(is_virtual),
             default_policy,
             metrics: Metrics::default(),
+            signals: Signals::default(),
         }
     }
 
@@ -132,17 +137,25 @@ impl Shared {
         if methods.is_empty() {
             return Err(RegisterError::NoMethod);
         }
+        let signal = if methods.contains(Methods::SIGNAL) {
+            let signal = caught("signal", || detector.signal()).map_err(panicked)?;
+            Some(signal.ok_or(RegisterError::NoSignal)?)
+        } else {
+            None
+        };
         let policy = policy.or_else(|| registration.policy.take());
         let policy = policy.unwrap_or_else(|| Box::new(this.default_policy));
         let history = History::default();
         let situation = this.situation(this.now(), methods, &history, 0);
         if let Ok(Decision { strategy, .. }) = caught("decide", || policy.decide(&situation))
-            && !strategy.is_offered_by(methods)
+            && !strategies(this.flavor, methods).allow(strategy)
         {
             return Err(RegisterError::Unsupported { strategy: strategy.to_string() });
         }
         let address = this.reserve()?;
-        let inner = Inner::new(detector, (methods, arming), registration, policy, (this, address));
+        let listener = signal.map(|_| Listener::new(address));
+        let site = Site::new(this, address, listener.clone());
+        let inner = Inner::new(detector, (methods, arming), registration, policy, (this, site));
         let inner = Arc::new(inner);
         {
             let mut table = lock(&this.table);
@@ -155,11 +168,16 @@ impl Shared {
             row.handle = Some(handle);
         }
         this.table_changed();
-        let attached = match inner.attach() {
-            Ok(Ok(())) => Ok(Handle::new(inner)),
-            Ok(Err(error)) => Err(RegisterError::Attach(error)),
-            Err(error) => Err(panicked(error)),
+        // Before the detector can ask for the signal, which may end the process as long as nobody
+        // listens.
+        let listening = match (signal, &listener) {
+            (Some(signal), Some(listener)) => Listening::begin(this, listener, signal).map(Some),
+            _ => Ok(None),
         };
+        let attached = listening.and_then(|listening| {
+            inner.attach(listening)?;
+            Ok(Handle::new(inner))
+        });
         if attached.is_err() {
             this.deregister(address);
         }

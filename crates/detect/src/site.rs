@@ -1,12 +1,16 @@
 //! A detector's place at its server, and the bell that it rings there.
 
-use std::{fmt, io, os::fd::BorrowedFd};
+use std::{
+    fmt, io,
+    os::fd::{AsRawFd, BorrowedFd, RawFd},
+};
 
 use crate::{
     clock::{ClockSource, Instant},
     error::WaitError,
     policy::Flavor,
     shared::Shared,
+    signals::Listener,
     sync::{Arc, Weak},
     wait_point::{Address, Interest},
 };
@@ -20,15 +24,22 @@ pub struct Site {
     clock: ClockSource,
     flavor: Flavor,
     address: Address,
+    /// Of a detector that has a signal.
+    listener: Option<Arc<Listener>>,
 }
 
 impl Site {
-    pub(crate) fn new(shared: &Arc<Shared>, address: Address) -> Self {
+    pub(crate) fn new(
+        shared: &Arc<Shared>,
+        address: Address,
+        listener: Option<Arc<Listener>>,
+    ) -> Self {
         Self {
             clock: shared.clock().clone(),
             flavor: shared.flavor(),
             shared: Arc::downgrade(shared),
             address,
+            listener,
         }
     }
 
@@ -51,6 +62,16 @@ impl Site {
     pub fn watch(
         &self,
         descriptor: BorrowedFd<'_>,
+        key: u32,
+        interest: Interest,
+    ) -> io::Result<()> {
+        self.watch_raw(descriptor.as_raw_fd(), key, interest)
+    }
+
+    /// Like [`watch`](Self::watch), for a descriptor that is known to be open.
+    pub(crate) fn watch_raw(
+        &self,
+        descriptor: RawFd,
         key: u32,
         interest: Interest,
     ) -> io::Result<()> {
@@ -84,6 +105,14 @@ impl Site {
     #[must_use]
     pub const fn flavor(&self) -> Flavor {
         self.flavor
+    }
+
+    /// Returns how often the signal that [`Detector::signal`](crate::Detector::signal) names has arrived
+    /// since the registration; zero for a detector without one. A SIGIO that stands for lost real-time
+    /// signals is not counted.
+    #[must_use]
+    pub fn signal_arrivals(&self) -> u64 {
+        self.listener.as_ref().map_or(0, |listener| listener.arrivals())
     }
 
     /// Makes the host poll this detector soon.

@@ -8,7 +8,7 @@ use vigie_detect::{Adaptive, Flavor, Policy, Reactivity, Server};
 use crate::{
     flavor::{
         hybrid::{self, RESERVES_MAX},
-        user_level,
+        kernel_level, user_level,
     },
     handle::{Handle, Scheduler},
     kernel_help::KernelHelp,
@@ -28,6 +28,8 @@ pub(crate) struct Options {
     pub(crate) shutdown_timeout: Duration,
     pub(crate) reaction_slice: Duration,
     pub(crate) thread_name: String,
+    pub(crate) task_stack_bytes: Option<usize>,
+    pub(crate) task_threads: usize,
     pub(crate) blocking_threads: usize,
     pub(crate) blocking_keep_alive: Duration,
 }
@@ -85,11 +87,16 @@ pub enum BuildError {
     /// There must be room for one closure.
     #[error("`blocking_threads` is zero: it must be at least 1")]
     BlockingThreads,
-    /// The flavor does not exist yet.
-    #[error("the flavor {flavor} is not available in this version: use hybrid or user-level")]
-    Flavor {
+    /// There must be room for one task.
+    #[error("`task_threads` is zero: it must be at least 1")]
+    TaskThreads,
+    /// A task needs some stack.
+    #[error("`task_stack_bytes` is {bytes}: it must be at least {least}")]
+    TaskStack {
         /// What was asked for.
-        flavor: Flavor,
+        bytes: usize,
+        /// The smallest stack.
+        least: usize,
     },
     /// The detection server could not be made: it needs an epoll, an eventfd and timerfds.
     #[error(
@@ -103,6 +110,8 @@ pub enum BuildError {
 
 const WORKERS_MAX: usize = 1024;
 const SPIN_MAX: Duration = Duration::from_millis(10);
+
+const STACK_BYTES_MIN: usize = 16 * 1024;
 
 impl RuntimeBuilder {
     pub(crate) fn new() -> Self {
@@ -121,6 +130,8 @@ impl RuntimeBuilder {
                 shutdown_timeout: Duration::from_secs(10),
                 reaction_slice: Duration::from_millis(1),
                 thread_name: "vigie-worker".to_owned(),
+                task_stack_bytes: None,
+                task_threads: 8192,
                 blocking_threads: 512,
                 blocking_keep_alive: Duration::from_secs(10),
             },
@@ -200,6 +211,22 @@ impl RuntimeBuilder {
         self
     }
 
+    /// Sets the stack of each task's thread in the kernel-level flavor, in bytes, at least 16 KiB. Default:
+    /// that of the standard library, 2 MiB, of which only what is used takes memory.
+    pub fn task_stack_bytes(mut self, bytes: usize) -> Self {
+        self.options.task_stack_bytes = Some(bytes);
+        self
+    }
+
+    /// Sets how many tasks the kernel-level flavor has at a time, each on a thread, at least 1; further
+    /// ones are cancelled, and their handles say [why](crate::JoinError::is_refused). Default 8192: half
+    /// of what the kernel's default bound on memory mappings allows (`vm.max_map_count`, four for each
+    /// thread), beyond which a thread that starts ends the process.
+    pub fn task_threads(mut self, count: usize) -> Self {
+        self.options.task_threads = count;
+        self
+    }
+
     /// Sets how many closures of `spawn_blocking` run at a time, at least 1. Default 512.
     pub fn blocking_threads(mut self, count: usize) -> Self {
         self.options.blocking_threads = count;
@@ -269,6 +296,14 @@ impl RuntimeBuilder {
         if options.blocking_threads == 0 {
             return Err(BuildError::BlockingThreads);
         }
+        if options.task_threads == 0 {
+            return Err(BuildError::TaskThreads);
+        }
+        if let Some(bytes) = options.task_stack_bytes
+            && bytes < STACK_BYTES_MIN
+        {
+            return Err(BuildError::TaskStack { bytes, least: STACK_BYTES_MIN });
+        }
         let make_server = self.readiness_policy.unwrap_or_else(|| {
             Box::new(|flavor, adaptive| Server::with_policies(flavor, adaptive, adaptive))
         });
@@ -284,7 +319,13 @@ impl RuntimeBuilder {
                 let (shared, threads) = hybrid::start(server, options)?;
                 Ok(Runtime::new(Handle { scheduler: Scheduler::Hybrid(shared) }, threads))
             }
-            flavor => Err(BuildError::Flavor { flavor }),
+            Flavor::KernelLevel => {
+                let server = make_server(self.flavor, self.adaptive).map_err(BuildError::Server)?;
+                let (shared, host) =
+                    kernel_level::start(server, options).map_err(BuildError::Thread)?;
+                let handle = Handle { scheduler: Scheduler::KernelLevel(shared) };
+                Ok(Runtime::new(handle, vec![host]))
+            }
         }
     }
 }

@@ -8,7 +8,7 @@ use vigie_detect::{Flavor, Server};
 use crate::{
     blocking_pool::BlockingPool,
     context,
-    flavor::{hybrid, user_level},
+    flavor::{hybrid, kernel_level, user_level},
     join::JoinHandle,
     sync::Arc,
 };
@@ -25,6 +25,7 @@ pub struct Handle {
 pub(crate) enum Scheduler {
     UserLevel(Arc<user_level::Shared>),
     Hybrid(Arc<hybrid::Shared>),
+    KernelLevel(Arc<kernel_level::Shared>),
 }
 
 /// There is no runtime where the caller runs.
@@ -64,6 +65,7 @@ impl Handle {
         match &self.scheduler {
             Scheduler::UserLevel(shared) => user_level::spawn(shared, site, future),
             Scheduler::Hybrid(shared) => hybrid::spawn(shared, site, future),
+            Scheduler::KernelLevel(shared) => kernel_level::spawn(shared, site, future),
         }
     }
 
@@ -97,6 +99,7 @@ impl Handle {
         match &self.scheduler {
             Scheduler::UserLevel(shared) => shared.server(),
             Scheduler::Hybrid(shared) => shared.server(),
+            Scheduler::KernelLevel(shared) => shared.server(),
         }
     }
 
@@ -110,6 +113,7 @@ impl Handle {
         match &self.scheduler {
             Scheduler::UserLevel(shared) => shared.options().shutdown_timeout,
             Scheduler::Hybrid(shared) => shared.options().shutdown_timeout,
+            Scheduler::KernelLevel(shared) => shared.options().shutdown_timeout,
         }
     }
 
@@ -117,6 +121,7 @@ impl Handle {
         match &self.scheduler {
             Scheduler::UserLevel(shared) => shared.pool(),
             Scheduler::Hybrid(shared) => shared.pool(),
+            Scheduler::KernelLevel(shared) => shared.pool(),
         }
     }
 
@@ -126,6 +131,7 @@ impl Handle {
         match &self.scheduler {
             Scheduler::UserLevel(shared) => shared.live().count(),
             Scheduler::Hybrid(shared) => shared.live().count(),
+            Scheduler::KernelLevel(shared) => shared.live().count(),
         }
     }
 }

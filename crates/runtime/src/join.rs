@@ -4,6 +4,7 @@ use std::{
     any::Any,
     fmt,
     future::Future,
+    io,
     pin::Pin,
     task::{Context, Poll, Waker, ready},
 };
@@ -26,6 +27,8 @@ pub struct JoinHandle<T> {
     /// Of the task, and valid as long as it is there (task-1).
     info: &'static TaskInfo,
     waker: Waker,
+    /// Why the task never ran.
+    refusal: Option<io::Error>,
 }
 
 impl<T> JoinHandle<T> {
@@ -34,7 +37,12 @@ impl<T> JoinHandle<T> {
         info: &'static TaskInfo,
         waker: Waker,
     ) -> Self {
-        Self { task: Some(task.fallible()), info, waker }
+        Self { task: Some(task.fallible()), info, waker, refusal: None }
+    }
+
+    /// The task could not be given what it needs to run, and is cancelled.
+    pub(crate) fn refuse(&mut self, error: io::Error) {
+        self.refusal = Some(error);
     }
 
     /// Lets the task go on by itself.
@@ -66,7 +74,10 @@ impl<T> Future for JoinHandle<T> {
         Poll::Ready(match ready!(Pin::new(task).poll(cx)).map(Outcome::into_result) {
             Some(Ok(value)) => Ok(value),
             Some(Err(payload)) => Err(JoinError { cause: Cause::Panicked(Mutex::new(payload)) }),
-            None => Err(JoinError { cause: Cause::Cancelled }),
+            None => {
+                let cause = self.refusal.take().map_or(Cause::Cancelled, Cause::Refused);
+                Err(JoinError { cause })
+            }
         })
     }
 }
@@ -97,21 +108,30 @@ pub struct JoinError {
 #[derive(Debug)]
 enum Cause {
     Cancelled,
+    Refused(io::Error),
     /// In a lock, which is never contended, so that the error is `Sync`.
     Panicked(Mutex<Box<dyn Any + Send>>),
 }
 
 impl JoinError {
-    /// Returns whether the task was aborted, or its runtime shut down.
+    /// Returns whether the task was aborted, its runtime shut down, or its thread [refused](Self::is_refused).
     #[must_use]
     pub const fn is_cancelled(&self) -> bool {
-        matches!(self.cause, Cause::Cancelled)
+        matches!(self.cause, Cause::Cancelled | Cause::Refused(_))
     }
 
     /// Returns whether the task panicked.
     #[must_use]
     pub const fn is_panic(&self) -> bool {
         matches!(self.cause, Cause::Panicked(_))
+    }
+
+    /// Returns whether the task never ran, because there was no thread for it: kernel-level flavor only.
+    /// [`RuntimeBuilder::task_threads`](crate::RuntimeBuilder::task_threads) and `ulimit -u` say how many
+    /// there may be.
+    #[must_use]
+    pub const fn is_refused(&self) -> bool {
+        matches!(self.cause, Cause::Refused(_))
     }
 
     /// Returns what the task panicked with.
@@ -124,7 +144,7 @@ impl JoinError {
                 Ok(payload) => Ok(payload),
                 Err(poisoned) => Ok(poisoned.into_inner()),
             },
-            cause @ Cause::Cancelled => Err(Self { cause }),
+            cause @ (Cause::Cancelled | Cause::Refused(_)) => Err(Self { cause }),
         }
     }
 }
@@ -133,6 +153,7 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cancelled => f.write_str("the task was cancelled"),
+            Self::Refused(error) => write!(f, "there is no thread for the task: {error}"),
             Self::Panicked(payload) => {
                 let payload = lock(payload);
                 let message = payload

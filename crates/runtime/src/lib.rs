@@ -17,8 +17,9 @@
 //! ```
 //!
 //! # The parts
-//! - [`Runtime`] and its [builder](Runtime::builder): one of two flavors, user-level (one kernel thread
-//!   runs everything) and hybrid (workers that steal from each other).
+//! - [`Runtime`] and its [builder](Runtime::builder): one of three flavors, user-level (one kernel
+//!   thread runs everything), hybrid (workers that steal from each other) and kernel-level (a thread for
+//!   each task, which may block).
 //! - [`spawn`], [`spawn_local`], [`spawn_blocking`] and the [`JoinHandle`]: tasks, whose panics stay in
 //!   them.
 //! - [`time`]: sleeping, time-outs, periods.
@@ -45,8 +46,7 @@
 //! switches, even if another worker sleeps: no second wake-up is spent on each event to prevent that.
 //!
 //! # What this crate does not do
-//! It has no I/O of its own, no reactor that is not a detector, no `async` file system yet, and no
-//! kernel-level flavor yet.
+//! It has no I/O of its own, no reactor that is not a detector, and no `async` file system yet.
 
 mod alarm;
 mod blocking_pool;

@@ -7,7 +7,7 @@ use vigie_detect::{Instant, Server, clock::monotonic_now};
 
 use crate::{
     builder::RuntimeBuilder,
-    flavor::{hybrid, user_level},
+    flavor::{hybrid, kernel_level, user_level},
     handle::{Handle, Scheduler},
     join::JoinHandle,
     sync::thread,
@@ -15,8 +15,9 @@ use crate::{
 
 /// Runs tasks. Dropping it cancels all of them and waits for its threads, and for closures on blocking
 /// threads that have begun, for at most the builder's
-/// [`shutdown_timeout`](RuntimeBuilder::shutdown_timeout), 10 s by default. A hybrid runtime that is dropped inside a task of a hybrid
-/// runtime, its own or another, ends in the background instead.
+/// [`shutdown_timeout`](RuntimeBuilder::shutdown_timeout), 10 s by default. A hybrid or kernel-level
+/// runtime that is dropped inside a task of a hybrid or kernel-level runtime, its own or another, ends
+/// in the background instead.
 ///
 /// # Examples
 /// ```
@@ -80,12 +81,13 @@ impl Runtime {
     /// Panics if called inside a task of a vigie runtime, which it would stop: spawn instead.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         assert!(
-            !hybrid::is_worker() && !user_level::runs_here(None),
+            !hybrid::is_worker() && !user_level::runs_here(None) && !kernel_level::runs_here(),
             "`block_on` inside a task would stop its worker: spawn the future, or await it"
         );
         match &self.handle.scheduler {
             Scheduler::UserLevel(shared) => shared.block_on(future),
             Scheduler::Hybrid(shared) => shared.block_on(future),
+            Scheduler::KernelLevel(shared) => shared.block_on(future),
         }
     }
 }
@@ -139,7 +141,7 @@ impl Runtime {
             Scheduler::UserLevel(shared) => shared.shutdown(),
             Scheduler::Hybrid(shared) => {
                 shared.shutdown();
-                if hybrid::is_worker() {
+                if hybrid::is_worker() || kernel_level::runs_here() {
                     // Perhaps one of our own, which cannot wait for itself: the last worker clears up.
                     drop(shared.pool().begin_shutdown());
                     return Ok(());
@@ -150,6 +152,26 @@ impl Runtime {
                 if left > 0 {
                     tasks = shared.polled_sites();
                 }
+            }
+            Scheduler::KernelLevel(shared) => {
+                let in_background = hybrid::is_worker() || kernel_level::runs_here();
+                shared.shutdown(in_background);
+                if in_background {
+                    return Ok(());
+                }
+                loop {
+                    let threads = shared.take_threads();
+                    if threads.is_empty() {
+                        break;
+                    }
+                    left += join_until(threads, deadline);
+                }
+                if left == 0 {
+                    shared.await_last_task();
+                }
+                left += join_until(shared.pool().begin_shutdown(), deadline);
+                shared.server().shutdown();
+                left += join_until(mem::take(&mut self.threads), deadline);
             }
         }
         left += join_until(self.handle.pool().begin_shutdown(), deadline);

@@ -13,7 +13,7 @@ use vigie_detect::net::{TcpListener, TcpStream};
 use vigie_runtime::{Flavor, Runtime, spawn, spawn_blocking, yield_now};
 
 fn each_flavor<F: Future<Output = ()>>(test: impl Fn() -> F) {
-    for flavor in [Flavor::UserLevel, Flavor::Hybrid] {
+    for flavor in [Flavor::UserLevel, Flavor::Hybrid, Flavor::KernelLevel] {
         let runtime = Runtime::builder().flavor(flavor).workers(2).build().expect("a runtime");
         runtime.block_on(test());
     }

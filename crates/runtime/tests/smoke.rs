@@ -13,7 +13,7 @@ use vigie_runtime::{
 };
 
 fn each_flavor(test: impl Fn(Runtime)) {
-    for flavor in [Flavor::UserLevel, Flavor::Hybrid] {
+    for flavor in [Flavor::UserLevel, Flavor::Hybrid, Flavor::KernelLevel] {
         test(Runtime::builder().flavor(flavor).workers(2).build().expect("a runtime"));
     }
 }

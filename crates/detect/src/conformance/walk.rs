@@ -63,10 +63,24 @@ impl<H: Harness> Walk<H> {
     fn happen_before_sleep(&mut self) -> Result<(), Violation> {
         let ledger = &self.stage.ledger;
         let (is_shared, next) = (ledger.is_shared(), ledger.happened);
-        let waiter = self.live.iter().position(|w| !w.is_woken() && (is_shared || w.index == next));
-        let Some(place) = waiter else { return Ok(()) };
-        if self.stage.happen_before_sleep()? == Slept::ForEver {
-            let index = self.live[place].index;
+        let unserved = |live: &[Waiter<H::Detector>]| {
+            let waiter = live.iter().find(|w| !w.is_woken() && (is_shared || w.index == next));
+            waiter.map(|waiter| waiter.index)
+        };
+        if unserved(&self.live).is_none() {
+            return Ok(());
+        }
+        let until_next = self.stage.harness.happens_at(next + 1);
+        let trigger = self.stage.next_trigger();
+        let live = &self.live;
+        let between = || {
+            trigger();
+            // The look before the sleep may have served the last of them with an earlier event.
+            unserved(live).is_none()
+        };
+        if self.stage.sleep(Some(Box::new(between)), until_next)? == Slept::ForEver
+            && let Some(index) = unserved(&self.live)
+        {
             return Err(self.stage.lost(Rule::Announced, index, "the host slept for ever"));
         }
         Ok(())

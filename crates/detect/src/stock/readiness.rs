@@ -8,7 +8,10 @@
 //!
 //! A request names a source and a direction. It is ready at once if the source's bits say so.
 
-use std::{io, os::fd::BorrowedFd};
+use std::{
+    io,
+    os::fd::{BorrowedFd, RawFd},
+};
 
 use slab::Slab;
 
@@ -18,7 +21,7 @@ use crate::{
     },
     handle::Handle,
     site::{Bell, Site},
-    sync::{Arc, AtomicU64, Ordering},
+    sync::{Arc, AtomicU8, AtomicU64, Ordering},
     wait_point::Interest,
 };
 
@@ -60,11 +63,41 @@ pub struct Source {
     /// (release: what the kernel has queued is there); read by owners (acquire); cleared by owners.
     state: AtomicU64,
     key: u32,
+    /// One of the three below. Written under the handle's lock, or by the one thread that polls it.
+    watching: AtomicU8,
 }
+
+/// The server's wait point watches the source.
+const BY_SERVER: u8 = 0;
+/// Threads that wait for it watch it in their own wait points.
+const BY_THREADS: u8 = 1;
+/// Its next wait is for the server's wait point to watch.
+const BY_SERVER_SOON: u8 = 2;
 
 impl Source {
     pub(crate) fn new(key: u32) -> Self {
-        Self { state: AtomicU64::new(0), key }
+        Self { state: AtomicU64::new(0), key, watching: AtomicU8::new(BY_SERVER) }
+    }
+
+    pub(crate) const fn key(&self) -> u32 {
+        self.key
+    }
+
+    /// Returns whether the server's wait point watches it: one load.
+    #[inline]
+    pub(crate) fn is_watched_by_server(&self) -> bool {
+        self.watching.load(Ordering::Acquire) == BY_SERVER
+    }
+
+    pub(crate) fn is_for_own_points(&self) -> bool {
+        self.watching.load(Ordering::Acquire) == BY_THREADS
+    }
+
+    /// Lets the server's wait point watch it from the next wait on.
+    pub(crate) fn leave_own_points(&self) {
+        let (from, to) = (BY_THREADS, BY_SERVER_SOON);
+        // Else the server watches it already.
+        let _ = self.watching.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// Returns what the source is ready for now, of the bits that matter in `direction`.
@@ -179,8 +212,13 @@ impl Readiness {
         Self::default()
     }
 
-    /// Watches `descriptor`, which must stay open until [`unwatch`](Self::unwatch).
-    fn watch(&mut self, descriptor: BorrowedFd<'_>, interest: Interest) -> io::Result<Arc<Source>> {
+    /// Watches `descriptor`, which must stay open until [`unwatch`](Self::unwatch); or leaves that to the
+    /// threads that will wait for it, if none is given.
+    fn watch(
+        &mut self,
+        descriptor: Option<BorrowedFd<'_>>,
+        interest: Interest,
+    ) -> io::Result<Arc<Source>> {
         let site = self.site.as_ref().expect("invariant: attached at registration");
         let entry = self.sources.vacant_entry();
         if entry.key() >= SOURCES_MAX {
@@ -192,17 +230,34 @@ impl Readiness {
         self.generation = self.generation.wrapping_add(1);
         let index = u32::try_from(entry.key()).expect("invariant: below SOURCES_MAX");
         let key = u32::from(self.generation) << 24 | index;
-        site.watch(descriptor, key, interest)?;
-        let source = Arc::new(Source::new(key));
+        let source = Source::new(key);
+        match descriptor {
+            Some(descriptor) => site.watch(descriptor, key, interest)?,
+            None => source.watching.store(BY_THREADS, Ordering::Release),
+        }
+        let source = Arc::new(source);
         entry.insert(Watched { source: Arc::clone(&source), waiters: Vec::with_capacity(2) });
         Ok(source)
+    }
+
+    /// Lets the server's wait point watch a source that threads have watched, unless it is gone.
+    fn watch_from_now_on(&mut self, descriptor: RawFd, source: &Source) -> io::Result<()> {
+        if source.is_watched_by_server() || self.watched(source.key).is_none() {
+            return Ok(());
+        }
+        let site = self.site.as_ref().expect("invariant: attached at registration");
+        site.watch_raw(descriptor, source.key, Interest::Both)?;
+        source.watching.store(BY_SERVER, Ordering::Release);
+        Ok(())
     }
 
     /// Watches `descriptor` no more. Returns the bell to ring, outside the handle's lock, if waits
     /// are to be ended.
     fn unwatch(&mut self, descriptor: BorrowedFd<'_>, source: &Source) -> Option<Bell> {
         let site = self.site.as_ref().expect("invariant: attached at registration");
-        if let Err(error) = site.unwatch(descriptor) {
+        if source.is_watched_by_server()
+            && let Err(error) = site.unwatch(descriptor)
+        {
             // The descriptor was closed behind our back; the kernel has forgotten it then.
             tracing::debug!(%error, "a descriptor was closed before its source");
         }
@@ -237,8 +292,22 @@ impl Handle<Readiness> {
     /// The kernel's: a closed descriptor, one that is watched already, or one that cannot be watched
     /// (`EPERM` for a regular file); [`io::ErrorKind::NotConnected`] if the server is shut down.
     pub fn watch(&self, descriptor: BorrowedFd<'_>, interest: Interest) -> io::Result<Arc<Source>> {
-        self.with_detector(|readiness| readiness.watch(descriptor, interest))
+        self.with_detector(|readiness| readiness.watch(Some(descriptor), interest))
             .unwrap_or_else(|| Err(crate::WaitError::ServerClosed.into()))
+    }
+
+    /// Makes a source that the threads which wait for it watch in their own wait points.
+    pub(crate) fn leave_to_threads(&self) -> io::Result<Arc<Source>> {
+        self.with_detector(|readiness| readiness.watch(None, Interest::Both))
+            .unwrap_or_else(|| Err(crate::WaitError::ServerClosed.into()))
+    }
+
+    /// Lets the server's wait point watch a source that threads have watched. Nothing happens if its
+    /// owner has unwatched it, before which it does not close the descriptor.
+    pub(crate) fn watch_from_now_on(&self, descriptor: RawFd, source: &Source) -> io::Result<()> {
+        // A closed server has ended all waits already.
+        self.with_detector(|readiness| readiness.watch_from_now_on(descriptor, source))
+            .unwrap_or(Ok(()))
     }
 
     /// Watches a descriptor no more. Waits for it end in [`io::ErrorKind::NotConnected`]; streams of

@@ -115,9 +115,14 @@ impl EpollGate {
         }
     }
 
+    /// Like [`wake`](Self::wake), in a signal handler: one `write`, and no word about a failure.
+    pub(crate) fn wake_from_handler(&self) {
+        let _ = self.waker.wake();
+    }
+
     pub(crate) fn watch(
         &self,
-        descriptor: BorrowedFd<'_>,
+        descriptor: RawFd,
         address: Address,
         key: u32,
         interest: Interest,
@@ -131,7 +136,6 @@ impl EpollGate {
                 mio::Interest::READABLE | mio::Interest::WRITABLE | mio::Interest::PRIORITY
             }
         };
-        let descriptor = descriptor.as_raw_fd();
         self.registry.register(&mut SourceFd(&descriptor), token(address, key), interest)
     }
 

@@ -104,9 +104,17 @@ impl Gate {
         }
     }
 
+    /// Like [`wake`](Self::wake), and async-signal-safe.
+    pub(crate) fn wake_from_handler(&self) {
+        match self {
+            Self::Epoll(gate) => gate.wake_from_handler(),
+            Self::Virtual => {}
+        }
+    }
+
     pub(crate) fn watch(
         &self,
-        descriptor: BorrowedFd<'_>,
+        descriptor: RawFd,
         address: Address,
         key: u32,
         interest: Interest,

@@ -1,6 +1,7 @@
 //! The flavors of scheduler [bouge02, §3.3], one file each.
 
 pub(crate) mod hybrid;
+pub(crate) mod kernel_level;
 pub(crate) mod user_level;
 
 /// Returns whether an event waits for the thread that calls this, because nobody else serves it. Asked

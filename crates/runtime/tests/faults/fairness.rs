@@ -16,10 +16,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::{Fixed, Frequency, Strategy, clock::monotonic_now, net::UnixStream};
 use vigie_runtime::{Flavor, Handle, Runtime, spawn, time, yield_now};
 
-use crate::{
-    flavors::{FLAVORS, runtime},
-    guard::against_hang,
-};
+use crate::{flavors::runtime, guard::against_hang};
+
+/// Those that decide whose turn it is; on the kernel-level flavor, the kernel does.
+const FLAVORS: [Flavor; 2] = [Flavor::UserLevel, Flavor::Hybrid];
 
 /// Looks at the sockets at every switch; one thread; no task is ever judged to be long.
 fn single(flavor: Flavor) -> Runtime {

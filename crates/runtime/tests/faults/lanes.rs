@@ -18,7 +18,11 @@ use vigie_detect::{
 };
 use vigie_runtime::{Runtime, spawn, yield_now};
 
-use crate::{flavors::FLAVORS, guard::against_hang};
+use crate::guard::against_hang;
+
+/// Those that decide whose turn it is; on the kernel-level flavor, the kernel does.
+const FLAVORS: [vigie_runtime::Flavor; 2] =
+    [vigie_runtime::Flavor::UserLevel, vigie_runtime::Flavor::Hybrid];
 
 /// What happened, in order.
 #[derive(Clone, Debug, Default)]

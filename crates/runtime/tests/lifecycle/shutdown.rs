@@ -417,7 +417,7 @@ fn join_handles_outlive_the_runtime() {
 fn spawning_and_waking_race_with_the_shutdown() {
     in_child("shutdown::spawning_and_waking_race_with_the_shutdown", || {
         for round in 0..60 {
-            let flavor = FLAVORS[round % 2];
+            let flavor = FLAVORS[round % FLAVORS.len()];
             let census = Census::default();
             let runtime = runtime(flavor);
             let handle = runtime.handle().clone();

@@ -1,0 +1,334 @@
+//! A thread's own wait point: for schedulers that give each task a kernel thread, so that the kernel wakes
+//! the task's thread itself and no other.
+//!
+//! A descriptor that is made on such a thread is not watched in the server's wait point. A wait for it
+//! that turns out pending leaves a *note* on its thread, which then sleeps in `poll(2)` on what is noted,
+//! beside an eventfd for everything else. What the kernel finds ready goes through the server's readiness
+//! handle like any announcement: the same detector, round and waker.
+//!
+//! ```text
+//!  AsyncFd, pending ──▶ note ──▶ OwnWaitPoint::wait: poll(2) ──▶ round(Notices) ──▶ waker
+//!                        │                              ▲
+//!                        │ thread without own point,    └── Alarm::ring, from any thread
+//!                        ▼ too many, odd descriptors
+//!                   the server's wait point, from then on
+//! ```
+//!
+//! A note holds for one readiness. `poll(2)` shows levels, not edges, so nothing is lost between two
+//! notes. What is noted when the point is given up is handed to the server's wait point.
+
+#![expect(unsafe_code, reason = "poll(2) on descriptors that may be closed meanwhile")]
+
+use std::{
+    cell::RefCell,
+    fmt, io,
+    marker::PhantomData,
+    mem,
+    os::fd::{AsRawFd, OwnedFd, RawFd},
+};
+
+use rustix::event::{EventfdFlags, PollFlags, eventfd};
+
+use crate::{
+    detector::Notice,
+    handle::Handle,
+    pending::Batch,
+    server::{Server, with_current},
+    stock::{
+        readiness::{Direction, Readiness, Source},
+        signal_io::ready_of,
+    },
+    sync::{Arc, AtomicU8, OnceLock, Ordering, thread, thread_local},
+};
+
+/// The place where the calling thread sleeps for one server, until it is dropped.
+///
+/// # Implementing a host
+/// A scheduler makes one on each thread that polls tasks and sleeps only while they are pending; wakers
+/// ring its [`Alarm`]. The [`Server`] needs a host of its own beside, for everything but descriptors.
+#[derive(Debug)]
+#[must_use = "the thread has its own wait point only until this is dropped"]
+pub struct OwnWaitPoint {
+    alarm: Alarm,
+    buffers: RefCell<Buffers>,
+    previous: Option<Notes>,
+    _not_send: PhantomData<*mut ()>,
+}
+
+/// Kept from sleep to sleep.
+#[derive(Default)]
+struct Buffers {
+    fds: Vec<libc::pollfd>,
+    batch: Batch,
+}
+
+impl fmt::Debug for Buffers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffers").finish_non_exhaustive()
+    }
+}
+
+/// Wakes the thread that sleeps in an [`OwnWaitPoint`], or keeps it from its next sleep.
+#[derive(Clone, Debug)]
+pub struct Alarm(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    /// Moved by the thread from `AWAKE` to where it sleeps and back, by anybody to `RUNG`.
+    state: AtomicU8,
+    thread: thread::Thread,
+    /// Made for the first sleep with notes.
+    eventfd: OnceLock<OwnedFd>,
+}
+
+const AWAKE: u8 = 0;
+const RUNG: u8 = 1;
+const POLLING: u8 = 2;
+const PARKED: u8 = 3;
+
+/// The most notes of one thread: each costs a look at every sleep.
+const NOTES_MAX: usize = 64;
+
+/// How long a sleep without an eventfd takes at most, in milliseconds.
+const BLIND_MS: i32 = 10;
+
+#[derive(Debug)]
+struct Notes {
+    server: Server,
+    list: Vec<Note>,
+}
+
+#[derive(Debug)]
+struct Note {
+    readiness: Handle<Readiness>,
+    source: Arc<Source>,
+    direction: Direction,
+    descriptor: RawFd,
+}
+
+thread_local! {
+    static NOTES: RefCell<Option<Notes>> = const { RefCell::new(None) };
+}
+
+impl OwnWaitPoint {
+    /// Gives the calling thread a wait point of its own for the descriptors of `server`.
+    pub fn new(server: &Server) -> Self {
+        let notes = Notes { server: server.clone(), list: Vec::new() };
+        let previous = NOTES.with(|current| current.borrow_mut().replace(notes));
+        let inner = Inner {
+            state: AtomicU8::new(AWAKE),
+            thread: thread::current(),
+            eventfd: OnceLock::new(),
+        };
+        Self {
+            alarm: Alarm(Arc::new(inner)),
+            buffers: RefCell::default(),
+            previous,
+            _not_send: PhantomData,
+        }
+    }
+
+    /// Returns what wakes this thread.
+    #[must_use]
+    pub fn alarm(&self) -> Alarm {
+        self.alarm.clone()
+    }
+
+    /// Sleeps until a noted descriptor is ready, whose waiters are woken, or the alarm rings. May return
+    /// early.
+    ///
+    /// # Cost
+    /// One `poll(2)` if descriptors are awaited, else the thread's own sleep.
+    pub fn wait(&self) {
+        let list = NOTES.with(|notes| {
+            let mut notes = notes.borrow_mut();
+            notes.as_mut().map(|notes| mem::take(&mut notes.list)).unwrap_or_default()
+        });
+        let mut list = self.sleep(list);
+        NOTES.with(|notes| {
+            if let Some(notes) = &mut *notes.borrow_mut() {
+                // Wakers that ran meanwhile may have left some.
+                mem::swap(&mut notes.list, &mut list);
+                notes.list.append(&mut list);
+            }
+        });
+    }
+
+    /// Returns the notes that still hold. Allocates nothing once as many were there before.
+    fn sleep(&self, mut list: Vec<Note>) -> Vec<Note> {
+        let inner = &*self.alarm.0;
+        // The descriptor's owner and the detector have given the others up.
+        list.retain(|note| Arc::strong_count(&note.source) > 1);
+        if list.is_empty() {
+            if inner.moves_to(PARKED) {
+                while inner.state.load(Ordering::SeqCst) != RUNG {
+                    thread::park();
+                }
+            }
+            inner.state.swap(AWAKE, Ordering::SeqCst);
+            return list;
+        }
+        let eventfd = inner.eventfd();
+        if !inner.moves_to(POLLING) {
+            inner.state.swap(AWAKE, Ordering::SeqCst);
+            return list;
+        }
+        let mut buffers = self.buffers.borrow_mut();
+        let Buffers { fds, batch } = &mut *buffers;
+        fds.clear();
+        // A negative descriptor is passed over.
+        fds.push(pollfd(eventfd.map_or(-1, AsRawFd::as_raw_fd), libc::POLLIN));
+        fds.extend(list.iter().map(Note::pollfd));
+        let timeout = if eventfd.is_some() { -1 } else { BLIND_MS };
+        if let Err(error) = poll(fds, timeout)
+            && error.kind() != io::ErrorKind::Interrupted
+        {
+            tracing::error!(%error, "the descriptors of a thread could not be polled");
+        }
+        inner.state.swap(AWAKE, Ordering::SeqCst);
+        if fds[0].revents != 0
+            && let Some(eventfd) = eventfd
+        {
+            // Empty only if somebody else has read it, and nobody else does.
+            let _ = rustix::io::read(eventfd, &mut [0; 8]);
+        }
+        let mut found = fds.iter().skip(1).map(|fd| fd.revents);
+        list.retain(|note| match found.next() {
+            Some(0) | None => true,
+            Some(revents) => {
+                note.deliver(revents, batch);
+                false
+            }
+        });
+        batch.wake_all();
+        list
+    }
+}
+
+impl Drop for OwnWaitPoint {
+    fn drop(&mut self) {
+        let previous = self.previous.take();
+        let notes = NOTES.try_with(|notes| mem::replace(&mut *notes.borrow_mut(), previous));
+        let Ok(Some(notes)) = notes else { return };
+        for note in notes.list {
+            // Somebody may still wait: a part of this thread's task that has moved elsewhere.
+            if let Err(error) = note.readiness.watch_from_now_on(note.descriptor, &note.source) {
+                tracing::error!(%error, "a descriptor that is waited for is watched no more");
+            }
+        }
+    }
+}
+
+impl Alarm {
+    /// Rings: the thread wakes, or does not sleep the next time.
+    pub fn ring(&self) {
+        match self.0.state.swap(RUNG, Ordering::SeqCst) {
+            POLLING => {
+                if let Some(eventfd) = self.0.eventfd.get()
+                    && let Err(error) = rustix::io::write(eventfd, &1u64.to_ne_bytes())
+                {
+                    tracing::error!(%error, "a task's thread could not be woken");
+                }
+            }
+            PARKED => self.0.thread.unpark(),
+            _ => {}
+        }
+    }
+}
+
+impl Inner {
+    fn moves_to(&self, place: u8) -> bool {
+        self.state.compare_exchange(AWAKE, place, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    fn eventfd(&self) -> Option<&OwnedFd> {
+        if self.eventfd.get().is_none() {
+            match eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC) {
+                // Only this thread makes it.
+                Ok(made) => drop(self.eventfd.set(made)),
+                Err(error) => {
+                    tracing::warn!(%error, "no eventfd: the thread looks every 10 ms for its alarm");
+                }
+            }
+        }
+        self.eventfd.get()
+    }
+}
+
+impl Note {
+    fn pollfd(&self) -> libc::pollfd {
+        let events = match self.direction {
+            Direction::Read => libc::POLLIN | libc::POLLRDHUP,
+            Direction::Write => libc::POLLOUT,
+        };
+        pollfd(self.descriptor, events)
+    }
+
+    fn deliver(&self, revents: i16, batch: &mut Batch) {
+        let found = PollFlags::from_bits_retain(revents);
+        if !found.intersects(PollFlags::IN | PollFlags::OUT) {
+            // An error or a hang-up is a level that may stay although every operation would block: the
+            // server's wait point announces it once.
+            self.source.leave_own_points();
+        }
+        let ready = ready_of(found);
+        let notice = if found.contains(PollFlags::NVAL) { self.direction.mask() } else { ready };
+        self.readiness.deliver(Notice { key: self.source.key(), ready: notice }, batch);
+    }
+}
+
+const fn pollfd(fd: RawFd, events: i16) -> libc::pollfd {
+    libc::pollfd { fd, events, revents: 0 }
+}
+
+fn poll(fds: &mut [libc::pollfd], timeout_ms: i32) -> io::Result<()> {
+    let count = libc::nfds_t::try_from(fds.len()).unwrap_or(libc::nfds_t::MAX);
+    // SAFETY: the array is valid for reads and writes of `count` entries. The descriptors in it are plain
+    // numbers: one that is closed is reported as such, one that was opened again in its place costs an
+    // announcement for a source that is gone, which the detector passes over.
+    if unsafe { libc::poll(fds.as_mut_ptr(), count, timeout_ms) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Returns whether the calling thread has a wait point of its own for the descriptors of `readiness`, and
+/// nothing else runs on it at this moment.
+pub(crate) fn is_for(readiness: &Handle<Readiness>) -> bool {
+    let here = NOTES.try_with(|notes| {
+        let notes = notes.borrow();
+        notes.as_ref().is_some_and(|notes| {
+            notes.server.readiness().is_same(readiness)
+                // Inside another runtime's `block_on`, nobody would come to sleep here.
+                && with_current(|server| server.is_some_and(|s| s.readiness().is_same(readiness)))
+        })
+    });
+    here.unwrap_or(false)
+}
+
+/// Leaves a note that the calling thread waits for `source`. Returns whether it took it.
+pub(crate) fn note(
+    readiness: &Handle<Readiness>,
+    source: &Arc<Source>,
+    direction: Direction,
+    descriptor: RawFd,
+) -> bool {
+    if !source.is_for_own_points() || !is_for(readiness) {
+        return false;
+    }
+    NOTES.with(|notes| {
+        let mut notes = notes.borrow_mut();
+        let Some(notes) = notes.as_mut() else { return false };
+        let is_known =
+            |note: &Note| Arc::ptr_eq(&note.source, source) && note.direction == direction;
+        if notes.list.iter().any(is_known) {
+            return true;
+        }
+        if notes.list.len() >= NOTES_MAX {
+            return false;
+        }
+        let (readiness, source) = (readiness.clone(), Arc::clone(source));
+        notes.list.push(Note { readiness, source, direction, descriptor });
+        true
+    })
+}

@@ -1,0 +1,158 @@
+//! Any closure that blocks, as events: the detector whose only method is to block.
+//!
+//! The closure runs on a helper thread of the handle, again and again as long as somebody waits: a read
+//! from a device without readiness, `waitpid`, a lock of another process, a queue of a foreign library.
+//! Each return is one event. While nobody waits it is not called; what a call brought for a waiter that
+//! has left is kept for the next one, so at most one value is there that nobody asked for, beside those
+//! that waiters gave back.
+//!
+//! For a single call that is made once, `spawn_blocking` of the runtime is the better tool.
+//!
+//! # Examples
+//! ```
+//! use std::{io::Read, os::unix::net::UnixStream};
+//! use vigie_detect::{Server, stock::blocking::blocking};
+//!
+//! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+//! let host = Server::spawn_thread()?;
+//! let mut child = std::process::Command::new("true").spawn()?;
+//! let ended = blocking(host.server(), move || child.wait())?;
+//! assert!(ended.wait(()).await??.success());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use std::{collections::VecDeque, fmt, io};
+
+use crate::{
+    blocker::Blocker,
+    detector::{Arming, Detector, Emitted, Key, Methods, Mode, Round, Submitted},
+    error::RegisterError,
+    handle::{Handle, Registration},
+    server::Server,
+    sync::{Arc, PoisonError, RealGuard, RealMutex},
+};
+
+/// The detector of a closure's returns: made by [`blocking`] and [`interruptible`].
+pub struct Blocking<T> {
+    returned: Arc<Returned<T>>,
+    /// Until the server asks for it.
+    blocker: Option<Blocker>,
+}
+
+/// What calls have returned and no waiter has taken, oldest first.
+struct Returned<T>(RealMutex<VecDeque<io::Result<T>>>);
+
+impl<T> Returned<T> {
+    fn lock(&self) -> RealGuard<'_, VecDeque<io::Result<T>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Makes a handle whose events are what `call` returns, errors included. A call under way cannot be
+/// ended: when the server is shut down, its thread is left alone until it returns.
+///
+/// # Errors
+/// As [`Server::register`].
+pub fn blocking<T: Send + 'static>(
+    server: &Server,
+    mut call: impl FnMut() -> io::Result<T> + Send + 'static,
+) -> Result<Handle<Blocking<T>>, RegisterError> {
+    register(server, move |returned| {
+        Blocker::new(move |_| {
+            returned.call_unless_full(|| call().map(Some));
+            Ok(())
+        })
+    })
+}
+
+/// Like [`blocking`], for a call that `interrupt` ends from another thread. `None` says that there was
+/// nothing, because of the interrupt or otherwise; the closure is called again if somebody still waits.
+///
+/// # Errors
+/// As [`Server::register`].
+pub fn interruptible<T: Send + 'static>(
+    server: &Server,
+    mut call: impl FnMut() -> io::Result<Option<T>> + Send + 'static,
+    interrupt: impl Fn() + Send + Sync + 'static,
+) -> Result<Handle<Blocking<T>>, RegisterError> {
+    register(server, move |returned| {
+        let call = move |_| {
+            returned.call_unless_full(&mut call);
+            Ok(())
+        };
+        Blocker::interruptible(call, interrupt)
+    })
+}
+
+fn register<T: Send + 'static>(
+    server: &Server,
+    make: impl FnOnce(Arc<Returned<T>>) -> Blocker,
+) -> Result<Handle<Blocking<T>>, RegisterError> {
+    let returned = Arc::new(Returned(RealMutex::new(VecDeque::new())));
+    let blocker = Some(make(Arc::clone(&returned)));
+    server.register(Blocking { returned, blocker }, Registration::named("blocking"))
+}
+
+impl<T> Returned<T> {
+    /// Calls and keeps what that brings, unless there is something that nobody has taken yet.
+    fn call_unless_full(&self, call: impl FnOnce() -> io::Result<Option<T>>) {
+        if !self.lock().is_empty() {
+            return;
+        }
+        match call() {
+            Ok(Some(value)) => self.lock().push_back(Ok(value)),
+            Ok(None) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => self.lock().push_back(Err(error)),
+        }
+    }
+}
+
+impl<T: Send + 'static> Detector for Blocking<T> {
+    type Request = ();
+    type Event = io::Result<T>;
+
+    fn methods(&self) -> Methods {
+        Methods::BLOCK
+    }
+
+    fn arming(&self) -> Arming {
+        Arming::Permanent
+    }
+
+    fn block(&mut self) -> Option<Blocker> {
+        self.blocker.take()
+    }
+
+    fn submit(&mut self, _: Key, (): &mut (), _: Mode) -> Submitted<io::Result<T>> {
+        self.returned.lock().pop_front().map_or(Submitted::Pending, Submitted::Ready)
+    }
+
+    fn poll(&mut self, round: &mut Round<'_, Self>) {
+        while let Some(key) = round.oldest() {
+            if round.is_full() {
+                round.more();
+                return;
+            }
+            let Some(value) = self.returned.lock().pop_front() else { return };
+            if let Emitted::Full(value) | Emitted::Gone(value) = round.emit(key, value) {
+                self.returned.lock().push_front(value);
+                return;
+            }
+        }
+    }
+
+    fn unclaimed(&mut self, value: io::Result<T>) -> Option<io::Result<T>> {
+        // In the order in which they are given back: oldest first.
+        self.returned.lock().push_back(value);
+        None
+    }
+}
+
+impl<T> fmt::Debug for Blocking<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Blocking").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,199 @@
+//! POSIX signals as events: the detector whose only method is a signal.
+//!
+//! Arrivals are counted, each wait takes one; an arrival before the wait is not lost. A stream merges
+//! what was not fetched into one event with a count. Each handle counts for itself, so that several
+//! handles for one signal see every arrival.
+//!
+//! # What the kernel merges
+//! A standard signal that is sent again before its handler ran is one arrival [signal(7)]; real-time
+//! signals are queued and counted one by one. What is counted is therefore "at least one since the last
+//! time", which is what a reload or a shutdown wants.
+//!
+//! # What else a handler means
+//! The default action of the signal is off as soon as the handle is registered, and stays off when it
+//! is gone: a SIGTERM that nobody waits for any more is then ignored. A handler that was installed
+//! before is still called. The handler runs on whatever thread the kernel chooses, with `SA_RESTART`: a
+//! few system calls (`poll`, `epoll_wait`, `nanosleep`) end in `EINTR` all the same. A thread that blocks
+//! the signal is passed over; if all block it, it does not arrive.
+//!
+//! # Examples
+//! ```
+//! use rustix::process::{Signal, getpid, kill_process};
+//! use vigie_detect::{Server, stock::signal::{SignalKind, signal}};
+//!
+//! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+//! let host = Server::spawn_thread()?;
+//! let reload = signal(host.server(), SignalKind::HANGUP)?;
+//! kill_process(getpid(), Signal::HUP)?;
+//! assert_eq!(reload.wait(()).await?.count, 1);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use std::{fmt, io};
+
+use crate::{
+    detector::{Arming, Detector, Emitted, Key, Methods, Mode, Round, Submitted},
+    error::RegisterError,
+    handle::{Handle, Registration},
+    server::Server,
+    site::Site,
+};
+
+/// A POSIX signal that may be waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SignalKind(i32);
+
+impl SignalKind {
+    /// SIGALRM: a timer of the process is over.
+    pub const ALARM: Self = Self(libc::SIGALRM);
+    /// SIGCHLD: a child process ended or stopped.
+    pub const CHILD: Self = Self(libc::SIGCHLD);
+    /// SIGHUP: the terminal is gone; for services, by custom, read the configuration again.
+    pub const HANGUP: Self = Self(libc::SIGHUP);
+    /// SIGINT: interrupted from the terminal.
+    pub const INTERRUPT: Self = Self(libc::SIGINT);
+    /// SIGPIPE: a write to a pipe without readers.
+    pub const PIPE: Self = Self(libc::SIGPIPE);
+    /// SIGQUIT: interrupted from the terminal, with a core dump wanted.
+    pub const QUIT: Self = Self(libc::SIGQUIT);
+    /// SIGTERM: the process is asked to end.
+    pub const TERMINATE: Self = Self(libc::SIGTERM);
+    /// SIGUSR1.
+    pub const USER_DEFINED_1: Self = Self(libc::SIGUSR1);
+    /// SIGUSR2.
+    pub const USER_DEFINED_2: Self = Self(libc::SIGUSR2);
+    /// SIGWINCH: the terminal's size changed.
+    pub const WINDOW_CHANGE: Self = Self(libc::SIGWINCH);
+
+    /// Names a signal by its number. Whether it can be waited for, [`signal`] finds out.
+    #[must_use]
+    pub const fn from_raw(number: i32) -> Self {
+        Self(number)
+    }
+
+    /// Returns the real-time signal `offset` places above the lowest one; `None` beyond the highest.
+    #[must_use]
+    pub fn real_time(offset: u8) -> Option<Self> {
+        let number = libc::SIGRTMIN() + i32::from(offset);
+        (number <= libc::SIGRTMAX()).then_some(Self(number))
+    }
+
+    /// Returns the signal's number.
+    #[must_use]
+    pub const fn as_raw(self) -> i32 {
+        self.0
+    }
+}
+
+/// What a wait for a signal gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Arrived {
+    /// How many arrivals this event stands for: one, or more in a stream that was not read.
+    pub count: u64,
+}
+
+/// The detector of one signal: made by [`signal`].
+pub struct Signals {
+    kind: SignalKind,
+    /// Arrivals that some wait has taken.
+    taken: u64,
+    site: Option<Site>,
+}
+
+/// Awaits `kind` at `server`.
+///
+/// # Errors
+/// [`RegisterError::ForbiddenSignal`] for a signal that cannot be caught, reports a fault, or does not
+/// exist; as [`Server::register`].
+pub fn signal(server: &Server, kind: SignalKind) -> Result<Handle<Signals>, RegisterError> {
+    let signals = Signals { kind, taken: 0, site: None };
+    server.register(signals, Registration::named("signal"))
+}
+
+impl Signals {
+    /// Returns which signal it is.
+    #[must_use]
+    pub const fn kind(&self) -> SignalKind {
+        self.kind
+    }
+
+    /// Returns how often the signal has arrived since the registration.
+    #[must_use]
+    pub fn arrivals(&self) -> u64 {
+        self.site.as_ref().map_or(0, Site::signal_arrivals)
+    }
+
+    fn take(&mut self) -> Option<Arrived> {
+        if self.arrivals() == self.taken {
+            return None;
+        }
+        self.taken += 1;
+        Some(Arrived { count: 1 })
+    }
+
+    fn put_back(&mut self, arrived: Arrived) {
+        self.taken -= arrived.count;
+    }
+}
+
+impl Detector for Signals {
+    type Request = ();
+    type Event = Arrived;
+
+    fn methods(&self) -> Methods {
+        Methods::SIGNAL
+    }
+
+    fn arming(&self) -> Arming {
+        Arming::Permanent
+    }
+
+    fn signal(&self) -> Option<i32> {
+        Some(self.kind.0)
+    }
+
+    fn attach(&mut self, site: &Site) -> io::Result<()> {
+        self.site = Some(site.clone());
+        Ok(())
+    }
+
+    fn submit(&mut self, _: Key, (): &mut (), _: Mode) -> Submitted<Arrived> {
+        self.take().map_or(Submitted::Pending, Submitted::Ready)
+    }
+
+    fn poll(&mut self, round: &mut Round<'_, Self>) {
+        while let Some(key) = round.oldest() {
+            if round.is_full() {
+                round.more();
+                return;
+            }
+            let Some(arrived) = self.take() else { return };
+            if let Emitted::Full(arrived) | Emitted::Gone(arrived) = round.emit(key, arrived) {
+                self.put_back(arrived);
+                return;
+            }
+        }
+    }
+
+    fn unclaimed(&mut self, arrived: Arrived) -> Option<Arrived> {
+        self.put_back(arrived);
+        None
+    }
+
+    fn merge(queued: &mut Arrived, newer: Arrived) -> Option<Arrived> {
+        queued.count += newer.count;
+        None
+    }
+}
+
+impl fmt::Debug for Signals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Signals")
+            .field("kind", &self.kind)
+            .field("arrivals", &self.arrivals())
+            .finish_non_exhaustive()
+    }
+}

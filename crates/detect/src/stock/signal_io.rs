@@ -1,0 +1,204 @@
+//! The readiness of descriptors, announced by a real-time signal: `F_SETSIG`, without an epoll.
+//!
+//! The kernel sends the signal when a descriptor becomes ready; the handler only says so to the host,
+//! whose next round asks with one `poll(2)` which of the awaited descriptors it is. That makes the
+//! overflow of the signal queue harmless: the SIGIO that the kernel sends instead leads to the same
+//! question.
+//!
+//! It shows what the signal method does where nothing else announces; for sockets,
+//! [`readiness`](super::readiness) is cheaper. A round costs one `poll(2)` over all pending waits.
+//!
+//! # Examples
+//! ```
+//! use std::{io::Write, os::{fd::OwnedFd, unix::net::UnixStream}, sync::Arc};
+//! use vigie_detect::{
+//!     Ready, Server,
+//!     stock::{readiness::Direction, signal::SignalKind, signal_io::{Awaited, signal_io}},
+//! };
+//!
+//! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+//! let host = Server::spawn_thread()?;
+//! let kind = SignalKind::real_time(3).expect("there are at least eight");
+//! let readiness = signal_io(host.server(), kind)?;
+//! let (near, mut far) = UnixStream::pair()?;
+//! let descriptor = Arc::new(OwnedFd::from(near));
+//! std::thread::spawn(move || far.write_all(b"ahoy"));
+//! let ready = readiness.wait(Awaited { descriptor, direction: Direction::Read }).await?;
+//! assert!(ready.intersects(Ready::READABLE));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#![expect(
+    unsafe_code,
+    reason = "fcntl's F_SETSIG, F_SETOWN and O_ASYNC, which rustix does not offer"
+)]
+
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{readiness::Direction, signal::SignalKind};
+use crate::{
+    detector::{Arming, Detector, Key, Methods, Mode, Pending, Ready, Round, Submitted},
+    error::RegisterError,
+    handle::{Handle, Registration},
+    server::Server,
+    sync::Arc,
+};
+
+/// A request for the readiness of one descriptor in one direction. The descriptor's `O_ASYNC`, owner and
+/// signal are set, and stay so.
+#[derive(Clone, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "a request is its two parts")]
+pub struct Awaited {
+    /// The descriptor: a socket, pipe or terminal. Kept open for as long as the wait is pending.
+    pub descriptor: Arc<OwnedFd>,
+    /// The direction.
+    pub direction: Direction,
+}
+
+/// The detector: made by [`signal_io`].
+#[derive(Debug)]
+pub struct SignalIo {
+    kind: SignalKind,
+    /// The pending requests, oldest first: rebuilt when they have changed.
+    set: Vec<(Key, Awaited)>,
+}
+
+/// Makes a detector whose descriptors send `kind` to this process, which should be a real-time signal
+/// that nothing else uses.
+///
+/// # Errors
+/// As [`signal`](super::signal::signal).
+pub fn signal_io(server: &Server, kind: SignalKind) -> Result<Handle<SignalIo>, RegisterError> {
+    let detector = SignalIo { kind, set: Vec::new() };
+    server.register(detector, Registration::named("signal-io"))
+}
+
+impl SignalIo {
+    /// Lets the kernel send the signal for `descriptor` from now on.
+    fn announce(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        let process = rustix::process::getpid().as_raw_nonzero().get();
+        control(descriptor, libc::F_SETOWN, process)?;
+        control(descriptor, F_SETSIG, self.kind.as_raw())?;
+        let flags = control(descriptor, libc::F_GETFL, 0)?;
+        if flags & libc::O_ASYNC == 0 {
+            control(descriptor, libc::F_SETFL, flags | libc::O_ASYNC)?;
+        }
+        Ok(())
+    }
+}
+
+/// Which signal announces the descriptor [fcntl(2)], a number that libc lacks.
+const F_SETSIG: libc::c_int = 10;
+
+/// An fcntl with an integer.
+fn control(descriptor: BorrowedFd<'_>, command: libc::c_int, value: i32) -> io::Result<i32> {
+    // SAFETY: the descriptor is open for as long as it is borrowed; the commands used here take an
+    // integer and touch no memory.
+    let result = unsafe { libc::fcntl(descriptor.as_raw_fd(), command, value) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+const fn wanted(direction: Direction) -> PollFlags {
+    match direction {
+        Direction::Read => PollFlags::IN.union(PollFlags::RDHUP),
+        Direction::Write => PollFlags::OUT,
+    }
+}
+
+/// What `poll(2)` found, as the bits of a readiness.
+pub(crate) fn ready_of(found: PollFlags) -> Ready {
+    let mut ready = Ready::NONE;
+    for (flags, bits) in [
+        (PollFlags::IN, Ready::READABLE),
+        (PollFlags::OUT, Ready::WRITABLE),
+        (PollFlags::RDHUP, Ready::READ_CLOSED),
+        (PollFlags::HUP, Ready::READ_CLOSED.union(Ready::WRITE_CLOSED)),
+        (PollFlags::ERR, Ready::ERROR),
+        // Closed behind our back: the operation that follows says so.
+        (PollFlags::NVAL, Ready::ERROR),
+    ] {
+        if found.intersects(flags) {
+            ready = ready | bits;
+        }
+    }
+    ready
+}
+
+/// Asks once, without waiting.
+fn ask(fds: &mut [PollFd<'_>]) -> io::Result<()> {
+    match poll(fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+impl Detector for SignalIo {
+    type Request = Awaited;
+    type Event = Ready;
+
+    fn methods(&self) -> Methods {
+        Methods::GROUP | Methods::SIGNAL
+    }
+
+    fn arming(&self) -> Arming {
+        Arming::Permanent
+    }
+
+    fn signal(&self) -> Option<i32> {
+        Some(self.kind.as_raw())
+    }
+
+    fn submit(&mut self, _: Key, awaited: &mut Awaited, mode: Mode) -> Submitted<Ready> {
+        if mode == Mode::Stream {
+            let error = "readiness by signal has single waits only";
+            return Submitted::Rejected(io::Error::new(io::ErrorKind::Unsupported, error));
+        }
+        if let Err(error) = self.announce(awaited.descriptor.as_fd()) {
+            return Submitted::Rejected(error);
+        }
+        // Asked after the signal is on: what happens from now on announces itself.
+        let mut fds = [PollFd::new(&*awaited.descriptor, wanted(awaited.direction))];
+        match ask(&mut fds) {
+            Ok(()) if fds[0].revents().is_empty() => Submitted::Pending,
+            Ok(()) => Submitted::Ready(ready_of(fds[0].revents())),
+            Err(error) => Submitted::Rejected(error),
+        }
+    }
+
+    fn group(&mut self, pending: &Pending<'_, Self>) {
+        self.set.clear();
+        self.set.extend(pending.iter().map(|(key, awaited)| (key, awaited.clone())));
+    }
+
+    fn poll(&mut self, round: &mut Round<'_, Self>) {
+        let mut fds: Vec<_> = self
+            .set
+            .iter()
+            .map(|(_, awaited)| PollFd::new(&*awaited.descriptor, wanted(awaited.direction)))
+            .collect();
+        if fds.is_empty() {
+            return;
+        }
+        if let Err(error) = ask(&mut fds) {
+            tracing::error!(%error, "the awaited descriptors could not be polled");
+            return;
+        }
+        for ((key, _), fd) in self.set.iter().zip(&fds) {
+            if fd.revents().is_empty() {
+                continue;
+            }
+            if round.is_full() {
+                round.more();
+                return;
+            }
+            round.complete(*key, ready_of(fd.revents()));
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! The methods that need a signal or a thread: their stock detectors conform, do what they promise at
+//! their edges, and faults planted in them are seen.
+
+mod blocking;
+mod child;
+mod signals;
+
+use std::process::Command;
+
+use vigie_detect::conformance::{self, Harness, Options, SetupError, Violation, World};
+
+/// Runs the suite, and says how to see a violation again.
+fn pass<H: Harness>(test: &str, mut factory: impl FnMut(&World) -> Result<H, SetupError>) {
+    match conformance::check(&mut factory) {
+        Ok(report) => println!("{report}"),
+        Err(violation) => {
+            let commit = Command::new("git").args(["rev-parse", "HEAD"]).output();
+            let commit = commit.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+            let seed = violation.at().seed;
+            panic!(
+                "{violation}\nat commit {}\nreplay: SIM_SEED={seed} cargo test -p vigie-detect \
+                 --test methods {test}\n{violation:?}",
+                commit.unwrap_or_default().trim()
+            );
+        }
+    }
+}
+
+/// Runs the suite on a detector with a fault. Few seeds, and little patience with what is lost.
+fn seen<H: Harness>(mut factory: impl FnMut(&World) -> Result<H, SetupError>) -> Violation {
+    let options = Options::from_env().seeds(0..8).guard(std::time::Duration::from_secs(2));
+    conformance::check_with(&options.stress_waits(200), &mut factory)
+        .expect_err("the fault was not seen")
+}

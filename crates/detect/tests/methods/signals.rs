@@ -1,0 +1,390 @@
+//! Signals: awaited for themselves, and as the announcement of descriptors.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    thread,
+};
+
+use rustix::process::{Resource, Rlimit, Signal, getpid, getrlimit, kill_process, setrlimit};
+use vigie_detect::{
+    Arming, Detected, Detector, Emitted, Flavor, Handle, Key, Methods, Mode, Ready, RegisterError,
+    Registration, Round, Server, Site, Strategy, Submitted,
+    conformance::{Harness, Hosts, Profile, Recognised, Rule, Trigger, Unclaimed, World},
+    stock::{
+        readiness::Direction,
+        signal::{Arrived, SignalKind, Signals, signal},
+        signal_io::{Awaited, SignalIo, signal_io},
+    },
+};
+
+use crate::{child::in_child, pass, seen};
+
+/// Sends `signal` to this process and waits until the handler has run: another thread may do that.
+fn send(signal: Signal, arrivals: impl Fn() -> Option<u64>) {
+    let before = arrivals();
+    kill_process(getpid(), signal).expect("this process may send to itself");
+    while before.is_some() && arrivals() == before {
+        thread::yield_now();
+    }
+}
+
+struct SignalHarness {
+    handle: Handle<Signals>,
+    signal: Signal,
+    /// Of the stream: which arrival is the next.
+    streamed: usize,
+}
+
+impl Harness for SignalHarness {
+    type Detector = Signals;
+
+    fn handle(&self) -> &Handle<Signals> {
+        &self.handle
+    }
+
+    fn request(&mut self, _: usize) {}
+
+    fn trigger(&mut self, _: usize) -> Trigger {
+        let (handle, signal) = (self.handle.clone(), self.signal);
+        // Nobody counts any more once the server is closed.
+        Box::new(move || send(signal, || handle.with_detector(|signals| signals.arrivals())))
+    }
+
+    fn recognise(&mut self, _: usize, arrived: Arrived) -> Recognised {
+        match arrived.count {
+            1 => Recognised::Unmarked,
+            count => Recognised::Nothing(format!("{count} arrivals for one wait")),
+        }
+    }
+
+    fn profile(&self) -> Profile {
+        Profile::shared(Unclaimed::Returned)
+    }
+
+    fn stream_request(&mut self) -> Option<()> {
+        Some(())
+    }
+
+    fn recognise_stream(&mut self, arrived: Arrived) -> Recognised {
+        let first = self.streamed;
+        self.streamed += usize::try_from(arrived.count).expect("few arrivals");
+        Recognised::Events((first..self.streamed).collect())
+    }
+}
+
+#[test]
+fn signals_conform() {
+    pass("signals::signals_conform", |world: &World| {
+        let handle = signal(world.server(), SignalKind::USER_DEFINED_1)?;
+        Ok(SignalHarness { handle, signal: Signal::USR1, streamed: 0 })
+    });
+}
+
+struct Pair {
+    descriptor: Arc<OwnedFd>,
+    other: Arc<OwnedFd>,
+}
+
+struct SignalIoHarness {
+    handle: Handle<SignalIo>,
+    pairs: BTreeMap<usize, Pair>,
+}
+
+fn pair() -> io::Result<Pair> {
+    let (near, far) = UnixStream::pair()?;
+    near.set_nonblocking(true)?;
+    Ok(Pair { descriptor: Arc::new(near.into()), other: Arc::new(far.into()) })
+}
+
+impl SignalIoHarness {
+    fn pair(&mut self, index: usize) -> &Pair {
+        self.pairs.entry(index).or_insert_with(|| pair().expect("a pair of sockets"))
+    }
+}
+
+impl Harness for SignalIoHarness {
+    type Detector = SignalIo;
+    const HOSTS: Hosts = Hosts::Real;
+
+    fn handle(&self) -> &Handle<SignalIo> {
+        &self.handle
+    }
+
+    fn request(&mut self, index: usize) -> Awaited {
+        let descriptor = Arc::clone(&self.pair(index).descriptor);
+        Awaited { descriptor, direction: Direction::Read }
+    }
+
+    fn trigger(&mut self, index: usize) -> Trigger {
+        let other = Arc::clone(&self.pair(index).other);
+        Box::new(move || {
+            rustix::io::write(other.as_fd(), &[7]).expect("room for a byte");
+        })
+    }
+
+    fn recognise(&mut self, request: usize, ready: Ready) -> Recognised {
+        let pair = self.pairs.remove(&request).expect("it was requested");
+        match rustix::io::read(pair.descriptor.as_fd(), &mut [0; 8]) {
+            Ok(1) if ready.intersects(Ready::READABLE) => Recognised::Unmarked,
+            read => Recognised::Nothing(format!("{ready:?}, and a read gave {read:?}")),
+        }
+    }
+
+    fn profile(&self) -> Profile {
+        Profile::addressed().index_count_max(64)
+    }
+}
+
+#[test]
+fn readiness_by_signal_conforms() {
+    pass("signals::readiness_by_signal_conforms", |world: &World| {
+        let kind = SignalKind::real_time(1).ok_or("no real-time signal")?;
+        let handle = signal_io(world.server(), kind)?;
+        Ok(SignalIoHarness { handle, pairs: BTreeMap::new() })
+    });
+}
+
+/// A signal-only detector with one fault.
+struct Faulty {
+    fault: Fault,
+    signal: Signal,
+    taken: u64,
+    site: Option<Site>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    None,
+    /// Its events come with a signal that it does not name.
+    NamesAnother,
+    /// What arrived before the wait is not looked at.
+    ForgetsWhatWasBefore,
+    /// Each arrival is reported to everybody.
+    TakesNothing,
+}
+
+impl Faulty {
+    fn arrivals(&self) -> u64 {
+        self.site.as_ref().expect("attached").signal_arrivals()
+    }
+
+    fn take(&mut self) -> bool {
+        let is_there = self.arrivals() > self.taken;
+        if is_there && self.fault != Fault::TakesNothing {
+            self.taken += 1;
+        }
+        is_there
+    }
+}
+
+impl Detector for Faulty {
+    type Request = ();
+    type Event = ();
+
+    fn methods(&self) -> Methods {
+        Methods::SIGNAL
+    }
+
+    fn arming(&self) -> Arming {
+        Arming::Permanent
+    }
+
+    fn signal(&self) -> Option<i32> {
+        Some(match self.fault {
+            Fault::NamesAnother => Signal::WINCH.as_raw(),
+            _ => self.signal.as_raw(),
+        })
+    }
+
+    fn attach(&mut self, site: &Site) -> io::Result<()> {
+        self.site = Some(site.clone());
+        Ok(())
+    }
+
+    fn submit(&mut self, _: Key, (): &mut (), _: Mode) -> Submitted<()> {
+        if self.fault == Fault::ForgetsWhatWasBefore {
+            self.taken = self.arrivals();
+        }
+        if self.take() { Submitted::Ready(()) } else { Submitted::Pending }
+    }
+
+    fn poll(&mut self, round: &mut Round<'_, Self>) {
+        while let Some(key) = round.oldest()
+            && self.take()
+        {
+            if !matches!(round.emit(key, ()), Emitted::Kept | Emitted::Ended) {
+                self.taken -= 1;
+            }
+        }
+    }
+
+    fn unclaimed(&mut self, (): ()) -> Option<()> {
+        self.taken -= 1;
+        None
+    }
+}
+
+struct FaultyHarness {
+    handle: Handle<Faulty>,
+    fault: Fault,
+    signal: Signal,
+}
+
+impl Harness for FaultyHarness {
+    type Detector = Faulty;
+
+    fn handle(&self) -> &Handle<Faulty> {
+        &self.handle
+    }
+
+    fn request(&mut self, _: usize) {}
+
+    fn trigger(&mut self, _: usize) -> Trigger {
+        let (handle, fault, signal) = (self.handle.clone(), self.fault, self.signal);
+        Box::new(move || {
+            if fault != Fault::NamesAnother {
+                send(signal, || handle.with_detector(|faulty| faulty.arrivals()));
+            }
+        })
+    }
+
+    fn recognise(&mut self, _: usize, (): ()) -> Recognised {
+        Recognised::Unmarked
+    }
+
+    fn profile(&self) -> Profile {
+        Profile::shared(Unclaimed::Returned)
+    }
+}
+
+fn faulty(
+    fault: Fault,
+    signal: Signal,
+) -> impl FnMut(&World) -> Result<FaultyHarness, crate::SetupError> {
+    move |world| {
+        let detector = Faulty { fault, signal, taken: 0, site: None };
+        let handle = world.server().register(detector, Registration::named("faulty"))?;
+        Ok(FaultyHarness { handle, fault, signal })
+    }
+}
+
+/// Goal: the suite sees what a signal detector may do wrong. Method: one fault each; without one, it
+/// conforms. Signals are the process's: one after the other.
+#[test]
+fn planted_faults_are_seen() {
+    pass("signals::planted_faults_are_seen", faulty(Fault::None, Signal::USR2));
+    let violation = seen(faulty(Fault::NamesAnother, Signal::USR2));
+    assert!(matches!(violation.rule(), Some(Rule::Before | Rule::Announced)), "{violation}");
+    let violation = seen(faulty(Fault::ForgetsWhatWasBefore, Signal::USR2));
+    assert_eq!(violation.rule(), Some(Rule::Before), "{violation}");
+    let violation = seen(faulty(Fault::TakesNothing, Signal::USR2));
+    assert_eq!(violation.rule(), Some(Rule::Once), "{violation}");
+}
+
+/// Goal: a signal that cannot or must not be caught is a typed error, and so is a detector that names
+/// none. Method: each kind; the numbers beside the ranges.
+#[test]
+fn impossible_signals_are_refused() {
+    let server = Server::new(Flavor::UserLevel).expect("a server");
+    for number in [0, -1, 9, 19, 11, 7, 4, 8, 32, 33, 65, 1000] {
+        let refused = signal(&server, SignalKind::from_raw(number)).expect_err("not a signal");
+        assert!(
+            matches!(refused, RegisterError::ForbiddenSignal { signal } if signal == number),
+            "{refused}"
+        );
+    }
+    struct Nameless;
+    impl Detector for Nameless {
+        type Request = ();
+        type Event = ();
+        fn methods(&self) -> Methods {
+            Methods::SIGNAL
+        }
+    }
+    let refused = server.register(Nameless, Registration::named("nameless"));
+    assert!(matches!(refused, Err(RegisterError::NoSignal)));
+}
+
+/// Polls a wait once.
+fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+    pin!(future).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// Goal: a busy host sees a signal at its next switch, a sleeping one is woken by it, and several
+/// handles see each arrival. Method: a host by hand; the sleep has no end but the signal.
+#[test]
+fn a_signal_reaches_busy_and_sleeping_hosts() {
+    let server = Server::new(Flavor::UserLevel).expect("a server");
+    let mut lookout = server.lookout();
+    let first = signal(&server, SignalKind::CHILD).expect("a signal");
+    let second = signal(&server, SignalKind::CHILD).expect("the same signal");
+    let arrivals = || second.with_detector(|signals| signals.arrivals());
+    assert_eq!(first.history().1, Strategy::Signal);
+    let (mut one, mut other) = (first.wait(()), second.wait(()));
+    assert!(poll(&mut one).is_pending() && poll(&mut other).is_pending());
+    lookout.detect();
+    let far_ahead = server.now();
+    assert!(!lookout.is_due(vigie_detect::Instant::from_nanos(far_ahead.as_nanos() / 2)));
+    send(Signal::CHILD, arrivals);
+    assert!(lookout.is_due(vigie_detect::Instant::from_nanos(0)), "whatever the time is");
+    assert_eq!(lookout.detect(), Detected::Events(2));
+    assert!(poll(&mut one).is_ready() && poll(&mut other).is_ready());
+    let mut one = first.wait(());
+    assert!(poll(&mut one).is_pending());
+    let sender = thread::spawn({
+        let second = second.clone();
+        move || send(Signal::CHILD, || second.with_detector(|signals| signals.arrivals()))
+    });
+    while poll(&mut one).is_pending() {
+        lookout.park(None);
+    }
+    sender.join().expect("it has sent");
+}
+
+/// Goal: nobody waits and nothing is counted for a server that is gone; the signal does no harm then.
+/// Method: shut down, then send.
+#[test]
+fn a_signal_after_the_end_is_ignored() {
+    let server = Server::new(Flavor::UserLevel).expect("a server");
+    let handle = signal(&server, SignalKind::from_raw(Signal::IO.as_raw())).expect("a signal");
+    server.shutdown();
+    assert!(handle.with_detector(|_| ()).is_none());
+    kill_process(getpid(), Signal::IO).expect("sent");
+}
+
+/// Goal: when the queue of real-time signals is full, the SIGIO in their place is as good. Method: a
+/// process whose queue has no place at all; without the handler of SIGIO, it would end here.
+#[test]
+fn an_overflow_of_the_signal_queue_is_no_loss() {
+    in_child("signals::an_overflow_of_the_signal_queue_is_no_loss", || {
+        let maximum = getrlimit(Resource::Sigpending).maximum;
+        let none = Rlimit { current: Some(0), maximum };
+        setrlimit(Resource::Sigpending, none).expect("the limit may be lowered");
+        let server = Server::new(Flavor::UserLevel).expect("a server");
+        let mut lookout = server.lookout();
+        let kind = SignalKind::real_time(2).expect("a real-time signal");
+        let handle = signal_io(&server, kind).expect("registered");
+        // Beside it, so that the overflow is seen to have happened.
+        let overflow = SignalKind::from_raw(Signal::IO.as_raw());
+        let overflow = signal(&server, overflow).expect("registered");
+        for round in 0..10 {
+            let Pair { descriptor, other } = pair().expect("a pair of sockets");
+            let mut wait = handle.wait(Awaited { descriptor, direction: Direction::Read });
+            assert!(poll(&mut wait).is_pending());
+            rustix::io::write(&*other, &[1]).expect("room for a byte");
+            while poll(&mut wait).is_pending() {
+                lookout.park(None);
+            }
+            let arrivals = overflow.with_detector(|signals| signals.arrivals());
+            assert!(arrivals > Some(round), "{arrivals:?} overflows in round {round}");
+        }
+    });
+}

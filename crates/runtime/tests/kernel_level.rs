@@ -1,0 +1,239 @@
+//! What is particular about the kernel-level flavor: a thread for each task, which the kernel wakes for
+//! its own descriptors, and the bounds of that.
+
+#[path = "guard/mod.rs"]
+mod guard;
+
+#[path = "child/mod.rs"]
+mod child;
+
+use std::{
+    future::{Future, poll_fn},
+    io::{Read, Write},
+    net::TcpStream as StdTcpStream,
+    os::unix::net::UnixStream as StdUnixStream,
+    pin::{Pin, pin},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    task::{Context, Poll, Wake, Waker},
+    thread,
+};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use vigie_detect::net::{TcpListener, UnixStream};
+use vigie_runtime::{BuildError, Flavor, Runtime, RuntimeBuilder, spawn};
+
+use crate::{child::in_child, guard::against_hang};
+
+fn builder() -> RuntimeBuilder {
+    Runtime::builder().flavor(Flavor::KernelLevel)
+}
+
+fn runtime() -> Runtime {
+    builder().build().expect("a runtime")
+}
+
+/// Goal: an event wakes the task's own thread and no other: the server's host stays out of it. Method: an
+/// echo, whose rounds of detection the server would count.
+#[test]
+fn the_kernel_wakes_the_tasks_thread() {
+    against_hang(|| {
+        const MESSAGES: u64 = 200;
+        let runtime = runtime();
+        let (give, address) = mpsc::channel();
+        let server = runtime.spawn(async move {
+            let listener = TcpListener::bind(([127, 0, 0, 1], 0).into())?;
+            give.send(listener.local_addr()?).expect("the test waits");
+            let (mut stream, _) = listener.accept().await?;
+            spawn(async move {
+                let mut message = [0; 16];
+                while stream.read_exact(&mut message).await.is_ok() {
+                    stream.write_all(&message).await?;
+                }
+                std::io::Result::Ok(())
+            })
+            .await
+            .expect("the handler ends")
+        });
+        let mut client = StdTcpStream::connect(address.recv().expect("bound")).expect("connected");
+        let mut exchange = || {
+            let mut back = [0; 16];
+            client.write_all(&[7; 16]).expect("sent");
+            client.read_exact(&mut back).expect("echoed");
+            assert_eq!(back, [7; 16]);
+        };
+        exchange();
+        let before = runtime.server().metrics().rounds;
+        for _ in 0..MESSAGES {
+            exchange();
+        }
+        let rounds = runtime.server().metrics().rounds - before;
+        assert!(rounds < MESSAGES / 10, "the host looked {rounds} times for {MESSAGES} messages");
+        drop(client);
+        runtime.block_on(server).expect("it ends").expect("no error");
+    });
+}
+
+/// Goal: a task may block its thread; the others run. Method: more tasks than cores that wait for the last
+/// one by a channel of the standard library.
+#[test]
+fn tasks_may_block() {
+    against_hang(|| {
+        let runtime = runtime();
+        let (release, released) = mpsc::channel::<()>();
+        let released = Arc::new(Mutex::new(released));
+        let blocked: Vec<_> = (0..16)
+            .map(|_| {
+                let released = Arc::clone(&released);
+                runtime.spawn(async move { released.lock().expect("no panic").recv().is_ok() })
+            })
+            .collect();
+        let releaser = runtime.spawn(async move { (0..16).all(|_| release.send(()).is_ok()) });
+        runtime.block_on(async {
+            assert!(releaser.await.expect("it runs"));
+            for task in blocked {
+                assert!(task.await.expect("it is released"));
+            }
+        });
+    });
+}
+
+/// Goal: one task may wait for more descriptors than its thread watches by itself. Method: 200 sockets in
+/// one task, written to in reverse order.
+#[test]
+fn many_descriptors_in_one_task() {
+    against_hang(|| {
+        let runtime = runtime();
+        let sum = runtime.block_on(async {
+            let mut peers = Vec::new();
+            let mut reads: Vec<Pin<Box<dyn Future<Output = u8> + Send>>> = Vec::new();
+            for _ in 0..200 {
+                let (near, far) = StdUnixStream::pair().expect("a pair of sockets");
+                let mut near = UnixStream::from_std(near).expect("watched");
+                peers.push(far);
+                reads.push(Box::pin(async move { near.read_u8().await.expect("a byte") }));
+            }
+            let (begin, has_begun) = mpsc::channel::<()>();
+            let writer = thread::spawn(move || {
+                has_begun.recv().expect("it begins");
+                peers.iter().rev().for_each(|mut peer| peer.write_all(&[1]).expect("room"));
+                peers
+            });
+            let mut sum = 0u32;
+            poll_fn(|cx| {
+                reads.retain_mut(|read| match read.as_mut().poll(cx) {
+                    Poll::Ready(byte) => {
+                        sum += u32::from(byte);
+                        false
+                    }
+                    Poll::Pending => true,
+                });
+                let _ = begin.send(());
+                if reads.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+            })
+            .await;
+            drop(writer.join().expect("it has written"));
+            sum
+        });
+        assert_eq!(sum, 200);
+    });
+}
+
+/// Remembers that it was woken, and passes that on.
+struct Relay {
+    is_woken: AtomicBool,
+    outer: Mutex<Option<Waker>>,
+}
+
+impl Wake for Relay {
+    fn wake(self: Arc<Self>) {
+        self.is_woken.store(true, Ordering::SeqCst);
+        if let Some(outer) = self.outer.lock().expect("no panic").take() {
+            outer.wake();
+        }
+    }
+}
+
+/// Goal: a read that a task has begun and handed on, under a waker of its own that the next task does not
+/// replace, is watched when the first task has ended. Method: as such sets of futures do it, by hand.
+#[test]
+fn a_wait_outlives_its_thread() {
+    against_hang(|| {
+        let runtime = runtime();
+        let (near, mut far) = StdUnixStream::pair().expect("a pair of sockets");
+        let relay = Arc::new(Relay { is_woken: AtomicBool::new(false), outer: Mutex::new(None) });
+        let begun = Arc::clone(&relay);
+        let first = runtime.spawn(poll_fn(move |_| {
+            let near = near.try_clone().expect("a descriptor");
+            let mut near = UnixStream::from_std(near).expect("watched");
+            let mut read = Box::pin(async move { near.read_u8().await });
+            let waker = Waker::from(Arc::clone(&begun));
+            assert!(read.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            Poll::Ready(read)
+        }));
+        let mut read = runtime.block_on(first).expect("it ends");
+        let second = runtime.spawn(poll_fn(move |cx| {
+            *relay.outer.lock().expect("no panic") = Some(cx.waker().clone());
+            if !relay.is_woken.load(Ordering::SeqCst) {
+                return Poll::Pending;
+            }
+            pin!(&mut read).poll(cx)
+        }));
+        far.write_all(&[9]).expect("room");
+        assert_eq!(runtime.block_on(second).expect("it ends").expect("a byte"), 9);
+    });
+}
+
+/// Goal: a task for which there is no thread is cancelled, and its handle says why; the next one runs.
+/// Method: a bound of one thread.
+#[test]
+fn more_tasks_than_threads_are_refused() {
+    against_hang(|| {
+        let runtime = builder().task_threads(1).build().expect("a runtime");
+        let (release, released) = tokio::sync::oneshot::channel::<()>();
+        let first = runtime.spawn(released);
+        let dropped = Arc::new(());
+        let witness = Arc::clone(&dropped);
+        let error = runtime
+            .block_on(runtime.spawn(async move { drop(witness) }))
+            .expect_err("there is one thread");
+        assert!(error.is_refused() && error.is_cancelled() && !error.is_panic(), "{error}");
+        assert_eq!(Arc::strong_count(&dropped), 1, "the future was dropped");
+        assert_eq!(runtime.handle().live_task_count(), 1);
+        release.send(()).expect("it waits");
+        runtime.block_on(first).expect("it ends").expect("released");
+    });
+}
+
+/// Goal: the same where the kernel refuses. Method: a process whose address space has no room for another
+/// stack, for a while.
+#[test]
+fn a_thread_that_the_kernel_refuses() {
+    in_child("a_thread_that_the_kernel_refuses", || {
+        let runtime = runtime();
+        let limit = getrlimit(Resource::As);
+        let none = Rlimit { current: Some(1 << 20), maximum: limit.maximum };
+        setrlimit(Resource::As, none).expect("the limit may be lowered");
+        let refused = runtime.spawn(async { 1 });
+        setrlimit(Resource::As, limit).expect("the limit may be raised again");
+        let error = runtime.block_on(refused).expect_err("there was no thread");
+        assert!(error.is_refused(), "{error}");
+        assert_eq!(runtime.block_on(runtime.spawn(async { 2 })).expect("there is one now"), 2);
+    });
+}
+
+/// Goal: options out of range are errors. Method: one beyond each border; the smallest allowed ones work.
+#[test]
+fn options_are_checked() {
+    let refused = builder().task_stack_bytes(16 * 1024 - 1).build();
+    assert!(matches!(refused, Err(BuildError::TaskStack { bytes: 16383, .. })));
+    assert!(matches!(builder().task_threads(0).build(), Err(BuildError::TaskThreads)));
+    against_hang(|| {
+        let runtime = builder().task_stack_bytes(64 * 1024).task_threads(1).build().expect("ok");
+        assert_eq!(runtime.block_on(runtime.spawn(async { 3 })).expect("it runs"), 3);
+    });
+}
