@@ -97,6 +97,14 @@ pub(crate) enum PollLength {
 /// How many quanta make a hog of a long poll.
 const HOG_FACTOR: u128 = 10;
 
+/// Returns how much processor time the thread has used since the last sample; zero if there is none.
+pub(crate) fn processor_time_used() -> Duration {
+    POLL.with(|poll| {
+        let used = |before| thread_cpu_time().saturating_sub(before);
+        poll.processor_time.get().map_or(Duration::ZERO, used)
+    })
+}
+
 /// The poll ends now. Returns how long it was.
 pub(crate) fn end_poll() -> PollLength {
     POLL.with(|poll| {

@@ -167,7 +167,7 @@ impl Runtime {
                     left += join_until(threads, deadline);
                 }
                 if left == 0 {
-                    shared.await_last_task();
+                    shared.cancel_all();
                 }
                 left += join_until(shared.pool().begin_shutdown(), deadline);
                 shared.server().shutdown();

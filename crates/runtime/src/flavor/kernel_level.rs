@@ -8,7 +8,7 @@
 //! ```text
 //!  waker ──▶ schedule ──▶ seat ──▶ thread: poll ──▶ pending: sleep at the seat
 //!                           ▲                  └──▶ over: the thread ends
-//!  shutdown ── wakes all ───┘ and each thread drops its task instead of polling it
+//!  shutdown ── wakes all ───┘ and each thread ends; then all tasks are dropped
 //! ```
 
 use std::{
@@ -48,6 +48,9 @@ pub(crate) struct Shared {
     /// Tasks are dropped instead of being polled.
     is_shutdown: AtomicBool,
     threads: RealMutex<Threads>,
+    /// Tasks whose threads have ended at the shutdown. Dropped when all polls are over, so that no task
+    /// sees another one cancelled.
+    orphans: RealMutex<Vec<Runnable>>,
 }
 
 #[derive(Default)]
@@ -88,6 +91,7 @@ pub(crate) fn start(
         options,
         is_shutdown: AtomicBool::new(false),
         threads: RealMutex::new(Threads::default()),
+        orphans: RealMutex::new(Vec::new()),
     });
     Ok((shared, host))
 }
@@ -107,6 +111,10 @@ impl Shared {
 
     fn threads(&self) -> RealGuard<'_, Threads> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn orphans(&self) -> RealGuard<'_, Vec<Runnable>> {
+        self.orphans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives the task at `seat` a thread.
@@ -154,7 +162,11 @@ impl Shared {
         // Set once: a seat has one thread.
         let _ = seat.alarm.set(point.alarm());
         while let Some(task) = seat.wait(&point) {
-            if self.is_shutdown.load(Ordering::SeqCst) || task.metadata().is_aborted() {
+            if self.is_shutdown.load(Ordering::SeqCst) {
+                self.orphans().push(task);
+                break;
+            }
+            if task.metadata().is_aborted() {
                 drop_task(task);
             } else {
                 // The future's panics are caught inside; what may come out is that of a waker.
@@ -167,7 +179,7 @@ impl Shared {
     }
 
     /// A task's thread ends.
-    fn leave(&self, place: usize) {
+    fn leave(self: &Arc<Self>, place: usize) {
         let mut threads = self.threads();
         let handle = threads.running.remove(place);
         threads.ended.extend(handle);
@@ -180,7 +192,7 @@ impl Shared {
 
     /// Cancels every task, waits for all threads and closes the server; inside a task, which cannot wait
     /// for itself, lets the last thread do that.
-    pub(crate) fn shutdown(&self, in_background: bool) {
+    pub(crate) fn shutdown(self: &Arc<Self>, in_background: bool) {
         self.is_shutdown.store(true, Ordering::SeqCst);
         let is_empty = {
             let mut threads = self.threads();
@@ -207,15 +219,23 @@ impl Shared {
         handles
     }
 
-    /// All threads have ended: waits for what is under way elsewhere.
-    pub(crate) fn await_last_task(&self) {
-        while self.live.count() > 0 {
-            // Another thread drops a task that it could give no thread any more.
-            thread::yield_now();
+    /// Cancels every task, once no thread polls any more.
+    pub(crate) fn cancel_all(self: &Arc<Self>) {
+        let _entered =
+            context::enter(Handle { scheduler: Scheduler::KernelLevel(Arc::clone(self)) });
+        loop {
+            let task = self.orphans().pop();
+            match task {
+                Some(task) => drop_task(task),
+                None if self.live.count() == 0 => break,
+                // Another thread drops a task that it could give no thread any more.
+                None => thread::yield_now(),
+            }
         }
     }
 
-    fn clear_in_background(&self) {
+    fn clear_in_background(self: &Arc<Self>) {
+        self.cancel_all();
         drop(self.pool.begin_shutdown());
         self.server.shutdown();
     }

@@ -100,3 +100,9 @@ fn the_user_level_flavor() {
 fn the_hybrid_flavor() {
     assert_idle("idleness::the_hybrid_flavor", Flavor::Hybrid);
 }
+
+/// Goal: as above. Method: kernel-level flavor.
+#[test]
+fn the_kernel_level_flavor() {
+    assert_idle("idleness::the_kernel_level_flavor", Flavor::KernelLevel);
+}

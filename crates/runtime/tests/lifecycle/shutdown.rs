@@ -419,7 +419,8 @@ fn spawning_and_waking_race_with_the_shutdown() {
         for round in 0..60 {
             let flavor = FLAVORS[round % FLAVORS.len()];
             let census = Census::default();
-            let runtime = runtime(flavor);
+            let builder = Runtime::builder().flavor(flavor).workers(2).task_threads(64);
+            let runtime = builder.build().expect("a runtime");
             let handle = runtime.handle().clone();
             let wakers = wakers_of_tasks(&runtime, &census, 4);
             let [is_over, is_spawning, is_waking] = [const { AtomicBool::new(false) }; 3];

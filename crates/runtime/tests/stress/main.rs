@@ -52,7 +52,7 @@ fn everything_at_once() {
 
 /// A runtime of random shape, the flavors in turn.
 fn shape(run: usize, random: &mut fastrand::Rng) -> (RuntimeBuilder, String) {
-    let flavor = [Flavor::UserLevel, Flavor::Hybrid][run % 2];
+    let flavor = [Flavor::UserLevel, Flavor::Hybrid, Flavor::KernelLevel][run % 3];
     let workers = random.usize(1..5);
     let quantum = Duration::from_micros(random.u64(10..2000));
     let slice = Duration::from_micros(random.u64(0..2000));

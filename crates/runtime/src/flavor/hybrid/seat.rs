@@ -7,7 +7,7 @@ use vigie_detect::Instant;
 
 use crate::{
     kernel_help,
-    sync::{AtomicCell, AtomicU32, AtomicU64, Ordering},
+    sync::{AtomicBool, AtomicCell, AtomicU32, AtomicU64, Ordering},
 };
 
 /// Written by the thread that sits here, read by anybody. `Relaxed`: a stale value makes the
@@ -19,6 +19,8 @@ pub(crate) struct Seat {
     site: AtomicCell<Option<&'static Location<'static>>>,
     /// The beginning of the last poll that was reported as long. The supervisor's.
     told: AtomicU64,
+    /// The supervisor has given the kernel's default slice back to the thread.
+    has_long_slice: AtomicBool,
     /// The kernel's number of the thread; zero before it has begun.
     thread: AtomicU32,
 }
@@ -29,6 +31,7 @@ impl Seat {
             began: AtomicU64::new(0),
             site: AtomicCell::new(None),
             told: AtomicU64::new(0),
+            has_long_slice: AtomicBool::new(false),
             thread: AtomicU32::new(0),
         }
     }
@@ -68,6 +71,17 @@ impl Seat {
     /// Returns whether the poll that began at `began` is told of for the first time.
     pub(crate) fn tell_once(&self, began: Instant) -> bool {
         self.told.swap(began.as_nanos(), Ordering::Relaxed) != began.as_nanos()
+    }
+
+    /// Takes note that the thread has the kernel's default slice again.
+    pub(crate) fn give_long_slice(&self) {
+        self.has_long_slice.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the thread has been given the default slice since the last call.
+    pub(crate) fn take_long_slice(&self) -> bool {
+        self.has_long_slice.load(Ordering::Relaxed)
+            && self.has_long_slice.swap(false, Ordering::Relaxed)
     }
 
     /// Returns when the present poll began, and where its task was spawned.

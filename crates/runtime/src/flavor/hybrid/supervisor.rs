@@ -148,6 +148,7 @@ impl Supervisor {
                     && let Some(thread) = remote.seat.thread()
                 {
                     // It computes like others now, and gets no better turns than they.
+                    remote.seat.give_long_slice();
                     kernel_help::restore_slice(thread);
                 }
             }

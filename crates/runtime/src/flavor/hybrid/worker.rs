@@ -19,6 +19,9 @@ use std::{cell::Cell, rc::Rc, time::Duration};
 /// How long no task is trusted after one that was has had a long poll.
 const DISTRUST: Duration = Duration::from_secs(10);
 
+/// A poll longer than this is no accident of the kernel's scheduler.
+const HUGE_POLL: Duration = Duration::from_millis(20);
+
 struct Worker {
     /// Its place among the remotes.
     index: usize,
@@ -28,8 +31,6 @@ struct Worker {
     share: Share,
     random: fastrand::Rng,
     is_searching: bool,
-    /// The supervisor may have given the kernel's default slice back to this thread.
-    has_long_slice: bool,
 }
 
 /// What a worker's thread does, from its beginning to its end.
@@ -92,7 +93,6 @@ impl Worker {
             share: Share::new(shared.options.reaction_slice),
             random: fastrand::Rng::with_seed(index as u64),
             is_searching: false,
-            has_long_slice: false,
             local,
             shared,
         };
@@ -147,8 +147,7 @@ impl Worker {
                 continue;
             }
             self.rest();
-            if self.has_long_slice {
-                self.has_long_slice = false;
+            if self.remote().seat.take_long_slice() {
                 kernel_help::shorten_slice();
             }
             // Now rather than after the sleep: an event is waited for then.
@@ -289,18 +288,20 @@ impl Worker {
         let elapsed = end - now;
         self.share.record(lane, u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX));
         if elapsed > self.shared.options.long_poll {
-            self.after_long_poll(was_trusted, end);
+            self.after_long_poll(was_trusted, elapsed, end);
         }
         end
     }
 
     #[cold]
-    fn after_long_poll(&mut self, was_trusted: bool, end: Instant) {
-        if was_trusted {
+    fn after_long_poll(&self, was_trusted: bool, elapsed: Duration, end: Instant) {
+        let long_poll = self.shared.options.long_poll;
+        // Not if the thread only waited for a processor; but blocking for so long counts.
+        let is_surprise = || elapsed > HUGE_POLL || context::processor_time_used() > long_poll;
+        if was_trusted && is_surprise() {
             let until = (end + DISTRUST).as_nanos();
             self.shared.distrust_until.store(until, Ordering::Relaxed);
         }
-        self.has_long_slice = self.local.is_reserve && self.shared.options.kernel_help.short_slices;
     }
 
     fn search(&mut self) -> Option<(Runnable, Lane)> {
