@@ -20,12 +20,13 @@ use std::{
     },
     task::{Context, Poll, Wake, Waker},
     thread,
+    time::Duration,
 };
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::net::{TcpListener, UnixStream};
-use vigie_runtime::{BuildError, Flavor, Runtime, RuntimeBuilder, spawn};
+use vigie_runtime::{BuildError, Flavor, Runtime, RuntimeBuilder, spawn, time};
 
 use crate::{child::in_child, guard::against_hang};
 
@@ -215,6 +216,9 @@ fn more_tasks_than_threads_are_refused() {
 fn a_thread_that_the_kernel_refuses() {
     in_child("a_thread_that_the_kernel_refuses", || {
         let runtime = runtime();
+        // The host's thread, which ends the sleep, has begun: it needs memory for that.
+        let sleep = time::sleep(Duration::from_micros(1));
+        runtime.block_on(runtime.spawn(sleep)).expect("no panic");
         let limit = getrlimit(Resource::As);
         let none = Rlimit { current: Some(1 << 20), maximum: limit.maximum };
         setrlimit(Resource::As, none).expect("the limit may be lowered");

@@ -259,8 +259,7 @@ impl Worker {
         } else if timer.is_set() {
             timer.stop();
         }
-        let is_trusted = self.local.is_reserve
-            && task.is_trusted()
+        let is_trusted = task.is_trusted()
             && shared.has_backstop.load(Ordering::Relaxed)
             && now.as_nanos() > shared.distrust_until.load(Ordering::Relaxed);
         if !shared.alarm.is_set()
