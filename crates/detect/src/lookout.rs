@@ -100,7 +100,7 @@ impl Lookout {
                     if timeout == Timeout::Zero {
                         // Rung for: whatever is found was there already.
                         shared.idle.end();
-                    } else {
+                    } else if !self.is_watcher {
                         shared.idle.fall_asleep(driver.prepared_at);
                     }
                     events = shared.look(&mut driver, &mut self.batch, timeout);

@@ -41,9 +41,13 @@
 //! # Cost and limits
 //! A switch reads the clock once and makes no system call; it allocates nothing. Up to 1024 workers.
 //!
-//! A task that never yields holds its worker. While all workers are held so, nothing else runs. And if
-//! the worker that was last in the wait point is held, nobody watches for events and timers before it
-//! switches, even if another worker sleeps: no second wake-up is spent on each event to prevent that.
+//! # Tasks that do not yield
+//! delay no other task's event. On the hybrid flavor, when every worker is inside a long poll (200 µs), a
+//! reserve thread watches for events and serves the tasks that they wake, and one more for each of those
+//! that holds its thread in turn. What such tasks need not wait for: sockets, timers, channels and other
+//! wake-ups, new connections. What they do wait for: a lock that the task holds, and the task itself. On
+//! the user-level flavor there is one thread: long computations should reach a
+//! [`task::checkpoint`] now and then. On the kernel-level flavor the kernel takes turns.
 //!
 //! # What this crate does not do
 //! It has no I/O of its own, no reactor that is not a detector, and no `async` file system yet.
