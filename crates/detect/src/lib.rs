@@ -88,7 +88,7 @@ pub use handle::{EventStream, Handle, Registration, Wait};
 pub use history::History;
 pub use host_thread::HostThread;
 pub use lookout::{Detected, Lookout};
-pub use metrics::Snapshot;
+pub use metrics::{Detection, HandleReport, Snapshot};
 pub use policy::{Adaptive, Decision, Fixed, Flavor, Frequency, Policy, Situation, Strategy};
 pub use server::{Entered, NoServer, Server};
 pub use simulation::{Deadlock, Simulated, Simulation};

@@ -12,12 +12,13 @@ use crate::{
     error::{WaitError, caught, discard},
     handle::Registration,
     history::History,
+    metrics::{Detection, HandleReport},
     pending::{Batch, Key, Mode, Pending, PendingSet, Round, Trash},
     policy::{Adaptive, Decision, Frequency, Policy, Situation, Strategy},
     shared::Shared,
     site::Site,
     slot::Slot,
-    sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, lock},
+    sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, lock, try_lock},
     wait_point::Address,
 };
 
@@ -46,6 +47,7 @@ pub(crate) trait Registered: Send + Sync {
     fn next_deadline(&self) -> Option<Instant>;
     fn close(&self, batch: &mut Batch);
     fn watch_state(&self) -> &WatchState;
+    fn report(&self) -> HandleReport;
 }
 
 /// What the server reads of a handle without its lock.
@@ -556,7 +558,29 @@ impl<D: Detector> Registered for Inner<D> {
     fn watch_state(&self) -> &WatchState {
         &self.watch
     }
+
+    fn report(&self) -> HandleReport {
+        let pending = self.watch.known_count.load(Ordering::Relaxed);
+        // Bounded: whoever asks must not hang with a detector that hangs in a callback.
+        let core = (0..REPORT_TRIES).find_map(|_| {
+            let core = try_lock(&self.core);
+            if core.is_none() {
+                crate::sync::thread::yield_now();
+            }
+            core
+        });
+        let detection = core.map(|core| Detection {
+            strategy: core.decision.strategy,
+            rounds: core.history.rounds(),
+            hits: core.history.hits(),
+            events: core.history.events(),
+        });
+        HandleReport { name: self.name, pending, detection }
+    }
 }
+
+/// How often a report tries to get at a handle, giving the processor away in between.
+const REPORT_TRIES: u32 = 100;
 
 /// Drops requests and events one by one, since each may panic.
 fn discard_all<R, E>(trash: Vec<(R, E)>) {

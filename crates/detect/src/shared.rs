@@ -9,7 +9,7 @@ use crate::{
     handle::{Handle, Registration},
     history::History,
     lookout::Driver,
-    metrics::Metrics,
+    metrics::{HandleReport, Metrics},
     park::ParkWord,
     pending::Batch,
     policy::{Adaptive, Decision, Flavor, Policy, Situation},
@@ -203,6 +203,13 @@ impl Shared {
             handle.close(&mut batch);
             batch.wake_all();
         }
+    }
+
+    pub(crate) fn reports(&self) -> Vec<HandleReport> {
+        let handles: Vec<_> =
+            lock(&self.table).rows.iter().filter_map(|row| row.handle.clone()).collect();
+        // Outside the table's lock. Those that went meanwhile are closed: nothing foreign is dropped.
+        handles.iter().map(|handle| handle.report()).collect()
     }
 
     fn table_changed(&self) {

@@ -70,7 +70,7 @@ impl Runtime {
         F: Future + Send + 'static,
         F::Output: Send + 'static,
     {
-        self.handle.spawn_at(Location::caller(), future)
+        self.handle.spawn_at(Location::caller().into(), future)
     }
 
     /// Runs a future to its end on the calling thread. On the user-level flavor, this runs all tasks
