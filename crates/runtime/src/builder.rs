@@ -1,6 +1,6 @@
 //! How a runtime is made.
 
-use std::{fmt, io, time::Duration};
+use std::{fmt, io, path::PathBuf, time::Duration};
 
 use thiserror::Error;
 use vigie_detect::{Adaptive, Flavor, Policy, Server};
@@ -12,6 +12,7 @@ use crate::{
     },
     handle::{Handle, Scheduler},
     kernel_help::KernelHelp,
+    metrics::ServeError,
     runtime::Runtime,
     sync::{Arc, thread},
 };
@@ -30,6 +31,7 @@ pub(crate) struct Options {
     pub(crate) thread_name: String,
     pub(crate) blocking_threads: usize,
     pub(crate) blocking_keep_alive: Duration,
+    pub(crate) metrics_socket: Option<PathBuf>,
 }
 
 /// Makes a [`Runtime`].
@@ -87,6 +89,9 @@ pub enum BuildError {
         "the detection server could not be made; `ulimit -n` says how many descriptors there are"
     )]
     Server(#[source] io::Error),
+    /// The metrics cannot be served.
+    #[error("the metrics socket could not be made")]
+    MetricsSocket(#[source] ServeError),
     /// The kernel gave no thread.
     #[error("a worker's thread could not be made; `ulimit -u` says how many there may be")]
     Thread(#[source] io::Error),
@@ -112,6 +117,7 @@ impl RuntimeBuilder {
                 thread_name: "vigie-worker".to_owned(),
                 blocking_threads: 512,
                 blocking_keep_alive: Duration::from_secs(10),
+                metrics_socket: None,
             },
         }
     }
@@ -201,6 +207,13 @@ impl RuntimeBuilder {
         self
     }
 
+    /// Serves the runtime's metrics at a Unix socket of this path while it lives, for
+    /// `vigie-bench watch` and the like: see [`metrics::serve`](crate::metrics::serve). Default: none.
+    pub fn metrics_socket(mut self, path: impl Into<PathBuf>) -> Self {
+        self.options.metrics_socket = Some(path.into());
+        self
+    }
+
     /// Sets who chooses the strategy for the readiness of sockets. Default [`Adaptive`].
     pub fn readiness_policy(mut self, policy: impl Policy) -> Self {
         let make = move |flavor| Server::with_readiness_policy(flavor, policy);
@@ -238,20 +251,25 @@ impl RuntimeBuilder {
         let make_server = self.readiness_policy.unwrap_or_else(|| {
             Box::new(|flavor| Server::with_readiness_policy(flavor, Adaptive::default()))
         });
-        match self.flavor {
+        let path = options.metrics_socket.take();
+        let mut runtime = match self.flavor {
             Flavor::UserLevel => {
                 let server = make_server(self.flavor).map_err(BuildError::Server)?;
                 let shared = Arc::new(user_level::Shared::new(server, options));
                 let handle = Handle { scheduler: Scheduler::UserLevel(shared) };
-                Ok(Runtime::new(handle, Vec::new()))
+                Runtime::new(handle, Vec::new())
             }
             Flavor::Hybrid => {
                 let server = make_server(self.flavor).map_err(BuildError::Server)?;
                 let (shared, threads) = hybrid::start(server, options)?;
-                Ok(Runtime::new(Handle { scheduler: Scheduler::Hybrid(shared) }, threads))
+                Runtime::new(Handle { scheduler: Scheduler::Hybrid(shared) }, threads)
             }
-            flavor => Err(BuildError::Flavor { flavor }),
+            flavor => return Err(BuildError::Flavor { flavor }),
+        };
+        if let Some(path) = path {
+            runtime.serve_metrics(&path).map_err(BuildError::MetricsSocket)?;
         }
+        Ok(runtime)
     }
 }
 

@@ -27,12 +27,19 @@ mod cgroup;
 mod counters;
 mod histogram;
 mod hogs;
+mod json;
+mod socket;
 
 use std::{panic::Location, time::Duration};
 
 use vigie_detect::{Flavor, HandleReport, Snapshot};
 
-pub use self::{cgroup::Throttling, histogram::Histogram};
+pub use self::{
+    cgroup::Throttling,
+    histogram::Histogram,
+    json::FORMAT_VERSION,
+    socket::{MetricsSocket, ServeError, serve},
+};
 pub(crate) use self::{
     counters::{Counters, ReserveCounters, Sampler, foreign_ready_time},
     hogs::Hogs,
