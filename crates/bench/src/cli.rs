@@ -51,6 +51,34 @@ enum Command {
     Pingpong(cases::PingPong),
     /// Measures what the goals need, and shows goal and figure side by side.
     Goals(Goals),
+    /// Shows what a running program does that has opened a metrics socket.
+    Watch(Watch),
+}
+
+#[derive(Debug, Args)]
+struct Watch {
+    /// The path that the program gave to `Runtime::builder().metrics_socket(…)`.
+    socket: PathBuf,
+    /// Time between two views.
+    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = duration)]
+    interval: Duration,
+    /// Show one view and end.
+    #[arg(long)]
+    once: bool,
+    /// Print the program's own lines of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Watch {
+    fn run(self) -> Result<ExitCode, BenchError> {
+        let mut watch = vigie_bench::watch::Watch::new(self.socket);
+        watch.interval = self.interval;
+        watch.is_once = self.once;
+        watch.is_json = self.json;
+        watch.run()?;
+        Ok(ExitCode::SUCCESS)
+    }
 }
 
 #[derive(Debug, Args)]
@@ -146,6 +174,10 @@ fn duration(text: &str) -> Result<Duration, ParseDurationError> {
 impl Cli {
     /// Runs the command and returns the exit status.
     pub(crate) fn run(self) -> Result<ExitCode, BenchError> {
+        // It measures nothing, so it needs no words about this machine.
+        if let Command::Watch(watch) = self.command {
+            return watch.run();
+        }
         let machine = Machine::probe();
         println!("{machine}");
         if machine.profile != "release" {
@@ -157,7 +189,9 @@ impl Cli {
                 machine.load
             );
         }
-        self.command.output().prepare()?;
+        if let Some(output) = self.command.output() {
+            output.prepare()?;
+        }
         match self.command {
             Command::Reaction(command) => command.run(machine),
             Command::Pending(command) => command.run(machine),
@@ -168,6 +202,7 @@ impl Cli {
             Command::Container(command) => command.run(machine),
             Command::Pingpong(command) => command.run(machine),
             Command::Goals(command) => command.run(machine),
+            Command::Watch(watch) => watch.run(),
         }
     }
 }
@@ -185,17 +220,18 @@ impl Common {
 }
 
 impl Command {
-    const fn output(&self) -> &Output {
+    const fn output(&self) -> Option<&Output> {
         match self {
-            Self::Reaction(command) => &command.common.output,
-            Self::Pending(command) => &command.common.output,
-            Self::Periodic(command) => &command.amount.common.output,
-            Self::Service(command) => &command.amount.common.output,
-            Self::Crowd(command) => &command.amount.common.output,
-            Self::Fairness(command) => &command.amount.common.output,
-            Self::Container(command) => &command.amount.common.output,
-            Self::Pingpong(command) => &command.amount.common.output,
-            Self::Goals(command) => &command.output,
+            Self::Reaction(command) => Some(&command.common.output),
+            Self::Pending(command) => Some(&command.common.output),
+            Self::Periodic(command) => Some(&command.amount.common.output),
+            Self::Service(command) => Some(&command.amount.common.output),
+            Self::Crowd(command) => Some(&command.amount.common.output),
+            Self::Fairness(command) => Some(&command.amount.common.output),
+            Self::Container(command) => Some(&command.amount.common.output),
+            Self::Pingpong(command) => Some(&command.amount.common.output),
+            Self::Goals(command) => Some(&command.output),
+            Self::Watch(_) => None,
         }
     }
 }

@@ -65,6 +65,9 @@ pub enum BenchError {
     /// No such system.
     #[error(transparent)]
     System(#[from] SystemError),
+    /// A program could not be watched.
+    #[error(transparent)]
+    Watch(#[from] crate::watch::WatchError),
     /// A file could not be written or read.
     #[error("cannot use {}: check the path and its permissions", path.display())]
     File {

@@ -83,6 +83,7 @@ pub mod machine;
 pub mod progress;
 pub mod report;
 pub mod table;
+pub mod watch;
 
 mod experiment;
 pub mod goal;

@@ -99,7 +99,7 @@ pub use history::{History, Stakes};
 pub use host_thread::HostThread;
 pub use load::Load;
 pub use lookout::{Detected, Lookout};
-pub use metrics::Snapshot;
+pub use metrics::{Detection, HandleReport, Snapshot};
 pub use own_point::{Alarm, OwnWaitPoint};
 pub use policy::{Adaptive, Decision, Fixed, Flavor, Frequency, Policy, Situation, Strategy};
 pub use reactivity::Reactivity;

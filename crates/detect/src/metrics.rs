@@ -1,6 +1,9 @@
 //! What a server counts about itself.
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::{
+    policy::Strategy,
+    sync::{AtomicU64, Ordering},
+};
 
 /// Counters of one server. `Relaxed` throughout: each is a number for a reader, nothing more.
 #[derive(Debug)]
@@ -23,6 +26,32 @@ pub struct Snapshot {
     pub events: u64,
     /// Sleeps at the wait point.
     pub sleeps: u64,
+}
+
+/// What one handle has done so far, and what is decided for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HandleReport {
+    /// The name it was registered under.
+    pub name: &'static str,
+    /// Requests that are pending, and those whose cancellation is under way.
+    pub pending: usize,
+    /// The rest. None if a callback of the detector was running all the time: it is slow, or hangs.
+    pub detection: Option<Detection>,
+}
+
+/// How detection went for one handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Detection {
+    /// What the server does for this handle at present.
+    pub strategy: Strategy,
+    /// Rounds of detection over this handle.
+    pub rounds: u64,
+    /// Rounds that found an event.
+    pub hits: u64,
+    /// Events found.
+    pub events: u64,
 }
 
 impl Default for Metrics {

@@ -14,6 +14,7 @@ use crate::{
     error::{RegisterError, WaitError, caught, discard},
     handle::Registration,
     history::{History, Stakes},
+    metrics::{Detection, HandleReport},
     pending::{Batch, Key, Mode, Pending, PendingSet, Round, Trash},
     policy::{Adaptive, Decision, Frequency, Policy, Situation, Strategy},
     shared::Shared,
@@ -21,7 +22,7 @@ use crate::{
     site::Site,
     slot::Slot,
     strategies::strategies,
-    sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, lock},
+    sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, lock, try_lock},
 };
 
 /// How long the policy is not asked while every round finds events.
@@ -57,6 +58,7 @@ pub(crate) trait Registered: Send + Sync {
     fn spin_missed(&self, now: Instant);
     fn close(&self, batch: &mut Batch);
     fn watch_state(&self) -> &WatchState;
+    fn report(&self) -> HandleReport;
 }
 
 /// What the server reads of a handle without its lock.
@@ -671,7 +673,29 @@ impl<D: Detector> Registered for Inner<D> {
     fn watch_state(&self) -> &WatchState {
         &self.watch
     }
+
+    fn report(&self) -> HandleReport {
+        let pending = self.watch.known_count.load(Ordering::Relaxed);
+        // Bounded: whoever asks must not hang with a detector that hangs in a callback.
+        let core = (0..REPORT_TRIES).find_map(|_| {
+            let core = try_lock(&self.core);
+            if core.is_none() {
+                crate::sync::thread::yield_now();
+            }
+            core
+        });
+        let detection = core.map(|core| Detection {
+            strategy: core.decision.strategy,
+            rounds: core.history.rounds(),
+            hits: core.history.hits(),
+            events: core.history.events(),
+        });
+        HandleReport { name: self.name, pending, detection }
+    }
 }
+
+/// How often a report tries to get at a handle, giving the processor away in between.
+const REPORT_TRIES: u32 = 100;
 
 /// Drops requests and events one by one, since each may panic.
 fn discard_all<R, E>(trash: Vec<(R, E)>) {

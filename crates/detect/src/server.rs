@@ -25,7 +25,7 @@ use crate::{
     error::RegisterError,
     handle::{Handle, Registration},
     lookout::Lookout,
-    metrics::Snapshot,
+    metrics::{HandleReport, Snapshot},
     policy::{Adaptive, Flavor, Policy},
     shared::Shared,
     stock::readiness::Readiness,
@@ -215,6 +215,17 @@ impl Server {
     #[must_use]
     pub fn metrics(&self) -> Snapshot {
         self.owner.shared.metrics.snapshot()
+    }
+
+    /// Returns what each handle has done so far, in the order of registration as far as places in the
+    /// table were not used again. Nothing after a shutdown.
+    ///
+    /// # Cost
+    /// One short lock for each handle, and one allocation for all. To be asked now and then, not at
+    /// switches.
+    #[must_use]
+    pub fn handles(&self) -> Vec<HandleReport> {
+        self.owner.shared.reports()
     }
 
     /// Ends every pending request with [`WaitError::ServerClosed`](crate::WaitError::ServerClosed)

@@ -12,7 +12,7 @@ use crate::{
     idle::IdlePeriod,
     load::LoadMeter,
     lookout::Driver,
-    metrics::Metrics,
+    metrics::{HandleReport, Metrics},
     park::ParkWord,
     pending::Batch,
     policy::{Adaptive, Decision, Flavor, Policy, Situation},
@@ -245,6 +245,13 @@ impl Shared {
             load: self.load.load(),
             ..Situation::new(now, self.flavor, methods, history)
         }
+    }
+
+    pub(crate) fn reports(&self) -> Vec<HandleReport> {
+        let handles: Vec<_> =
+            lock(&self.table).rows.iter().filter_map(|row| row.handle.clone()).collect();
+        // Outside the table's lock. Those that went meanwhile are closed: nothing foreign is dropped.
+        handles.iter().map(|handle| handle.report()).collect()
     }
 
     fn table_changed(&self) {

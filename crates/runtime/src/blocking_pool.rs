@@ -57,7 +57,7 @@ impl BlockingPool {
         // Wakes come from aborts only: a closure is polled once.
         let schedule = move |runnable| scheduled.enqueue(runnable, &runtime);
         let (runnable, handle) =
-            task_cell::spawn(&pool.live, site, async move { work() }, schedule);
+            task_cell::spawn(&pool.live, site.into(), async move { work() }, schedule);
         if let Some(runnable) = runnable {
             runnable.schedule();
         }

@@ -1,6 +1,6 @@
 //! How a runtime is made.
 
-use std::{fmt, io, time::Duration};
+use std::{fmt, io, path::PathBuf, time::Duration};
 
 use thiserror::Error;
 use vigie_detect::{Adaptive, Flavor, Policy, Reactivity, Server};
@@ -12,6 +12,7 @@ use crate::{
     },
     handle::{Handle, Scheduler},
     kernel_help::KernelHelp,
+    metrics::ServeError,
     runtime::Runtime,
     sync::{Arc, thread},
 };
@@ -32,6 +33,7 @@ pub(crate) struct Options {
     pub(crate) task_threads: usize,
     pub(crate) blocking_threads: usize,
     pub(crate) blocking_keep_alive: Duration,
+    pub(crate) metrics_socket: Option<PathBuf>,
 }
 
 type MakeServer = Box<dyn FnOnce(Flavor, Adaptive) -> io::Result<Server>>;
@@ -103,6 +105,9 @@ pub enum BuildError {
         "the detection server could not be made; `ulimit -n` says how many descriptors there are"
     )]
     Server(#[source] io::Error),
+    /// The metrics cannot be served.
+    #[error("the metrics socket could not be made")]
+    MetricsSocket(#[source] ServeError),
     /// The kernel gave no thread.
     #[error("a worker's thread could not be made; `ulimit -u` says how many there may be")]
     Thread(#[source] io::Error),
@@ -134,6 +139,7 @@ impl RuntimeBuilder {
                 task_threads: 8192,
                 blocking_threads: 512,
                 blocking_keep_alive: Duration::from_secs(10),
+                metrics_socket: None,
             },
         }
     }
@@ -258,6 +264,13 @@ impl RuntimeBuilder {
         self
     }
 
+    /// Serves the runtime's metrics at a Unix socket of this path while it lives, for
+    /// `vigie-bench watch` and the like: see [`metrics::serve`](crate::metrics::serve). Default: none.
+    pub fn metrics_socket(mut self, path: impl Into<PathBuf>) -> Self {
+        self.options.metrics_socket = Some(path.into());
+        self
+    }
+
     /// Sets who chooses the strategy for the readiness of sockets. Default: [`Adaptive`], as
     /// [`reactivity`](Self::reactivity) says.
     pub fn readiness_policy(mut self, policy: impl Policy) -> Self {
@@ -307,26 +320,31 @@ impl RuntimeBuilder {
         let make_server = self.readiness_policy.unwrap_or_else(|| {
             Box::new(|flavor, adaptive| Server::with_policies(flavor, adaptive, adaptive))
         });
-        match self.flavor {
+        let path = options.metrics_socket.take();
+        let mut runtime = match self.flavor {
             Flavor::UserLevel => {
                 let server = make_server(self.flavor, self.adaptive).map_err(BuildError::Server)?;
                 let shared = Arc::new(user_level::Shared::new(server, options));
                 let handle = Handle { scheduler: Scheduler::UserLevel(shared) };
-                Ok(Runtime::new(handle, Vec::new()))
+                Runtime::new(handle, Vec::new())
             }
             Flavor::Hybrid => {
                 let server = make_server(self.flavor, self.adaptive).map_err(BuildError::Server)?;
                 let (shared, threads) = hybrid::start(server, options)?;
-                Ok(Runtime::new(Handle { scheduler: Scheduler::Hybrid(shared) }, threads))
+                Runtime::new(Handle { scheduler: Scheduler::Hybrid(shared) }, threads)
             }
             Flavor::KernelLevel => {
                 let server = make_server(self.flavor, self.adaptive).map_err(BuildError::Server)?;
                 let (shared, host) =
                     kernel_level::start(server, options).map_err(BuildError::Thread)?;
                 let handle = Handle { scheduler: Scheduler::KernelLevel(shared) };
-                Ok(Runtime::new(handle, vec![host]))
+                Runtime::new(handle, vec![host])
             }
+        };
+        if let Some(path) = path {
+            runtime.serve_metrics(&path).map_err(BuildError::MetricsSocket)?;
         }
+        Ok(runtime)
     }
 }
 

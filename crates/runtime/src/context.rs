@@ -2,24 +2,38 @@
 
 use std::{
     cell::{Cell, RefCell},
+    panic::Location,
     rc::Rc,
     time::Duration,
 };
 
 use vigie_detect::clock::{monotonic_now, thread_cpu_time};
 
-use crate::{handle::Handle, sync::thread_local};
+use crate::{
+    handle::Handle,
+    sync::{Arc, thread_local},
+};
 
 thread_local! {
     static CURRENT: RefCell<Option<Rc<Handle>>> = const { RefCell::new(None) };
+    static LONG_POLL: RefCell<Option<EndedPoll>> = const { RefCell::new(None) };
     static POLL: PollClock = const {
         PollClock {
             began: Cell::new(0),
             ended: Cell::new(0),
             quantum: Cell::new(0),
+            long: Cell::new(u64::MAX),
             processor_time: Cell::new(None),
         }
     };
+}
+
+/// What is known of a long poll when it ends.
+#[derive(Debug)]
+pub(crate) struct EndedPoll {
+    pub(crate) name: Option<Arc<str>>,
+    pub(crate) site: &'static Location<'static>,
+    pub(crate) elapsed_ns: u64,
 }
 
 /// The times of the poll that runs on this thread, in nanoseconds.
@@ -28,6 +42,8 @@ struct PollClock {
     ended: Cell<u64>,
     /// A poll longer than this is long; zero where nobody measures.
     quantum: Cell<u64>,
+    /// A poll longer than this is told of by name.
+    long: Cell<u64>,
     /// The thread's processor time at some moment before the poll, if it was asked.
     processor_time: Cell<Option<Duration>>,
 }
@@ -70,11 +86,12 @@ impl Drop for Entered {
 }
 
 /// A poll begins at `now`.
-pub(crate) fn begin_poll(now: u64, quantum: Duration) {
+pub(crate) fn begin_poll(now: u64, quantum: Duration, long_poll: Duration) {
     POLL.with(|poll| {
         poll.began.set(now);
         poll.ended.set(0);
         poll.quantum.set(u64::try_from(quantum.as_nanos()).unwrap_or(u64::MAX));
+        poll.long.set(u64::try_from(long_poll.as_nanos()).unwrap_or(u64::MAX));
     });
 }
 
@@ -95,7 +112,7 @@ pub(crate) enum PollLength {
 }
 
 /// How many quanta make a hog of a long poll.
-const HOG_FACTOR: u128 = 10;
+pub(crate) const HOG_FACTOR: u32 = 10;
 
 /// Returns how much processor time the thread has used since the last sample; zero if there is none.
 pub(crate) fn processor_time_used() -> Duration {
@@ -105,9 +122,11 @@ pub(crate) fn processor_time_used() -> Duration {
     })
 }
 
-/// The poll ends now. Returns how long it was.
-pub(crate) fn end_poll() -> PollLength {
-    POLL.with(|poll| {
+/// The poll ends now. Returns how long it was, and calls `tell` with its time in nanoseconds if its
+/// thread was caught in it.
+pub(crate) fn end_poll(tell: impl FnOnce(u64)) -> PollLength {
+    let mut told = None;
+    let length = POLL.with(|poll| {
         let quantum = poll.quantum.get();
         if quantum == 0 {
             return PollLength::Short;
@@ -115,6 +134,9 @@ pub(crate) fn end_poll() -> PollLength {
         let now = monotonic_now().as_nanos();
         poll.ended.set(now);
         let elapsed = now.saturating_sub(poll.began.get());
+        if elapsed > poll.long.get() {
+            told = Some(elapsed);
+        }
         if elapsed <= quantum {
             return PollLength::Short;
         }
@@ -126,10 +148,31 @@ pub(crate) fn end_poll() -> PollLength {
         );
         match elapsed / u128::from(quantum) {
             0 => PollLength::Short,
-            1..HOG_FACTOR => PollLength::Long,
+            quanta if quanta < u128::from(HOG_FACTOR) => PollLength::Long,
             _ => PollLength::Hog,
         }
-    })
+    });
+    if let Some(elapsed) = told {
+        tell(elapsed);
+    }
+    length
+}
+
+/// Returns when the poll on this thread ended whose scheduler has not taken note of it yet: for what
+/// happens right after it. None inside a poll.
+pub(crate) fn poll_end() -> Option<u64> {
+    let ended = POLL.try_with(|poll| poll.ended.get()).ok()?;
+    (ended > 0).then_some(ended)
+}
+
+/// Leaves word of a poll that was long, for the scheduler.
+pub(crate) fn leave_long_poll(poll: EndedPoll) {
+    LONG_POLL.with(|place| *place.borrow_mut() = Some(poll));
+}
+
+/// Returns what [`leave_long_poll`] left.
+pub(crate) fn take_long_poll() -> Option<EndedPoll> {
+    LONG_POLL.with(|place| place.borrow_mut().take())
 }
 
 /// Returns when the last poll on this thread ended, if it was timed, and stops the timing.

@@ -10,7 +10,9 @@ use crate::{
     context,
     flavor::{hybrid, kernel_level, user_level},
     join::JoinHandle,
+    metrics::Metrics,
     sync::Arc,
+    task_cell::Label,
 };
 
 /// A reference to a runtime, for spawning from anywhere. It does not keep the runtime running: tasks
@@ -50,22 +52,18 @@ impl Handle {
         F: Future + Send + 'static,
         F::Output: Send + 'static,
     {
-        self.spawn_at(Location::caller(), future)
+        self.spawn_at(Location::caller().into(), future)
     }
 
-    pub(crate) fn spawn_at<F>(
-        &self,
-        site: &'static Location<'static>,
-        future: F,
-    ) -> JoinHandle<F::Output>
+    pub(crate) fn spawn_at<F>(&self, label: Label, future: F) -> JoinHandle<F::Output>
     where
         F: Future + Send + 'static,
         F::Output: Send + 'static,
     {
         match &self.scheduler {
-            Scheduler::UserLevel(shared) => user_level::spawn(shared, site, future),
-            Scheduler::Hybrid(shared) => hybrid::spawn(shared, site, future),
-            Scheduler::KernelLevel(shared) => kernel_level::spawn(shared, site, future),
+            Scheduler::UserLevel(shared) => user_level::spawn(shared, label, future),
+            Scheduler::Hybrid(shared) => hybrid::spawn(shared, label, future),
+            Scheduler::KernelLevel(shared) => kernel_level::spawn(shared, label, future),
         }
     }
 
@@ -107,6 +105,31 @@ impl Handle {
     #[must_use]
     pub fn flavor(&self) -> Flavor {
         self.server().flavor()
+    }
+
+    /// Returns what the runtime has done so far and what it does at this moment.
+    ///
+    /// # Cost
+    /// A few microseconds, short locks of the detection server's handles, and two small files of the
+    /// kernel. To be asked now and then, from any thread.
+    #[must_use]
+    pub fn metrics(&self) -> Metrics {
+        let mut metrics = Metrics::of(self);
+        match &self.scheduler {
+            Scheduler::UserLevel(shared) => shared.fill_metrics(&mut metrics),
+            Scheduler::Hybrid(shared) => shared.fill_metrics(&mut metrics),
+            // The kernel schedules; what it knows of the threads is its own to tell.
+            Scheduler::KernelLevel(_) => {}
+        }
+        metrics
+    }
+
+    pub(crate) fn worker_count(&self) -> usize {
+        match &self.scheduler {
+            Scheduler::UserLevel(_) => 1,
+            Scheduler::Hybrid(shared) => shared.options().workers,
+            Scheduler::KernelLevel(shared) => shared.thread_count(),
+        }
     }
 
     pub(crate) fn shutdown_timeout(&self) -> Duration {

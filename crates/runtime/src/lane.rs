@@ -4,17 +4,27 @@
 //! that lane spawns or wakes. A task whose poll was longer than the quantum is in the *compute lane*
 //! until it has behaved for a while, and so is one that keeps waking itself.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use crate::task_cell::TaskInfo;
 
 /// One of the two queues of ready tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lane {
+#[non_exhaustive]
+pub enum Lane {
     /// Woken by an event, directly or through other tasks.
     Reaction,
     /// Everything else.
     Compute,
+}
+
+impl fmt::Display for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Reaction => "reaction",
+            Self::Compute => "compute",
+        })
+    }
 }
 
 /// On whose behalf a task becomes ready.

@@ -63,6 +63,7 @@ mod idle;
 mod join;
 mod kernel_help;
 mod lane;
+pub mod metrics;
 mod panics;
 mod parker;
 mod runtime;

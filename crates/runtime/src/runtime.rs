@@ -1,6 +1,6 @@
 //! A runtime: its life from `build` to the last thread's end.
 
-use std::{fmt, future::Future, mem, panic::Location, time::Duration};
+use std::{fmt, future::Future, mem, panic::Location, path::Path, time::Duration};
 
 use thiserror::Error;
 use vigie_detect::{Instant, Server, clock::monotonic_now};
@@ -10,6 +10,7 @@ use crate::{
     flavor::{hybrid, kernel_level, user_level},
     handle::{Handle, Scheduler},
     join::JoinHandle,
+    metrics::{self, MetricsSocket, ServeError},
     sync::thread,
 };
 
@@ -40,16 +41,23 @@ pub struct Runtime {
     handle: Handle,
     threads: Vec<thread::JoinHandle<()>>,
     is_ended: bool,
+    /// Goes last: one may look on while the runtime ends.
+    metrics_socket: Option<MetricsSocket>,
 }
 
 impl Runtime {
     pub(crate) const fn new(handle: Handle, threads: Vec<thread::JoinHandle<()>>) -> Self {
-        Self { handle, threads, is_ended: false }
+        Self { handle, threads, is_ended: false, metrics_socket: None }
     }
 
     /// Returns a builder with the defaults: hybrid, one worker for each available core.
     pub fn builder() -> RuntimeBuilder {
         RuntimeBuilder::new()
+    }
+
+    pub(crate) fn serve_metrics(&mut self, path: &Path) -> Result<(), ServeError> {
+        self.metrics_socket = Some(metrics::serve(&self.handle, path)?);
+        Ok(())
     }
 
     /// Returns a reference for spawning from elsewhere.
@@ -71,7 +79,7 @@ impl Runtime {
         F: Future + Send + 'static,
         F::Output: Send + 'static,
     {
-        self.handle.spawn_at(Location::caller(), future)
+        self.handle.spawn_at(Location::caller().into(), future)
     }
 
     /// Runs a future to its end on the calling thread. On the user-level flavor, this runs all tasks

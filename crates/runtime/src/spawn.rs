@@ -12,6 +12,8 @@ use crate::{
     flavor::user_level,
     handle::{Handle, NoRuntime, Scheduler},
     join::JoinHandle,
+    sync::Arc,
+    task_cell::Label,
 };
 
 /// Spawns a task in the runtime of the running one.
@@ -25,7 +27,7 @@ where
     F::Output: Send + 'static,
 {
     let site = Location::caller();
-    context::with_current(|handle| found(handle).spawn_at(site, future))
+    context::with_current(|handle| found(handle).spawn_at(site.into(), future))
 }
 
 /// Spawns a task that stays on this thread, and so need not be `Send`: user-level flavor only.
@@ -38,10 +40,18 @@ where
     F: Future + 'static,
     F::Output: 'static,
 {
-    let site = Location::caller();
+    spawn_local_at(Location::caller().into(), future)
+}
+
+#[track_caller]
+fn spawn_local_at<F>(label: Label, future: F) -> JoinHandle<F::Output>
+where
+    F: Future + 'static,
+    F::Output: 'static,
+{
     context::with_current(|handle| match &found(handle).scheduler {
         Scheduler::UserLevel(shared) if user_level::runs_here(Some(&**shared)) => {
-            user_level::spawn_local(shared, site, future)
+            user_level::spawn_local(shared, label, future)
         }
         _ => panic!("`spawn_local` needs a `block_on` of the user-level flavor around it"),
     })
@@ -59,6 +69,81 @@ where
 {
     let site = Location::caller();
     context::with_current(|handle| found(handle).spawn_blocking_at(site, work))
+}
+
+/// Spawns tasks that have a name, by which [metrics](crate::metrics) and events tell of them.
+///
+/// # Examples
+/// ```
+/// # let runtime = vigie_runtime::Runtime::builder().build()?;
+/// # runtime.block_on(async {
+/// use vigie_runtime::task;
+///
+/// let answer = task::Builder::new().name("adder").spawn(async { 40 + 2 }).await?;
+/// assert_eq!(answer, 42);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use = "a builder does nothing before `spawn`"]
+pub struct Builder {
+    name: Option<Arc<str>>,
+}
+
+impl Builder {
+    /// Returns a builder of a task without a name.
+    pub const fn new() -> Self {
+        Self { name: None }
+    }
+
+    /// Sets the name. Default: none; the task is known by the place where it was spawned. Names need
+    /// not differ. A name is kept until its task ends, and in the list of the latest long polls.
+    pub fn name(mut self, name: impl Into<Arc<str>>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Spawns a task in the runtime of the running one, like [`spawn`].
+    ///
+    /// # Panics
+    /// Panics outside of any runtime.
+    #[track_caller]
+    pub fn spawn<F>(self, future: F) -> JoinHandle<F::Output>
+    where
+        F: Future + Send + 'static,
+        F::Output: Send + 'static,
+    {
+        let label = self.label(Location::caller());
+        context::with_current(|handle| found(handle).spawn_at(label, future))
+    }
+
+    /// Spawns a task in the runtime of `handle`, from anywhere.
+    #[track_caller]
+    pub fn spawn_on<F>(self, handle: &Handle, future: F) -> JoinHandle<F::Output>
+    where
+        F: Future + Send + 'static,
+        F::Output: Send + 'static,
+    {
+        handle.spawn_at(self.label(Location::caller()), future)
+    }
+
+    /// Spawns a task that stays on this thread, like [`spawn_local`].
+    ///
+    /// # Panics
+    /// Panics outside of a `block_on` of the user-level flavor.
+    #[track_caller]
+    pub fn spawn_local<F>(self, future: F) -> JoinHandle<F::Output>
+    where
+        F: Future + 'static,
+        F::Output: 'static,
+    {
+        spawn_local_at(self.label(Location::caller()), future)
+    }
+
+    fn label(self, site: &'static Location<'static>) -> Label {
+        Label { site, name: self.name }
+    }
 }
 
 #[track_caller]

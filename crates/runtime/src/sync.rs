@@ -11,6 +11,12 @@ pub(crate) use loom::sync::{
 };
 /// For what blocks whole threads and is never part of a model.
 pub(crate) use std::sync::{Condvar, Mutex as RealMutex, MutexGuard as RealGuard};
+/// For counters that one thread writes and anybody reads, which no order depends on: loom need not know.
+pub(crate) mod count {
+    pub(crate) use std::sync::atomic::AtomicU64;
+
+    pub(crate) const RELAXED: std::sync::atomic::Ordering = std::sync::atomic::Ordering::Relaxed;
+}
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
     Mutex, MutexGuard,

@@ -3,5 +3,5 @@
 pub use crate::{
     checkpoint::{Checkpoint, checkpoint, need_yield},
     join::{JoinError, JoinHandle},
-    spawn::{YieldNow, spawn, spawn_blocking, spawn_local, yield_now},
+    spawn::{Builder, YieldNow, spawn, spawn_blocking, spawn_local, yield_now},
 };

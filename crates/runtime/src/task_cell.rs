@@ -13,6 +13,7 @@
 
 use std::{
     any::Any,
+    collections::BTreeMap,
     future::Future,
     mem,
     panic::{self, AssertUnwindSafe, Location},
@@ -24,11 +25,13 @@ use pin_project_lite::pin_project;
 use slab::Slab;
 
 use crate::{
-    context::{self, PollLength},
+    context::{self, EndedPoll, PollLength},
     join::JoinHandle,
     panics::contained,
     sync::{
-        Arc, AtomicBool, AtomicU8, Mutex, Ordering, lock,
+        Arc, AtomicBool, AtomicU8, Mutex, Ordering,
+        count::{AtomicU64, RELAXED},
+        lock,
         thread::{self, ThreadId},
     },
 };
@@ -57,6 +60,11 @@ impl<T> Drop for Outcome<T> {
 pub(crate) struct TaskInfo {
     /// Where the task was spawned.
     pub(crate) site: &'static Location<'static>,
+    /// Where its name stands among the live tasks, plus one; zero if it has none.
+    pub(crate) name_key: u32,
+    /// When the task became ready, in nanoseconds: see [`ReadyTime`]. Written by whoever schedules it,
+    /// read by the worker that polls it then.
+    ready: AtomicU64,
     /// Somebody wants the task dropped instead of polled. Set by any thread before it wakes the task;
     /// read by the worker before each poll, ordered by the task cell's own state.
     is_aborted: AtomicBool,
@@ -71,6 +79,38 @@ pub(crate) struct TaskInfo {
     was_scheduled: AtomicBool,
 }
 
+/// When a task became ready, and whether an event made it so: nanoseconds, whose last bit says the
+/// latter. Zero if nobody looked at the clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReadyTime(u64);
+
+impl ReadyTime {
+    pub(crate) const UNKNOWN: Self = Self(0);
+
+    pub(crate) const fn new(nanos: u64, by_event: bool) -> Self {
+        Self((nanos & !1) | by_event as u64)
+    }
+
+    /// Returns how long the task has been ready at `now`, in nanoseconds, and whether an event made it
+    /// so.
+    pub(crate) const fn delay(self, now: u64) -> Option<(u64, bool)> {
+        if self.0 == 0 { None } else { Some((now.saturating_sub(self.0), self.0 & 1 == 1)) }
+    }
+}
+
+/// What a task is called.
+#[derive(Clone, Debug)]
+pub(crate) struct Label {
+    pub(crate) site: &'static Location<'static>,
+    pub(crate) name: Option<Arc<str>>,
+}
+
+impl From<&'static Location<'static>> for Label {
+    fn from(site: &'static Location<'static>) -> Self {
+        Self { site, name: None }
+    }
+}
+
 /// What one long poll counts: as much as so many short ones make good.
 const STRIKE: u8 = 4;
 
@@ -81,15 +121,25 @@ const STRIKES_MAX: u8 = 16;
 const TRUST: u8 = 32;
 
 impl TaskInfo {
-    fn new(site: &'static Location<'static>) -> Self {
+    fn new(site: &'static Location<'static>, name_key: u32) -> Self {
         Self {
             site,
+            name_key,
+            ready: AtomicU64::new(0),
             is_aborted: AtomicBool::new(false),
             strikes: AtomicU8::new(0),
             short_polls: AtomicU8::new(0),
             self_wakes: AtomicU8::new(0),
             was_scheduled: AtomicBool::new(false),
         }
+    }
+
+    pub(crate) fn note_ready(&self, time: ReadyTime) {
+        self.ready.store(time.0, RELAXED);
+    }
+
+    pub(crate) fn ready_time(&self) -> ReadyTime {
+        ReadyTime(self.ready.load(RELAXED))
     }
 
     pub(crate) fn abort(&self) {
@@ -156,12 +206,20 @@ pub(crate) struct LiveTasks {
 #[derive(Debug)]
 struct Live {
     wakers: Slab<Waker>,
+    /// The names of those tasks that have one.
+    names: BTreeMap<usize, Arc<str>>,
     is_closed: bool,
 }
 
 impl LiveTasks {
     pub(crate) fn new() -> Self {
-        Self { tasks: Mutex::new(Live { wakers: Slab::new(), is_closed: false }) }
+        Self {
+            tasks: Mutex::new(Live {
+                wakers: Slab::new(),
+                names: BTreeMap::new(),
+                is_closed: false,
+            }),
+        }
     }
 
     /// Returns how many tasks have not ended.
@@ -186,9 +244,18 @@ impl LiveTasks {
         }
     }
 
-    fn remove(&self, key: usize) {
-        let waker = lock(&self.tasks).wakers.try_remove(key);
-        drop(waker);
+    /// Returns the name of the live task with this [key](TaskInfo::name_key).
+    pub(crate) fn name(&self, name_key: u32) -> Option<Arc<str>> {
+        let key = usize::try_from(name_key.checked_sub(1)?).ok()?;
+        lock(&self.tasks).names.get(&key).cloned()
+    }
+
+    fn remove(&self, key: usize, is_named: bool) {
+        let mut tasks = lock(&self.tasks);
+        let waker = tasks.wakers.try_remove(key);
+        let name = if is_named { tasks.names.remove(&key) } else { None };
+        drop(tasks);
+        drop((waker, name));
     }
 }
 
@@ -196,7 +263,7 @@ impl LiveTasks {
 /// there is none if the runtime is shut down.
 pub(crate) fn spawn<F>(
     live: &Arc<LiveTasks>,
-    site: &'static Location<'static>,
+    label: Label,
     future: F,
     schedule: impl async_task::Schedule<TaskInfo> + Send + Sync + 'static,
 ) -> (Option<Runnable>, JoinHandle<F::Output>)
@@ -204,13 +271,9 @@ where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
-    insert(live, |membership, lent| {
-        let builder = async_task::Builder::new().metadata(TaskInfo::new(site));
-        let make = |info| TaskFuture {
-            future: Some(future),
-            info: lent.insert(info),
-            _membership: membership,
-        };
+    insert(live, label, |info, membership, lent| {
+        let builder = async_task::Builder::new().metadata(info);
+        let make = |info| TaskFuture { future: Some(future), info: lent.insert(info), membership };
         // SAFETY: the future and the schedule function are `Send` and `'static`, as `Builder::spawn`
         // would ask; what the future borrows besides is the metadata, which outlives it (task-1).
         unsafe { builder.spawn_unchecked(make, schedule) }
@@ -220,7 +283,7 @@ where
 /// Like [`spawn`], for a future that stays on this thread.
 pub(crate) fn spawn_local<F>(
     live: &Arc<LiveTasks>,
-    site: &'static Location<'static>,
+    label: Label,
     future: F,
     schedule: impl async_task::Schedule<TaskInfo> + Send + Sync + 'static,
 ) -> (Option<Runnable>, JoinHandle<F::Output>)
@@ -228,14 +291,10 @@ where
     F: Future + 'static,
     F::Output: 'static,
 {
-    insert(live, |membership, lent| {
-        let builder = async_task::Builder::new().metadata(TaskInfo::new(site));
+    insert(live, label, |info, membership, lent| {
+        let builder = async_task::Builder::new().metadata(info);
         let future = OnItsThread { thread: thread::current().id(), future: Some(Box::pin(future)) };
-        let make = |info| TaskFuture {
-            future: Some(future),
-            info: lent.insert(info),
-            _membership: membership,
-        };
+        let make = |info| TaskFuture { future: Some(future), info: lent.insert(info), membership };
         // SAFETY: the future need not be `Send`, since `OnItsThread` keeps it from being polled or
         // dropped on any other thread; what it borrows is the metadata, which outlives it (task-1).
         unsafe { builder.spawn_unchecked(make, schedule) }
@@ -244,7 +303,9 @@ where
 
 fn insert<T>(
     live: &Arc<LiveTasks>,
+    label: Label,
     make: impl FnOnce(
+        TaskInfo,
         Membership,
         &mut Option<&'static TaskInfo>,
     ) -> (Runnable, async_task::Task<Outcome<T>, TaskInfo>),
@@ -252,9 +313,16 @@ fn insert<T>(
     let mut tasks = lock(&live.tasks);
     let is_closed = tasks.is_closed;
     let key = (!is_closed).then(|| tasks.wakers.vacant_key());
-    let membership = Membership { live: Arc::clone(live), key };
+    let name_key = match (key, &label.name) {
+        (Some(key), Some(_)) => u32::try_from(key + 1).unwrap_or(0),
+        _ => 0,
+    };
+    if let (Some(key), Some(name), 1..) = (key, label.name, name_key) {
+        tasks.names.insert(key, name);
+    }
+    let membership = Membership { live: Arc::clone(live), key, is_named: name_key > 0 };
     let mut info = None;
-    let (runnable, task) = make(membership, &mut info);
+    let (runnable, task) = make(TaskInfo::new(label.site, name_key), membership, &mut info);
     let info = info.expect("invariant: the closure that makes the future was called");
     let waker = runnable.waker();
     if !is_closed {
@@ -274,7 +342,7 @@ pin_project! {
         future: Option<F>,
         info: &'static TaskInfo,
         // Dropped after the future: a task is live until its future is gone.
-        _membership: Membership,
+        membership: Membership,
     }
 
     impl<F> PinnedDrop for TaskFuture<F> {
@@ -292,7 +360,10 @@ impl<F: Future> Future for TaskFuture<F> {
         // The future is never polled again after a panic, and what it shares with others is theirs.
         let future = this.future.as_pin_mut().expect("invariant: gone only in drop");
         let polled = panic::catch_unwind(AssertUnwindSafe(|| future.poll(cx)));
-        let length = context::end_poll();
+        let length = context::end_poll(|elapsed_ns| {
+            let name = this.membership.live.name(this.info.name_key);
+            context::leave_long_poll(EndedPoll { name, site: this.info.site, elapsed_ns });
+        });
         match polled {
             Ok(Poll::Pending) => {
                 this.info.record_poll(length);
@@ -339,12 +410,13 @@ struct Membership {
     live: Arc<LiveTasks>,
     /// None for a task that came after the end: the shutdown does not wait for it.
     key: Option<usize>,
+    is_named: bool,
 }
 
 impl Drop for Membership {
     fn drop(&mut self) {
         if let Some(key) = self.key {
-            self.live.remove(key);
+            self.live.remove(key, self.is_named);
         }
     }
 }

@@ -15,7 +15,6 @@ use std::{
     cell::Cell,
     future::Future,
     io,
-    panic::Location,
     pin::{Pin, pin},
     ptr,
     task::{Context, Poll, Wake, Waker},
@@ -37,7 +36,7 @@ use crate::{
         Arc, AtomicBool, OnceLock, Ordering, PoisonError, RealGuard, RealMutex, thread,
         thread_local,
     },
-    task_cell::{self, LiveTasks, Runnable},
+    task_cell::{self, Label, LiveTasks, Runnable},
 };
 
 pub(crate) struct Shared {
@@ -206,6 +205,11 @@ impl Shared {
         }
     }
 
+    /// Returns how many tasks have a thread.
+    pub(crate) fn thread_count(&self) -> usize {
+        self.threads().running.len()
+    }
+
     pub(crate) const fn options(&self) -> &Options {
         &self.options
     }
@@ -275,20 +279,17 @@ pub(crate) fn runs_here() -> bool {
     OWNER.try_with(|owner| !owner.get().is_null()).unwrap_or(false)
 }
 
-pub(crate) fn spawn<F>(
-    shared: &Arc<Shared>,
-    site: &'static Location<'static>,
-    future: F,
-) -> JoinHandle<F::Output>
+pub(crate) fn spawn<F>(shared: &Arc<Shared>, label: Label, future: F) -> JoinHandle<F::Output>
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
+    let site = label.site;
     let seat = Arc::new(Seat::new());
     let scheduler = Arc::clone(&seat);
     let future = Seating { future, _end: End(Arc::clone(&seat)) };
     let (runnable, mut handle) =
-        task_cell::spawn(&shared.live, site, future, move |task| scheduler.put(task));
+        task_cell::spawn(&shared.live, label, future, move |task| scheduler.put(task));
     let Some(runnable) = runnable else { return handle };
     runnable.schedule();
     if let Err(error) = shared.give_thread(&seat) {

@@ -8,7 +8,6 @@ use std::{
     cell::{Cell, RefCell},
     collections::VecDeque,
     future::Future,
-    panic::Location,
     pin::pin,
     rc::Rc,
     task::{Context, Poll, Wake, Waker},
@@ -26,9 +25,10 @@ use crate::{
     join::JoinHandle,
     kernel_help::{HogTimer, Serves},
     lane::{self, Cause, Lane, Share},
+    metrics::{Counters, Hogs, Metrics, Sampler, ThreadMetrics, foreign_ready_time},
     panics::contained,
     sync::{Arc, AtomicBool, Ordering, PoisonError, RealMutex, thread, thread_local},
-    task_cell::{self, LiveTasks, Runnable},
+    task_cell::{self, Label, LiveTasks, Runnable},
 };
 
 pub(crate) struct Shared {
@@ -44,6 +44,9 @@ pub(crate) struct Shared {
     compute_inject: Injector<Runnable>,
     /// What `block_on` works with, one caller at a time.
     core: RealMutex<Core>,
+    hogs: Hogs,
+    /// Written by whoever has the core.
+    counters: Counters,
 }
 
 struct Core {
@@ -64,6 +67,7 @@ struct Local {
     owner: *const Shared,
     lanes: RefCell<Lanes>,
     cause: Cell<Cause>,
+    sampler: Sampler,
 }
 
 thread_local! {
@@ -75,6 +79,7 @@ impl Shared {
         let pool = BlockingPool::new(options.blocking_threads, options.blocking_keep_alive);
         let lookout = server.lookout();
         let share = Share::new(options.reaction_slice);
+        let hogs = Hogs::new(options.quantum);
         Self {
             server,
             live: Arc::new(LiveTasks::new()),
@@ -85,6 +90,8 @@ impl Shared {
             reaction_inject: Injector::new(),
             compute_inject: Injector::new(),
             core: RealMutex::new(Core { lookout, lanes: Lanes::default(), share }),
+            hogs,
+            counters: Counters::new(),
         }
     }
 
@@ -115,10 +122,13 @@ impl Shared {
             {
                 let lane =
                     lane::choose(task.metadata(), info.woken_while_running, local.cause.get());
+                let ready = local.sampler.ready_time(local.cause.get(), info.woken_while_running);
+                task.metadata().note_ready(ready);
                 local.lanes.borrow_mut().of(lane).push_back(task);
             }
         });
         if let Some(task) = task {
+            task.metadata().note_ready(foreign_ready_time());
             match lane::choose(task.metadata(), info.woken_while_running, Cause::Foreign) {
                 Lane::Reaction => self.reaction_inject.push(task),
                 Lane::Compute => self.compute_inject.push(task),
@@ -151,6 +161,7 @@ impl Shared {
                 contained("a look", || core.lookout.detect());
                 // Who hogs matters only where somebody computes.
                 context::sample_processor_time(!local.lanes.borrow().compute.is_empty());
+                now = monotonic_now();
             }
             if main.is_woken.swap(false, Ordering::AcqRel) {
                 let lane = if main.is_reaction.load(Ordering::Relaxed) {
@@ -172,6 +183,7 @@ impl Shared {
                 now = vigie_detect::Instant::from_nanos(end);
             } else if !main.is_woken.load(Ordering::Acquire) {
                 self.hog_timer.stop();
+                self.counters.count_sleep();
                 local.cause.set(Cause::Detection);
                 contained("a sleep", || {
                     core.lookout.park_unless(None, || {
@@ -201,10 +213,29 @@ impl Shared {
         } else {
             self.hog_timer.stop();
         }
-        context::begin_poll(now, self.options.quantum);
+        self.counters.begin_poll(task.metadata().ready_time(), now);
+        context::begin_poll(now, self.options.quantum, self.options.long_poll);
         // The future's panics are caught inside; what may come out is that of a waker.
         contained("a poll", || task.run());
-        context::take_poll_end().unwrap_or_else(|| monotonic_now().as_nanos())
+        let end = context::take_poll_end().unwrap_or_else(|| monotonic_now().as_nanos());
+        let nanos = end.saturating_sub(now);
+        self.counters.end_poll(lane, nanos);
+        if u128::from(nanos) > self.options.long_poll.as_nanos()
+            && let Some(poll) = context::take_long_poll()
+        {
+            let end = vigie_detect::Instant::from_nanos(end);
+            self.counters.count_long_poll(self.hogs.record(poll, lane, end));
+        }
+        end
+    }
+
+    /// Fills in what this flavor knows of itself.
+    pub(crate) fn fill_metrics(&self, metrics: &mut Metrics) {
+        let counters = &self.counters;
+        counters.add_to(metrics);
+        metrics.latest_long_polls = self.hogs.latest();
+        let (polls, sleeps) = (counters.polls(), counters.sleeps());
+        metrics.threads.push(ThreadMetrics { is_reserve: false, polls, sleeps, current: None });
     }
 
     fn take_injected(&self, local: &Local) {
@@ -264,32 +295,24 @@ fn steal(inject: &Injector<Runnable>) -> Option<Runnable> {
     }
 }
 
-pub(crate) fn spawn<F>(
-    shared: &Arc<Shared>,
-    site: &'static Location<'static>,
-    future: F,
-) -> JoinHandle<F::Output>
+pub(crate) fn spawn<F>(shared: &Arc<Shared>, label: Label, future: F) -> JoinHandle<F::Output>
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
-    let (runnable, handle) = task_cell::spawn(&shared.live, site, future, schedule(shared));
+    let (runnable, handle) = task_cell::spawn(&shared.live, label, future, schedule(shared));
     if let Some(runnable) = runnable {
         runnable.schedule();
     }
     handle
 }
 
-pub(crate) fn spawn_local<F>(
-    shared: &Arc<Shared>,
-    site: &'static Location<'static>,
-    future: F,
-) -> JoinHandle<F::Output>
+pub(crate) fn spawn_local<F>(shared: &Arc<Shared>, label: Label, future: F) -> JoinHandle<F::Output>
 where
     F: Future + 'static,
     F::Output: 'static,
 {
-    let (runnable, handle) = task_cell::spawn_local(&shared.live, site, future, schedule(shared));
+    let (runnable, handle) = task_cell::spawn_local(&shared.live, label, future, schedule(shared));
     if let Some(runnable) = runnable {
         runnable.schedule();
     }
@@ -359,6 +382,7 @@ impl Installed {
             owner: Arc::as_ptr(shared),
             lanes: RefCell::new(std::mem::take(lanes)),
             cause: Cell::new(Cause::Foreign),
+            sampler: Sampler::new(0),
         });
         LOCAL.with(|current| *current.borrow_mut() = Some(Rc::clone(&local)));
         Self { local, shared: Arc::clone(shared) }

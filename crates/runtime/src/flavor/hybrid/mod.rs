@@ -13,7 +13,7 @@ mod seat;
 mod supervisor;
 mod worker;
 
-pub(crate) use self::reserve::RESERVES_MAX;
+pub(crate) use self::reserve::{Activated, RESERVES_MAX};
 
 use std::{
     cell::{Cell, RefCell},
@@ -26,8 +26,11 @@ use std::{
 };
 
 use async_task::{ScheduleInfo, WithInfo};
-use crossbeam::deque::{Injector, Steal, Stealer, Worker as Queue};
-use vigie_detect::Server;
+use crossbeam::{
+    deque::{Injector, Steal, Stealer, Worker as Queue},
+    utils::CachePadded,
+};
+use vigie_detect::{Server, clock::monotonic_now};
 
 use self::{reserve::Reserves, seat::Seat, supervisor::Supervisor};
 use super::user_level::drop_task;
@@ -41,13 +44,16 @@ use crate::{
     join::JoinHandle,
     kernel_help::HogTimer,
     lane::{self, Cause, Lane},
+    metrics::{
+        Counters, Hogs, Metrics, ReserveCounters, Sampler, ThreadMetrics, foreign_ready_time,
+    },
     parker::Parker,
     sync::{
         Arc, AtomicBool, AtomicU64, AtomicUsize, Ordering,
         thread::{self, Thread},
         thread_local,
     },
-    task_cell::{self, LiveTasks, Runnable},
+    task_cell::{self, Label, LiveTasks, Runnable},
 };
 
 pub(crate) struct Shared {
@@ -71,6 +77,8 @@ pub(crate) struct Shared {
     distrust_until: AtomicU64,
     /// The signal into threads that hog; its number, or none.
     signal: Option<i32>,
+    hogs: Hogs,
+    reserve_counters: ReserveCounters,
     is_shutdown: AtomicBool,
     /// Threads that have not ended, the supervisor's too; the last one clears up.
     running_count: AtomicUsize,
@@ -116,6 +124,7 @@ struct Remote {
     parker: Parker,
     seat: Seat,
     hog_timer: HogTimer,
+    counters: CachePadded<Counters>,
 }
 
 /// What a worker's thread knows; schedule functions find it here.
@@ -126,6 +135,7 @@ struct Local {
     /// This thread runs the reaction lane alone.
     is_reserve: bool,
     cause: Cell<Cause>,
+    sampler: Sampler,
 }
 
 thread_local! {
@@ -148,6 +158,7 @@ pub(crate) fn start(
         parker: Parker::new(),
         seat: Seat::new(),
         hog_timer: HogTimer::new(),
+        counters: CachePadded::new(Counters::new()),
     });
     let pool = BlockingPool::new(options.blocking_threads, options.blocking_keep_alive);
     let remotes = remotes.collect();
@@ -164,6 +175,8 @@ pub(crate) fn start(
         has_backstop: AtomicBool::new(false),
         distrust_until: AtomicU64::new(0),
         signal: options.kernel_help.usable_signal(),
+        hogs: Hogs::new(options.quantum),
+        reserve_counters: ReserveCounters::new(),
         is_shutdown: AtomicBool::new(false),
         running_count: AtomicUsize::new(options.workers + 1),
         server,
@@ -232,6 +245,8 @@ impl Shared {
             {
                 let lane =
                     lane::choose(task.metadata(), info.woken_while_running, local.cause.get());
+                let ready = local.sampler.ready_time(local.cause.get(), info.woken_while_running);
+                task.metadata().note_ready(ready);
                 if local.is_reserve && lane == Lane::Compute {
                     self.injected.compute.push(task);
                     self.wake_one();
@@ -246,6 +261,7 @@ impl Shared {
         });
         if let Some(task) = task {
             let lane = lane::choose(task.metadata(), info.woken_while_running, Cause::Foreign);
+            task.metadata().note_ready(foreign_ready_time());
             self.injected.of(lane).push(task);
             if !self.wake_one() && lane == Lane::Reaction && !self.call_sentinel() {
                 self.alarm.set();
@@ -300,6 +316,27 @@ impl Shared {
         if self.running_count.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.clear();
         }
+    }
+
+    /// Fills in what this flavor knows of itself.
+    pub(crate) fn fill_metrics(&self, metrics: &mut Metrics) {
+        let now = monotonic_now();
+        for (index, remote) in self.remotes.iter().enumerate() {
+            let is_reserve = index >= self.options.workers;
+            let counters = &remote.counters;
+            counters.add_to(metrics);
+            if is_reserve && remote.seat.thread().is_none() && counters.polls() == 0 {
+                continue;
+            }
+            let current = remote.seat.current_task(now, &self.live);
+            let (polls, sleeps) = (counters.polls(), counters.sleeps());
+            metrics.threads.push(ThreadMetrics { is_reserve, polls, sleeps, current });
+        }
+        let mut reserve = self.reserves.metrics();
+        reserve.has_sentinel = self.sentinel.load(Ordering::Relaxed) > 0;
+        self.reserve_counters.fill(&mut reserve);
+        metrics.reserve = Some(reserve);
+        metrics.latest_long_polls = self.hogs.latest();
     }
 
     /// Returns where the tasks that are polled at this moment were spawned.
@@ -359,11 +396,7 @@ impl Shared {
     }
 }
 
-pub(crate) fn spawn<F>(
-    shared: &Arc<Shared>,
-    site: &'static Location<'static>,
-    future: F,
-) -> JoinHandle<F::Output>
+pub(crate) fn spawn<F>(shared: &Arc<Shared>, label: Label, future: F) -> JoinHandle<F::Output>
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
@@ -371,7 +404,7 @@ where
     let scheduler = Arc::clone(shared);
     let schedule =
         WithInfo(move |task: Runnable, info: ScheduleInfo| scheduler.schedule(task, &info));
-    let (runnable, handle) = task_cell::spawn(&shared.live, site, future, schedule);
+    let (runnable, handle) = task_cell::spawn(&shared.live, label, future, schedule);
     if let Some(runnable) = runnable {
         runnable.schedule();
     }

@@ -11,9 +11,12 @@
 
 use std::time::Duration;
 
-use crate::sync::{
-    Arc, AtomicU64, Condvar, Ordering, PoisonError, RealGuard, RealMutex,
-    thread::{self, JoinHandle},
+use crate::{
+    metrics::ReserveMetrics,
+    sync::{
+        Arc, AtomicU64, Condvar, Ordering, PoisonError, RealGuard, RealMutex,
+        thread::{self, JoinHandle},
+    },
 };
 
 use super::{PerLane, Queue, Runnable, Shared, worker};
@@ -189,6 +192,13 @@ impl Reserves {
     pub(crate) fn shutdown(&self) {
         self.lock().is_shutdown = true;
         self.called.iter().for_each(Condvar::notify_one);
+    }
+
+    /// Returns how many serve, are spare, and may be at most; the rest is not known here.
+    pub(crate) fn metrics(&self) -> ReserveMetrics {
+        let (serving, spare) = (self.serving().count(), self.lock().spares.len());
+        let (limit, has_sentinel) = (self.limit(), false);
+        ReserveMetrics { serving, spare, limit, has_sentinel, calls: 0, new_threads: 0, refused: 0 }
     }
 
     pub(crate) fn take_threads(&self) -> Vec<JoinHandle<()>> {

@@ -7,7 +7,9 @@ use vigie_detect::Instant;
 
 use crate::{
     kernel_help,
+    metrics::CurrentPoll,
     sync::{AtomicBool, AtomicCell, AtomicU32, AtomicU64, Ordering},
+    task_cell::{LiveTasks, TaskInfo},
 };
 
 /// Written by the thread that sits here, read by anybody. `Relaxed`: a stale value makes the
@@ -17,10 +19,14 @@ pub(crate) struct Seat {
     began: AtomicU64,
     /// Where the task that is polled was spawned.
     site: AtomicCell<Option<&'static Location<'static>>>,
+    /// Where its name stands among the live tasks, plus one; zero if it has none.
+    name_key: AtomicU32,
     /// The beginning of the last poll that was reported as long. The supervisor's.
     told: AtomicU64,
     /// The supervisor has given the kernel's default slice back to the thread.
     has_long_slice: AtomicBool,
+    /// The same for polls of hogs.
+    told_hog: AtomicU64,
     /// The kernel's number of the thread; zero before it has begun.
     thread: AtomicU32,
 }
@@ -30,8 +36,10 @@ impl Seat {
         Self {
             began: AtomicU64::new(0),
             site: AtomicCell::new(None),
+            name_key: AtomicU32::new(0),
             told: AtomicU64::new(0),
             has_long_slice: AtomicBool::new(false),
+            told_hog: AtomicU64::new(0),
             thread: AtomicU32::new(0),
         }
     }
@@ -51,9 +59,10 @@ impl Seat {
         self.thread.store(0, Ordering::Relaxed);
     }
 
-    /// A poll of the task spawned at `site` begins.
-    pub(crate) fn begin(&self, now: Instant, site: &'static Location<'static>) {
-        self.site.store(Some(site));
+    /// A poll of `task` begins.
+    pub(crate) fn begin(&self, now: Instant, task: &TaskInfo) {
+        self.site.store(Some(task.site));
+        self.name_key.store(task.name_key, Ordering::Relaxed);
         self.began.store(now.as_nanos(), Ordering::Relaxed);
     }
 
@@ -82,6 +91,20 @@ impl Seat {
     pub(crate) fn take_long_slice(&self) -> bool {
         self.has_long_slice.load(Ordering::Relaxed)
             && self.has_long_slice.swap(false, Ordering::Relaxed)
+    }
+
+    /// Like [`tell_once`](Self::tell_once), for the poll of a hog.
+    pub(crate) fn tell_hog_once(&self, began: Instant) -> bool {
+        self.told_hog.swap(began.as_nanos(), Ordering::Relaxed) != began.as_nanos()
+    }
+
+    /// Returns what is polled here at `now`, by its name among the `live` tasks if it has one.
+    pub(crate) fn current_task(&self, now: Instant, live: &LiveTasks) -> Option<CurrentPoll> {
+        let (began, site) = self.current()?;
+        let name = live.name(self.name_key.load(Ordering::Relaxed));
+        // Another task may have come since, and the name be that of neither.
+        let is_same = self.current().is_some_and(|(again, _)| again == began);
+        is_same.then(|| CurrentPoll { name, site, elapsed: now - began })
     }
 
     /// Returns when the present poll began, and where its task was spawned.

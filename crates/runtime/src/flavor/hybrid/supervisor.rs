@@ -121,7 +121,9 @@ impl Supervisor {
         if shared.reserves.limit() == 0 {
             return Finding::Busy;
         }
-        match shared.reserves.activate(&self.shared) {
+        let activated = shared.reserves.activate(&self.shared);
+        shared.reserve_counters.count(activated);
+        match activated {
             Activated::Spare | Activated::NewThread => Finding::Called,
             Activated::Refused => Finding::Busy,
         }
@@ -136,21 +138,20 @@ impl Supervisor {
         let reserves = shared.reserves.serving().map(|slot| (shared.reserve(slot), true));
         let workers = shared.workers().iter().map(|worker| (worker, false));
         for (remote, is_reserve) in workers.chain(reserves) {
-            let Some((began, site)) = remote.seat.current() else { continue };
+            let Some((began, _)) = remote.seat.current() else { continue };
             if !remote.seat.is_caught(now, long_poll) {
                 continue;
             }
             has_hogs = true;
-            if remote.seat.tell_once(began) {
-                tracing::debug!(task = %site, for_at_least = ?(now - began), "a long poll");
-                if is_reserve
-                    && shared.options.kernel_help.short_slices
-                    && let Some(thread) = remote.seat.thread()
-                {
-                    // It computes like others now, and gets no better turns than they.
-                    remote.seat.give_long_slice();
-                    kernel_help::restore_slice(thread);
-                }
+            self.tell_of_hog(remote, began, now);
+            if remote.seat.tell_once(began)
+                && is_reserve
+                && shared.options.kernel_help.short_slices
+                && let Some(thread) = remote.seat.thread()
+            {
+                // It computes like others now, and gets no better turns than they.
+                remote.seat.give_long_slice();
+                kernel_help::restore_slice(thread);
             }
             if shared.reserves.is_serving() {
                 remote.hog_timer.start();
@@ -162,6 +163,18 @@ impl Supervisor {
             }
         }
         has_hogs
+    }
+
+    /// Names the task that has held its thread since `began`, once it counts as a hog.
+    fn tell_of_hog(&self, remote: &super::Remote, began: Instant, now: Instant) {
+        let shared = &*self.shared;
+        if shared.hogs.is_hog(now - began)
+            && let Some(poll) = remote.seat.current_task(now, &shared.live)
+            && shared.hogs.is_hog(poll.elapsed)
+            && remote.seat.tell_hog_once(began)
+        {
+            shared.hogs.tell_lasting(poll.name, poll.site, poll.elapsed, now);
+        }
     }
 
     /// Returns whether a task of the reaction lane waits behind a long poll.

@@ -10,6 +10,7 @@ use crate::{
     handle::{Handle, Scheduler},
     kernel_help::{self, Serves},
     lane::{Lane, Share},
+    metrics::Sampler,
     panics::contained,
     sync::{Arc, Ordering, fence},
     task_cell::TaskInfo,
@@ -77,7 +78,9 @@ impl Worker {
         let handle = Handle { scheduler: Scheduler::Hybrid(Arc::clone(&shared)) };
         let entered = context::enter(handle);
         let owner = Arc::as_ptr(&shared);
-        let local = Rc::new(Local { owner, queues, is_reserve, cause: Cell::new(Cause::Foreign) });
+        let cause = Cell::new(Cause::Foreign);
+        let sampler = Sampler::new(u32::try_from(index).unwrap_or(0));
+        let local = Rc::new(Local { owner, queues, is_reserve, cause, sampler });
         LOCAL.with(|current| *current.borrow_mut() = Some(Rc::clone(&local)));
         let remote = &shared.remotes[index];
         remote.seat.take();
@@ -106,14 +109,14 @@ impl Worker {
     fn work(&mut self) {
         let mut now = monotonic_now();
         while !self.shared.is_shutdown.load(Ordering::Relaxed) {
-            self.look_if_due(now);
+            now = self.look_if_due(now);
             if let Some((task, lane)) = self.next() {
                 self.stop_searching();
                 self.share_out();
                 now = self.poll(task, lane, now);
             } else if let Some((task, lane)) = self.search() {
                 self.stop_searching();
-                now = self.poll(task, lane, now);
+                now = self.poll(task, lane, monotonic_now());
             } else {
                 self.rest();
                 self.sleep();
@@ -139,7 +142,7 @@ impl Worker {
         context::sample_processor_time(true);
         let mut now = monotonic_now();
         while !self.shared.is_shutdown.load(Ordering::Relaxed) {
-            self.look_if_due(now);
+            now = self.look_if_due(now);
             let task = self.local.queues.reaction.pop().or_else(|| self.take_reaction());
             if let Some(task) = task {
                 self.share_out();
@@ -172,6 +175,7 @@ impl Worker {
         }
         let me = self.index + 1;
         let mut is_free = false;
+        self.remote().counters.count_sleep();
         shared.remotes[self.index].parker.park(|is_awaited| {
             self.local.cause.set(Cause::Detection);
             let slept = contained("a sleep", || {
@@ -208,14 +212,18 @@ impl Worker {
             .find_map(|remote| take(|| remote.stealers.reaction.steal()))
     }
 
-    fn look_if_due(&mut self, now: Instant) {
-        if self.lookout.is_due(now) {
-            self.local.cause.set(Cause::Detection);
-            contained("a look", || self.lookout.detect());
-            // Who hogs matters only where somebody computes.
-            let judges = self.local.is_reserve || !self.local.queues.compute.is_empty();
-            context::sample_processor_time(judges);
+    /// Looks for events at `now` if that is due. Returns the time.
+    fn look_if_due(&mut self, now: Instant) -> Instant {
+        if !self.lookout.is_due(now) {
+            return now;
         }
+        self.local.cause.set(Cause::Detection);
+        contained("a look", || self.lookout.detect());
+        // Who hogs matters only where somebody computes.
+        let judges = self.local.is_reserve || !self.local.queues.compute.is_empty();
+        context::sample_processor_time(judges);
+        // The look is no part of the poll that follows, nor older than the tasks that it made ready.
+        monotonic_now()
     }
 
     /// The next task of this worker's own queues or of the injected ones.
@@ -279,21 +287,30 @@ impl Worker {
             return monotonic_now();
         }
         let was_trusted = self.guard(task.metadata(), now);
-        self.remote().seat.begin(now, task.metadata().site);
-        context::begin_poll(now.as_nanos(), self.shared.options.quantum);
+        let remote = self.remote();
+        remote.seat.begin(now, task.metadata());
+        remote.counters.begin_poll(task.metadata().ready_time(), now.as_nanos());
+        let options = &self.shared.options;
+        context::begin_poll(now.as_nanos(), options.quantum, options.long_poll);
         // The future's panics are caught inside; what may come out is that of a waker.
         contained("a poll", || task.run());
         let end = context::take_poll_end().map_or_else(monotonic_now, Instant::from_nanos);
         let elapsed = end - now;
-        self.share.record(lane, u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX));
+        let nanos = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
+        self.share.record(lane, nanos);
+        self.remote().counters.end_poll(lane, nanos);
         if elapsed > self.shared.options.long_poll {
-            self.after_long_poll(was_trusted, elapsed, end);
+            self.after_long_poll(was_trusted, lane, elapsed, end);
         }
         end
     }
 
     #[cold]
-    fn after_long_poll(&self, was_trusted: bool, elapsed: Duration, end: Instant) {
+    fn after_long_poll(&self, was_trusted: bool, lane: Lane, elapsed: Duration, end: Instant) {
+        if let Some(poll) = context::take_long_poll() {
+            let is_hog = self.shared.hogs.record(poll, lane, end);
+            self.remote().counters.count_long_poll(is_hog);
+        }
         let long_poll = self.shared.options.long_poll;
         // Not if the thread only waited for a processor; but blocking for so long counts.
         let is_surprise = || elapsed > HUGE_POLL || context::processor_time_used() > long_poll;
@@ -344,6 +361,7 @@ impl Worker {
     }
 
     fn sleep(&mut self) {
+        self.remote().counters.count_sleep();
         let was_last = self.shared.idle.begin_sleep(self.index, self.is_searching);
         self.is_searching = false;
         if was_last && self.shared.has_work() {

@@ -1,0 +1,389 @@
+//! A live view of a running program, through the metrics socket that it opened.
+
+use std::fmt::Write as _;
+use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+use thiserror::Error;
+use vigie_runtime::metrics::FORMAT_VERSION;
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The longest answer that is accepted.
+const ANSWER_BYTES_MAX: u64 = 16 << 20;
+
+/// Clears the screen and goes to its upper left corner.
+const CLEAR: &str = "\x1b[2J\x1b[H";
+
+/// A program that cannot be watched.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum WatchError {
+    /// Nothing is there.
+    #[error(
+        "there is no socket {}: start the program with `Runtime::builder().metrics_socket(…)`, and \
+         give the same path here",
+        path.display()
+    )]
+    Missing {
+        /// Where.
+        path: PathBuf,
+    },
+    /// Nobody serves there.
+    #[error("nobody serves {}: the program that made it has ended; start it again", path.display())]
+    Dead {
+        /// Where.
+        path: PathBuf,
+    },
+    /// Another user's.
+    #[error("{} belongs to another user: run this as the one who runs the program", path.display())]
+    Forbidden {
+        /// Where.
+        path: PathBuf,
+    },
+    /// The program ended while it was watched.
+    #[error("the program has ended, or closed the connection")]
+    Ended,
+    /// Something else failed.
+    #[error("cannot talk to {}", path.display())]
+    Io {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Something else than vigie's metrics came.
+    #[error("what serves there sends no metrics of vigie: is it the right socket?")]
+    Foreign,
+    /// Another version of the format.
+    #[error(
+        "the program sends format version {found}, and this command reads {FORMAT_VERSION}: use the \
+         vigie-bench of the program's version of vigie"
+    )]
+    Version {
+        /// What came.
+        found: u64,
+    },
+    /// The program refused.
+    #[error("the program refused: {reason}")]
+    Refused {
+        /// What it said.
+        reason: String,
+    },
+    /// The standard output is gone.
+    #[error("cannot write to the standard output")]
+    Output(#[source] io::Error),
+}
+
+/// What to show, and how.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Watch {
+    /// The program's socket.
+    pub socket: PathBuf,
+    /// The time between two views. Default 500 ms.
+    pub interval: Duration,
+    /// One view, and then the end.
+    pub is_once: bool,
+    /// The program's own lines of JSON instead of a view.
+    pub is_json: bool,
+}
+
+impl Watch {
+    /// Watches the program at `socket` until it ends, twice a second.
+    #[must_use]
+    pub fn new(socket: PathBuf) -> Self {
+        Self { socket, interval: Duration::from_millis(500), is_once: false, is_json: false }
+    }
+
+    /// Shows what the program does, until it ends or the standard output is closed. In a terminal each
+    /// view takes the place of the last one; elsewhere each is one line.
+    ///
+    /// # Errors
+    /// [`WatchError`]: no program, no metrics, another version, or the program's end.
+    pub fn run(&self) -> Result<(), WatchError> {
+        let mut source = Source::connect(&self.socket)?;
+        let is_screen = io::stdout().is_terminal();
+        let mut last = None;
+        loop {
+            let line = source.ask()?;
+            let view = parse(&line)?;
+            let text = if self.is_json {
+                line
+            } else if is_screen || self.is_once {
+                let clear = if is_screen && !self.is_once { CLEAR } else { "" };
+                format!("{clear}{}", screen(&view, last.as_ref(), self.interval))
+            } else {
+                format!("{}\n", summary(&view))
+            };
+            let mut output = io::stdout().lock();
+            match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+                Ok(()) => {}
+                // Whoever read has seen enough.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+                Err(error) => return Err(WatchError::Output(error)),
+            }
+            drop(output);
+            if self.is_once {
+                return Ok(());
+            }
+            last = Some(view);
+            source.pause(self.interval)?;
+        }
+    }
+}
+
+struct Source<'a> {
+    path: &'a Path,
+    stream: BufReader<UnixStream>,
+}
+
+impl<'a> Source<'a> {
+    fn connect(path: &'a Path) -> Result<Self, WatchError> {
+        let stream = UnixStream::connect(path).map_err(|source| {
+            let path = path.to_owned();
+            match source.kind() {
+                io::ErrorKind::NotFound => WatchError::Missing { path },
+                io::ErrorKind::ConnectionRefused => WatchError::Dead { path },
+                io::ErrorKind::PermissionDenied => WatchError::Forbidden { path },
+                _ => WatchError::Io { path, source },
+            }
+        })?;
+        let source = Self { path, stream: BufReader::new(stream) };
+        source.set_patience(PATIENCE)?;
+        Ok(source)
+    }
+
+    fn failed(&self, source: io::Error) -> WatchError {
+        match source.kind() {
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => WatchError::Ended,
+            _ => WatchError::Io { path: self.path.to_owned(), source },
+        }
+    }
+
+    fn set_patience(&self, patience: Duration) -> Result<(), WatchError> {
+        let stream = self.stream.get_ref();
+        let set = stream.set_read_timeout(Some(patience));
+        set.and_then(|()| stream.set_write_timeout(Some(PATIENCE))).map_err(|e| self.failed(e))
+    }
+
+    fn ask(&mut self) -> Result<String, WatchError> {
+        // A program that serves eight readers already has answered, and closed the connection.
+        let sent = self.stream.get_mut().write_all(b"snapshot\n");
+        let mut line = String::new();
+        let read = (&mut self.stream).take(ANSWER_BYTES_MAX).read_line(&mut line);
+        match read {
+            Ok(_) if line.ends_with('\n') => Ok(line),
+            Ok(0) => Err(WatchError::Ended),
+            Ok(_) => Err(WatchError::Foreign),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(WatchError::Foreign),
+            Err(error) => Err(self.failed(sent.err().unwrap_or(error))),
+        }
+    }
+
+    /// Lets `time` pass, or less if the program ends.
+    fn pause(&mut self, time: Duration) -> Result<(), WatchError> {
+        self.set_patience(time.max(Duration::from_millis(1)))?;
+        let waited = self.stream.fill_buf().map(<[u8]>::is_empty);
+        match waited {
+            Ok(true) => return Err(WatchError::Ended),
+            Ok(false) => return Err(WatchError::Foreign),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(self.failed(error)),
+        }
+        self.set_patience(PATIENCE)
+    }
+}
+
+fn parse(line: &str) -> Result<Value, WatchError> {
+    let view: Value = serde_json::from_str(line).map_err(|_| WatchError::Foreign)?;
+    let found = view["vigie_metrics"].as_u64().ok_or(WatchError::Foreign)?;
+    if found != u64::from(FORMAT_VERSION) {
+        return Err(WatchError::Version { found });
+    }
+    match view["error"].as_str() {
+        Some(reason) => Err(WatchError::Refused { reason: reason.to_owned() }),
+        None => Ok(view),
+    }
+}
+
+/// The number at `path`, or zero.
+fn number(view: &Value, path: &[&str]) -> u64 {
+    path.iter().fold(view, |view, name| &view[*name]).as_u64().unwrap_or(0)
+}
+
+/// Text of the program's, without what a terminal would take for a command.
+fn text(value: &Value) -> String {
+    let text = value.as_str().unwrap_or("?");
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+fn time(value: &Value) -> String {
+    value.as_u64().map_or_else(|| "-".to_owned(), |ns| format!("{:?}", Duration::from_nanos(ns)))
+}
+
+fn summary(view: &Value) -> String {
+    let delay = &view["event_delay"];
+    format!(
+        "pid {} live {} polls {}+{} long {} hogs {} event-delay p50 {} p99 {} reserve {} events {}",
+        number(view, &["pid"]),
+        number(view, &["live_tasks"]),
+        number(view, &["reaction", "polls"]),
+        number(view, &["compute", "polls"]),
+        number(view, &["long_polls"]),
+        number(view, &["hogs"]),
+        time(&delay["p50_ns"]),
+        time(&delay["p99_ns"]),
+        number(view, &["reserve", "serving"]),
+        number(view, &["detection", "events"]),
+    )
+}
+
+/// A screenful. Rates are against `last`, `interval` ago.
+fn screen(view: &Value, last: Option<&Value>, interval: Duration) -> String {
+    let mut out = String::new();
+    let mut line = |text: String| {
+        out.push_str(&text);
+        out.push('\n');
+    };
+    let rate = |path: &[&str]| match last {
+        Some(last) => {
+            let change = number(view, path).saturating_sub(number(last, path));
+            format!("{:.0}/s", change as f64 / interval.as_secs_f64())
+        }
+        None => "-".to_owned(),
+    };
+    line(format!(
+        "vigie: pid {}, {}, {} workers on {} processors, {} tasks",
+        number(view, &["pid"]),
+        text(&view["flavor"]),
+        number(view, &["workers"]),
+        number(view, &["available_parallelism"]),
+        number(view, &["live_tasks"])
+    ));
+    for lane in ["reaction", "compute"] {
+        let (polls, nanos) = (number(view, &[lane, "polls"]), &view[lane]["time_ns"]);
+        line(format!("{lane:<9} {polls} polls ({}), {}", rate(&[lane, "polls"]), time(nanos)));
+    }
+    for (name, label) in [("event_delay", "by event"), ("task_delay", "by task")] {
+        let delay = &view[name];
+        line(format!(
+            "ready to run, {label:<8}: {} times, p50 {} p99 {} p99.9 {}",
+            number(delay, &["count"]),
+            time(&delay["p50_ns"]),
+            time(&delay["p99_ns"]),
+            time(&delay["p999_ns"])
+        ));
+    }
+    let detection = |name| number(view, &["detection", name]);
+    line(format!(
+        "detection: {} rounds ({}), {} hits, {} events, {} sleeps",
+        detection("rounds"),
+        rate(&["detection", "rounds"]),
+        detection("hits"),
+        detection("events"),
+        detection("sleeps")
+    ));
+    if view["reserve"].is_object() {
+        let reserve = |name| number(view, &["reserve", name]);
+        let sentinel = view["reserve"]["has_sentinel"].as_bool() == Some(true);
+        line(format!(
+            "reserve: {} serving{}, {} spare of {}; {} calls, {} new threads, {} refused",
+            reserve("serving"),
+            if sentinel { " (one watches)" } else { "" },
+            reserve("spare"),
+            reserve("limit"),
+            reserve("calls"),
+            reserve("new_threads"),
+            reserve("refused")
+        ));
+    }
+    if view["throttling"].is_object() {
+        line(format!(
+            "quota: throttled in {} of {} periods, {}",
+            number(view, &["throttling", "throttled_periods"]),
+            number(view, &["throttling", "periods"]),
+            time(&view["throttling"]["throttled_ns"])
+        ));
+    }
+    out.push_str(&lists(view));
+    out
+}
+
+fn lists(view: &Value) -> String {
+    let mut out = String::new();
+    let mut line = |text: std::fmt::Arguments<'_>| {
+        out.write_fmt(text).and_then(|()| out.write_char('\n')).expect("a string takes everything");
+    };
+    let list = |name: &str| view[name].as_array().map_or(&[][..], Vec::as_slice);
+    line(format_args!("\nthreads"));
+    for (index, thread) in list("threads").iter().enumerate() {
+        let kind = if thread["is_reserve"] == true { "reserve" } else { "worker" };
+        let polls = number(thread, &["polls"]);
+        let current = &thread["current"];
+        if current.is_object() {
+            let (task, elapsed) = (task(current), time(&current["elapsed_ns"]));
+            line(format_args!(
+                "  {index:>3} {kind:<8} {polls:>12} polls, now {task} for {elapsed}"
+            ));
+        } else {
+            line(format_args!("  {index:>3} {kind:<8} {polls:>12} polls"));
+        }
+    }
+    line(format_args!("\nhandles"));
+    for handle in list("handles") {
+        line(format_args!(
+            "  {:<12} {:<12} pending {:>6}, {} rounds, {} hits, {} events",
+            text(&handle["name"]),
+            text(&handle["strategy"]),
+            number(handle, &["pending"]),
+            number(handle, &["rounds"]),
+            number(handle, &["hits"]),
+            number(handle, &["events"])
+        ));
+    }
+    let counts = (number(view, &["long_polls"]), number(view, &["hogs"]));
+    line(format_args!("\nlong polls: {}, hogs: {}; the latest:", counts.0, counts.1));
+    for poll in list("latest_long_polls").iter().rev() {
+        let (lane, duration) = (text(&poll["lane"]), time(&poll["duration_ns"]));
+        line(format_args!("  {duration:>14} {lane:<8} {}", task(poll)));
+    }
+    out
+}
+
+/// A task by its name and its place.
+fn task(value: &Value) -> String {
+    let site = text(&value["site"]);
+    if value["name"].is_string() { format!("{} ({site})", text(&value["name"])) } else { site }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: what comes from a stranger, a refusal and another version are told apart. Method: lines.
+    #[test]
+    fn answers_are_checked() {
+        assert!(matches!(parse("hello\n"), Err(WatchError::Foreign)));
+        assert!(matches!(parse("{\"a\":1}"), Err(WatchError::Foreign)));
+        assert!(matches!(parse("{\"vigie_metrics\":99}"), Err(WatchError::Version { found: 99 })));
+        let refused = parse("{\"vigie_metrics\":1,\"error\":\"later\"}");
+        assert!(matches!(refused, Err(WatchError::Refused { reason }) if reason == "later"));
+        assert!(parse("{\"vigie_metrics\":1}").is_ok());
+    }
+
+    /// Goal: a program cannot command the terminal through a task's name. Method: an escape sequence.
+    #[test]
+    fn escapes_are_not_shown() {
+        let view = serde_json::json!({
+            "latest_long_polls": [{ "name": "\u{1b}[2Jx", "site": "a.rs:1:1", "lane": "compute" }]
+        });
+        let shown = screen(&view, None, Duration::from_secs(1));
+        assert!(shown.contains("?[2Jx (a.rs:1:1)") && !shown.contains('\u{1b}'), "{shown}");
+    }
+}

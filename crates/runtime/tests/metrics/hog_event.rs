@@ -1,0 +1,89 @@
+//! The event that names a hog.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tracing::{
+    Event, Level, Metadata, Subscriber,
+    field::{Field, Visit},
+    span,
+};
+use vigie_detect::clock::monotonic_now;
+use vigie_runtime::{Flavor, Runtime, task};
+
+use crate::guard::against_hang;
+
+/// Keeps the text of each event about hogs.
+#[derive(Clone, Default)]
+struct Listener(Arc<Mutex<Vec<String>>>);
+
+impl Subscriber for Listener {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == "vigie_runtime::hog"
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut text = Text(event.metadata().level().to_string());
+        event.record(&mut text);
+        self.0.lock().expect("no panic").push(text.0);
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+struct Text(String);
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.0 += &format!(" {}={value:?}", field.name());
+    }
+}
+
+/// Goal: a hog is named once, with its name and spawn site, in a warning; a second one from the same
+/// place is not, as long as it follows at once. Method: a listener on the thread that runs the tasks.
+#[test]
+fn a_hog_is_named_once() {
+    against_hang(|| {
+        let listener = Listener::default();
+        let quantum = Duration::from_micros(100);
+        let builder = Runtime::builder().flavor(Flavor::UserLevel).quantum(quantum);
+        let runtime = builder.build().expect("a runtime");
+        let (began, hogs) = tracing::subscriber::with_default(listener.clone(), || {
+            runtime.block_on(async {
+                let began = monotonic_now();
+                for _ in 0..10 {
+                    let hog = task::Builder::new().name("greedy").spawn(async move {
+                        let end = monotonic_now() + quantum * 12;
+                        while monotonic_now() < end {}
+                    });
+                    hog.await.expect("no panic");
+                }
+                let hogs = vigie_runtime::Handle::current().expect("in a runtime").metrics().hogs;
+                (began, hogs)
+            })
+        });
+        let is_quick = monotonic_now() - began < Duration::from_secs(1);
+        let told = listener.0.lock().expect("no panic").clone();
+        assert_eq!(hogs, 10);
+        let first = told.first().expect("it is told");
+        assert!(first.starts_with(&Level::WARN.to_string()), "{first}");
+        for part in ["task=\"greedy\"", "hog_event.rs", "lane=", "duration=", "suppressed=0"] {
+            assert!(first.contains(part), "{part}: {first}");
+        }
+        // On a machine that stood still for a second, more of them may be told.
+        assert!(told.len() < hogs as usize && (told.len() == 1 || !is_quick), "{told:?}");
+    });
+}
