@@ -78,7 +78,7 @@ impl Alarm {
             && error != rustix::io::Errno::INTR
         {
             tracing::error!(%error, "the supervisor's timer could not be read");
-            crate::sync::thread::sleep(self.delay);
+            crate::sync::thread::park_timeout(self.delay);
         }
     }
 }

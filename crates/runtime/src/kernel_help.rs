@@ -80,6 +80,9 @@ struct SchedAttr {
     sched_period: u64,
 }
 
+const SCHED_ATTR_BYTES: u32 = 48;
+const _: () = assert!(size_of::<SchedAttr>() == 48, "the kernel knows this size");
+
 const SCHED_FLAG_RESET_ON_FORK: u64 = 1;
 
 /// The shortest slice that the kernel grants.
@@ -99,8 +102,8 @@ fn set_slice(thread: u32, nanos: u64) {
     // SAFETY: the call takes no memory of ours. It may return -1 for a valid nice value.
     let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, thread) };
     let attr = SchedAttr {
-        size: size_of::<SchedAttr>() as u32,
-        sched_policy: libc::SCHED_OTHER as u32,
+        size: SCHED_ATTR_BYTES,
+        sched_policy: libc::SCHED_OTHER.cast_unsigned(),
         sched_flags: SCHED_FLAG_RESET_ON_FORK,
         sched_nice: nice,
         sched_priority: 0,
@@ -149,13 +152,14 @@ extern "C" fn on_timer(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     // SAFETY: as above.
     let saved = unsafe { *errno };
     // SAFETY: the kernel gives a valid `siginfo_t` to a handler that was installed with SA_SIGINFO.
-    let code = unsafe { (*info).si_code };
+    let info = unsafe { &*info };
     // Sent by somebody else, the signal carries no descriptor.
-    if code == libc::SI_TIMER {
+    if info.si_code == libc::SI_TIMER {
         // SAFETY: a timer's signal carries the value that `timer_create` was given.
-        let value = unsafe { (*info).si_value() };
+        let value = unsafe { info.si_value() };
         let word = value.sival_ptr as usize;
-        let fd = (word & !YIELDS) as c_int;
+        // Below zero, `poll` leaves it out.
+        let fd = c_int::try_from(word & !YIELDS).unwrap_or(-1);
         let mut descriptor = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         // SAFETY: `poll` is async-signal-safe and writes to `descriptor` alone. If the descriptor was
         // closed meanwhile, it says so in `revents`; if it stands for something else by now, nothing
@@ -208,7 +212,7 @@ pub(crate) fn install(signal: i32) -> io::Result<()> {
 }
 
 /// How often a thread that is caught in a long poll is asked.
-const EVERY: Duration = Duration::from_micros(500);
+const EVERY: Duration = Duration::from_millis(1);
 
 /// Who serves events while a thread hogs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -239,7 +243,8 @@ impl HogTimer {
         let mut event: libc::sigevent = unsafe { mem::zeroed() };
         event.sigev_notify = libc::SIGEV_THREAD_ID;
         event.sigev_signo = signal;
-        let word = descriptor as usize | if serves == Serves::OtherThread { YIELDS } else { 0 };
+        let word = usize::try_from(descriptor).unwrap_or(0)
+            | if serves == Serves::OtherThread { YIELDS } else { 0 };
         event.sigev_value = libc::sigval { sival_ptr: word as *mut c_void };
         event.sigev_notify_thread_id = i32::try_from(thread_number()).unwrap_or(0);
         let mut timer: libc::timer_t = ptr::null_mut();

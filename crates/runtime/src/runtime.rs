@@ -196,7 +196,7 @@ fn join_until(threads: Vec<thread::JoinHandle<()>>, deadline: Instant) -> usize 
         }
         let mut pause = Duration::from_micros(20);
         while !thread.is_finished() && monotonic_now() < deadline {
-            thread::sleep(pause);
+            thread::park_timeout(pause);
             pause = (pause * 2).min(Duration::from_millis(5));
         }
         if !thread.is_finished() {

@@ -52,7 +52,8 @@ use crate::{handle::Handle, sync::Arc};
 pub struct Metrics {
     /// How tasks are scheduled.
     pub flavor: Flavor,
-    /// Worker threads; one in the user-level flavor.
+    /// Worker threads; one in the user-level flavor, one for each task that has one in the kernel-level
+    /// flavor, where the kernel schedules: there, polls, delays and threads are not counted.
     pub workers: usize,
     /// Tasks that have not ended.
     pub live_tasks: usize,

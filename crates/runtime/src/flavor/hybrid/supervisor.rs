@@ -25,6 +25,9 @@ pub(super) const STEADY: Duration = Duration::from_millis(2);
 /// How long the supervisor looks often after it had to call somebody.
 const ALERT: Duration = Duration::from_millis(250);
 
+/// More polls than this between two looks of the supervisor, and it goes on looking.
+const ACTIVE_POLLS: u64 = 8;
+
 /// How often the supervisor looks while a reserve thread watches and workers are inside long polls.
 const BACKSTOP: Duration = Duration::from_millis(10);
 
@@ -35,6 +38,8 @@ pub(super) struct Supervisor {
     shared: Arc<Shared>,
     lookout: Lookout,
     last_call: Instant,
+    /// Polls of all threads when it last looked.
+    polls: u64,
 }
 
 /// What the supervisor found.
@@ -51,7 +56,7 @@ enum Finding {
 impl Supervisor {
     pub(super) fn run(shared: Arc<Shared>) {
         let lookout = shared.server.lookout();
-        let mut supervisor = Self { shared, lookout, last_call: Instant::from_nanos(0) };
+        let mut supervisor = Self { shared, lookout, last_call: Instant::from_nanos(0), polls: 0 };
         supervisor.work();
         // The last thread cancels what is left, which may use the runtime.
         let shared = Arc::clone(&supervisor.shared);
@@ -70,7 +75,12 @@ impl Supervisor {
             }
             let was_resting = !alarm.is_set();
             let now = monotonic_now();
-            let finding = self.inspect(now);
+            let is_active = self.is_active();
+            let mut finding = self.inspect(now);
+            if finding == Finding::Quiet && is_active {
+                // The next poll would only set the alarm again.
+                finding = Finding::Busy;
+            }
             let has_hogs = self.help_against_hogs(now);
             self.shared.has_backstop.store(has_hogs, Ordering::Relaxed);
             match finding {
@@ -90,6 +100,15 @@ impl Supervisor {
                 }
             }
         }
+    }
+
+    /// Returns whether there were many polls since the last look.
+    fn is_active(&mut self) -> bool {
+        let shared = &*self.shared;
+        let reserves = shared.reserves.serving().map(|slot| shared.reserve(slot));
+        let remotes = shared.workers().iter().chain(reserves);
+        let polls = remotes.map(|remote| remote.counters.polls()).fold(0, u64::wrapping_add);
+        polls.wrapping_sub(std::mem::replace(&mut self.polls, polls)) > ACTIVE_POLLS
     }
 
     fn inspect(&mut self, now: Instant) -> Finding {
