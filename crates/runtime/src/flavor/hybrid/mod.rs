@@ -8,6 +8,7 @@
 //! a long poll, and then calls a reserve thread, which watches and serves the reaction lane itself.
 //! See `docs/design/reaction.md`.
 
+mod baton;
 mod reserve;
 mod seat;
 mod supervisor;
@@ -29,7 +30,7 @@ use async_task::{ScheduleInfo, WithInfo};
 use crossbeam::deque::{Injector, Steal, Stealer, Worker as Queue};
 use vigie_detect::Server;
 
-use self::{reserve::Reserves, seat::Seat, supervisor::Supervisor};
+use self::{baton::Baton, reserve::Reserves, seat::Seat, supervisor::Supervisor};
 use super::user_level::drop_task;
 use crate::{
     alarm::Alarm,
@@ -61,8 +62,8 @@ pub(crate) struct Shared {
     remotes: Box<[Remote]>,
     idle: Idle,
     reserves: Reserves,
-    /// The reserve thread in the wait point: its place among the remotes plus one, or zero.
-    sentinel: AtomicUsize,
+    /// Held by the reserve thread in the wait point.
+    baton: Baton,
     alarm: Alarm,
     /// The supervisor looks now and then although the alarm is not set: those who serve tasks that
     /// are trusted need not set it.
@@ -159,7 +160,7 @@ pub(crate) fn start(
         remotes,
         idle: Idle::new(options.workers),
         reserves,
-        sentinel: AtomicUsize::new(0),
+        baton: Baton::new(),
         alarm: Alarm::new(options.long_poll).map_err(BuildError::Server)?,
         has_backstop: AtomicBool::new(false),
         distrust_until: AtomicU64::new(0),
@@ -265,13 +266,12 @@ impl Shared {
 
     /// Wakes the reserve thread in the wait point, if there is one. Returns whether there was.
     fn call_sentinel(&self) -> bool {
-        // The fence in `Idle::choose` stands between our push to a queue and this load; the sentinel
-        // looks at the queue after it has announced itself.
-        let sentinel = self.sentinel.load(Ordering::SeqCst);
-        if sentinel > 0 {
-            self.remotes[sentinel - 1].parker.unpark(|| self.server.unpark());
+        // The fence in `Idle::choose` stands between our push to a queue and this look.
+        let sentinel = self.baton.holder();
+        if let Some(place) = sentinel {
+            self.remotes[place].parker.unpark(|| self.server.unpark());
         }
-        sentinel > 0
+        sentinel.is_some()
     }
 
     fn workers(&self) -> &[Remote] {
