@@ -2,17 +2,16 @@
 //!
 //! Setting it is one system call that wakes nobody; and most of the time it is set already.
 
-use std::{io, os::fd::OwnedFd, time::Duration};
+use std::{io, time::Duration};
 
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
-    timerfd_settime,
+use crate::{
+    sync::{AtomicBool, Ordering},
+    timerfd::Timer,
 };
 
-use crate::sync::{AtomicBool, Ordering};
-
 pub(crate) struct Alarm {
-    timer: OwnedFd,
+    /// Seen from outside by a model alone.
+    pub(crate) timer: Timer,
     /// Whether the sleeper will look again by itself. Raised by anybody, who then sets the timer;
     /// lowered by the sleeper alone, who looks once more after that (see [`begin_rest`](Self::begin_rest)).
     is_set: AtomicBool,
@@ -22,8 +21,7 @@ pub(crate) struct Alarm {
 
 impl Alarm {
     pub(crate) fn new(delay: Duration) -> io::Result<Self> {
-        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)?;
-        Ok(Self { timer, is_set: AtomicBool::new(false), delay })
+        Ok(Self { timer: Timer::new()?, is_set: AtomicBool::new(false), delay })
     }
 
     /// Returns whether the sleeper looks soon without further ado: one load.
@@ -42,17 +40,7 @@ impl Alarm {
 
     /// Makes the sleeper wake up after `delay`. Only the sleeper itself, and the shutdown, call this.
     pub(crate) fn wake_in(&self, delay: Duration) {
-        let it_value = Timespec {
-            tv_sec: i64::try_from(delay.as_secs()).unwrap_or(i64::MAX),
-            // Zero would disarm the timer.
-            tv_nsec: i64::from(delay.subsec_nanos()).max(1),
-        };
-        let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let value = Itimerspec { it_interval, it_value };
-        if let Err(error) = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &value) {
-            // A timer of our own with a valid time cannot fail; say so if it does all the same.
-            tracing::error!(%error, "the supervisor's timer could not be set");
-        }
+        self.timer.wake_in(delay);
     }
 
     /// The sleeper goes on looking by itself.
@@ -72,11 +60,8 @@ impl Alarm {
 
     /// Sleeps until the timer ends.
     pub(crate) fn sleep(&self) {
-        let mut count = [0; 8];
         // A signal that ends the sleep makes the sleeper look once too often.
-        if let Err(error) = rustix::io::read(&self.timer, &mut count)
-            && error != rustix::io::Errno::INTR
-        {
+        if let Err(error) = self.timer.sleep() {
             tracing::error!(%error, "the supervisor's timer could not be read");
             crate::sync::thread::park_timeout(self.delay);
         }

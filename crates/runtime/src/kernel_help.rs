@@ -25,7 +25,7 @@ use std::{
     time::Duration,
 };
 
-use crate::sync::{AtomicBool, Ordering, PoisonError, RealMutex, thread_local};
+use crate::sync::{AtomicBool, Ordering, PoisonError, RealAtomicBool, RealMutex, thread_local};
 
 /// Which help of the kernel a runtime may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,7 +127,7 @@ pub(crate) fn thread_number() -> u32 {
 
 thread_local! {
     /// The handler saw an event that waits while this thread computes.
-    static IS_AWAITED: AtomicBool = const { AtomicBool::new(false) };
+    static IS_AWAITED: RealAtomicBool = const { RealAtomicBool::new(false) };
 }
 
 /// Returns whether the signal's handler has left a mark: an event waited while this thread computed.
@@ -232,7 +232,7 @@ pub(crate) struct HogTimer {
 
 impl HogTimer {
     /// A timer that does nothing until its thread binds it.
-    pub(crate) const fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { timer: RealMutex::new(None), is_set: AtomicBool::new(false) }
     }
 

@@ -72,6 +72,7 @@ mod sync;
 pub mod task;
 mod task_cell;
 pub mod time;
+mod timerfd;
 
 pub use builder::{BuildError, RuntimeBuilder};
 pub use handle::{Handle, NoRuntime};

@@ -9,6 +9,8 @@ pub(crate) use loom::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
+/// For marks of signal handlers, which are never part of a model.
+pub(crate) use std::sync::atomic::AtomicBool as RealAtomicBool;
 /// For what blocks whole threads and is never part of a model.
 pub(crate) use std::sync::{Condvar, Mutex as RealMutex, MutexGuard as RealGuard};
 /// For counters that one thread writes and anybody reads, which no order depends on: loom need not know.

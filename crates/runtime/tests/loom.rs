@@ -14,14 +14,25 @@ use loom::{
     thread,
 };
 
+#[path = "../src/alarm.rs"]
+mod alarm;
+#[path = "../src/flavor/hybrid/baton.rs"]
+mod baton;
 #[path = "../src/sync.rs"]
 mod door;
 #[path = "../src/idle.rs"]
 mod idle;
 #[path = "../src/parker.rs"]
 mod parker;
+#[path = "../src/flavor/hybrid/seat.rs"]
+mod seat;
+#[path = "loom/supervision.rs"]
+mod supervision;
 #[path = "loom/whole.rs"]
 mod whole;
+
+/// The kernel's part, replaced.
+use supervision::{kernel_help, timerfd};
 
 use idle::Idle;
 use parker::Parker;
@@ -30,7 +41,10 @@ use parker::Parker;
 mod sync {
     use std::cell::Cell;
 
-    pub(crate) use super::door::{AtomicU8, AtomicUsize, Mutex, OnceLock, Ordering, lock, parking};
+    pub(crate) use super::door::{
+        AtomicBool, AtomicCell, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Mutex, OnceLock,
+        Ordering, lock, parking, thread,
+    };
 
     thread_local! {
         static HAS_FENCES: Cell<bool> = const { Cell::new(true) };

@@ -8,6 +8,7 @@
 //! a long poll, and then calls a reserve thread, which watches and serves the reaction lane itself.
 //! See `docs/design/reaction.md`.
 
+mod baton;
 mod reserve;
 mod seat;
 mod supervisor;
@@ -32,7 +33,7 @@ use crossbeam::{
 };
 use vigie_detect::{Server, clock::monotonic_now};
 
-use self::{reserve::Reserves, seat::Seat, supervisor::Supervisor};
+use self::{baton::Baton, reserve::Reserves, seat::Seat, supervisor::Supervisor};
 use super::user_level::drop_task;
 use crate::{
     alarm::Alarm,
@@ -67,8 +68,8 @@ pub(crate) struct Shared {
     remotes: Box<[Remote]>,
     idle: Idle,
     reserves: Reserves,
-    /// The reserve thread in the wait point: its place among the remotes plus one, or zero.
-    sentinel: AtomicUsize,
+    /// Held by the reserve thread in the wait point.
+    baton: Baton,
     alarm: Alarm,
     /// The supervisor looks now and then although the alarm is not set: those who serve tasks that
     /// are trusted need not set it.
@@ -170,7 +171,7 @@ pub(crate) fn start(
         remotes,
         idle: Idle::new(options.workers),
         reserves,
-        sentinel: AtomicUsize::new(0),
+        baton: Baton::new(),
         alarm: Alarm::new(options.long_poll).map_err(BuildError::Server)?,
         has_backstop: AtomicBool::new(false),
         distrust_until: AtomicU64::new(0),
@@ -281,13 +282,12 @@ impl Shared {
 
     /// Wakes the reserve thread in the wait point, if there is one. Returns whether there was.
     fn call_sentinel(&self) -> bool {
-        // The fence in `Idle::choose` stands between our push to a queue and this load; the sentinel
-        // looks at the queue after it has announced itself.
-        let sentinel = self.sentinel.load(Ordering::SeqCst);
-        if sentinel > 0 {
-            self.remotes[sentinel - 1].parker.unpark(|| self.server.unpark());
+        // The fence in `Idle::choose` stands between our push to a queue and this look.
+        let sentinel = self.baton.holder();
+        if let Some(place) = sentinel {
+            self.remotes[place].parker.unpark(|| self.server.unpark());
         }
-        sentinel > 0
+        sentinel.is_some()
     }
 
     fn workers(&self) -> &[Remote] {
@@ -333,7 +333,7 @@ impl Shared {
             metrics.threads.push(ThreadMetrics { is_reserve, polls, sleeps, current });
         }
         let mut reserve = self.reserves.metrics();
-        reserve.has_sentinel = self.sentinel.load(Ordering::Relaxed) > 0;
+        reserve.has_sentinel = self.baton.holder().is_some();
         self.reserve_counters.fill(&mut reserve);
         metrics.reserve = Some(reserve);
         metrics.latest_long_polls = self.hogs.latest();

@@ -6,9 +6,9 @@ use std::panic::Location;
 use vigie_detect::Instant;
 
 use crate::{
-    kernel_help,
+    kernel_help::{self, HogTimer},
     metrics::CurrentPoll,
-    sync::{AtomicBool, AtomicCell, AtomicU32, AtomicU64, Ordering},
+    sync::{AtomicBool, AtomicCell, AtomicU32, AtomicU64, Ordering, fence},
     task_cell::{LiveTasks, TaskInfo},
 };
 
@@ -32,7 +32,7 @@ pub(crate) struct Seat {
 }
 
 impl Seat {
-    pub(crate) const fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             began: AtomicU64::new(0),
             site: AtomicCell::new(None),
@@ -66,9 +66,22 @@ impl Seat {
         self.began.store(now.as_nanos(), Ordering::Relaxed);
     }
 
-    /// Nothing is polled until the next [`begin`](Self::begin).
-    pub(crate) fn rest(&self) {
+    /// Nothing is polled until the next [`begin`](Self::begin), and the thread's timer stops.
+    pub(crate) fn rest(&self, timer: &HogTimer) {
         self.began.store(0, Ordering::Relaxed);
+        // With the fence in `help`: either we see the timer, or the supervisor sees that we rest.
+        fence(Ordering::SeqCst);
+        timer.stop();
+    }
+
+    /// Starts the timer of the thread that sits here, unless it rests by now. The supervisor's.
+    pub(crate) fn help(&self, timer: &HogTimer) {
+        timer.start();
+        // See `rest`.
+        fence(Ordering::SeqCst);
+        if self.current().is_none() {
+            timer.stop();
+        }
     }
 
     /// Returns since when a poll has been running here for more than `nanos` at `now`.

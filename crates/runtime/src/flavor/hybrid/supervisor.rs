@@ -16,7 +16,7 @@ use crate::{
     handle::{Handle, Scheduler},
     kernel_help,
     lane::Lane,
-    sync::{Arc, Ordering, fence},
+    sync::{Arc, Ordering},
 };
 
 /// How long looks must have come regularly before workers are trusted to look by themselves.
@@ -173,12 +173,7 @@ impl Supervisor {
                 kernel_help::restore_slice(thread);
             }
             if shared.reserves.is_serving() {
-                remote.hog_timer.start();
-                // With the fence in `Worker::rest`: either it sees the timer, or we see that it rests.
-                fence(Ordering::SeqCst);
-                if remote.seat.current().is_none() {
-                    remote.hog_timer.stop();
-                }
+                remote.seat.help(&remote.hog_timer);
             }
         }
         has_hogs

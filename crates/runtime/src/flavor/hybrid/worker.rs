@@ -12,7 +12,7 @@ use crate::{
     lane::{Lane, Share},
     metrics::Sampler,
     panics::contained,
-    sync::{Arc, Ordering, fence},
+    sync::{Arc, Ordering},
     task_cell::TaskInfo,
 };
 use std::{cell::Cell, rc::Rc, time::Duration};
@@ -130,10 +130,7 @@ impl Worker {
     /// Nothing is polled any more.
     fn rest(&self) {
         let remote = self.remote();
-        remote.seat.rest();
-        // See `Supervisor::help_against_hogs`.
-        fence(Ordering::SeqCst);
-        remote.hog_timer.stop();
+        remote.seat.rest(&remote.hog_timer);
     }
 
     /// Serves the reaction lane and watches, until there is nothing to serve and somebody else who
@@ -173,22 +170,21 @@ impl Worker {
             shared.alarm.set();
             return false;
         }
-        let me = self.index + 1;
         let mut is_free = false;
         self.remote().counters.count_sleep();
         shared.remotes[self.index].parker.park(|is_awaited| {
             self.local.cause.set(Cause::Detection);
             let slept = contained("a sleep", || {
                 self.lookout.park_unless(None, || {
-                    shared.sentinel.store(me, Ordering::SeqCst);
-                    is_awaited() || !shared.injected.reaction.is_empty()
+                    let has_work = || !shared.injected.reaction.is_empty();
+                    shared.baton.take(self.index, || is_awaited() || has_work())
                 })
             });
             is_free = slept != Some(Detected::Busy);
             // Not our thread's own sleep: whoever is in the wait point instead watches.
             true
         });
-        let _ = shared.sentinel.compare_exchange(me, 0, Ordering::SeqCst, Ordering::SeqCst);
+        shared.baton.give_up(self.index);
         is_free
     }
 

@@ -1,0 +1,43 @@
+//! The kernel's timer on which one thread sleeps. Others may set it without waking the sleeper.
+
+use std::{io, os::fd::OwnedFd, time::Duration};
+
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+
+pub(crate) struct Timer {
+    descriptor: OwnedFd,
+}
+
+impl Timer {
+    pub(crate) fn new() -> io::Result<Self> {
+        let descriptor = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)?;
+        Ok(Self { descriptor })
+    }
+
+    /// Makes the sleeper wake up after `delay`, and not at the time that was set before.
+    pub(crate) fn wake_in(&self, delay: Duration) {
+        let it_value = Timespec {
+            tv_sec: i64::try_from(delay.as_secs()).unwrap_or(i64::MAX),
+            // Zero would disarm the timer.
+            tv_nsec: i64::from(delay.subsec_nanos()).max(1),
+        };
+        let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let value = Itimerspec { it_interval, it_value };
+        if let Err(error) = timerfd_settime(&self.descriptor, TimerfdTimerFlags::empty(), &value) {
+            // A timer of our own with a valid time cannot fail; say so if it does all the same.
+            tracing::error!(%error, "the supervisor's timer could not be set");
+        }
+    }
+
+    /// Sleeps until the timer ends, or a signal comes. Returns at once only if the kernel fails.
+    pub(crate) fn sleep(&self) -> io::Result<()> {
+        let mut count = [0; 8];
+        match rustix::io::read(&self.descriptor, &mut count) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
