@@ -49,9 +49,9 @@ pub use vigie_via as via;
 
 pub use vigie_detect::{Instant, net, stock};
 pub use vigie_runtime::{
-    BuildError, Flavor, Handle, JoinError, JoinHandle, KernelHelp, NoRuntime, Runtime,
-    RuntimeBuilder, ShutdownTimeout, YieldNow, spawn, spawn_blocking, spawn_local, task, time,
-    yield_now,
+    BuildError, Flavor, Handle, JoinError, JoinHandle, KernelHelp, NoRuntime, Reactivity, Runtime,
+    RuntimeBuilder, ShutdownTimeout, YieldNow, metrics, spawn, spawn_blocking, spawn_local, task,
+    time, yield_now,
 };
 
 /// The README's example is compiled with the tests.

@@ -78,6 +78,7 @@ impl Experiment {
     ];
 
     /// Measures this experiment, under a progress bar.
+    #[expect(clippy::too_many_lines, reason = "a table: one arm for each experiment")]
     pub(crate) fn run(self, seed: u64) -> Result<Outcome, BenchError> {
         use System::{
             BusyPoll, Threads, Tokio, Vigie, VigieEnhanced, VigieLowCpu, VigieLowLatency,

@@ -12,7 +12,7 @@ use std::{
 };
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use vigie_detect::net::UnixStream;
+use vigie_detect::{clock::monotonic_now, net::UnixStream};
 use vigie_runtime::{Runtime, yield_now};
 
 use crate::{
@@ -73,7 +73,7 @@ fn within_the_bound_and_back() {
         let hogs = Hogs::start(runtime.handle(), 20, 4);
         for _ in 0..50 {
             assert!(threads_named(name) <= least + 3, "{} threads", threads_named(name));
-            thread::sleep(Duration::from_millis(1));
+            thread::park_timeout(Duration::from_millis(1));
         }
         assert_eq!(threads_named(name), least + 3);
         drop(hogs);
@@ -128,8 +128,8 @@ fn ten_thousand_hogs_at_once() {
             runtime
                 .spawn(async move {
                     for _ in 0..2 {
-                        let end = std::time::Instant::now() + Duration::from_micros(40);
-                        while std::time::Instant::now() < end {}
+                        let end = monotonic_now() + Duration::from_micros(40);
+                        while monotonic_now() < end {}
                         yield_now().await;
                     }
                     left.fetch_sub(1, Ordering::SeqCst);
@@ -164,7 +164,7 @@ fn without_threads() {
         let hogs = Hogs::start(runtime.handle(), 1, 1);
         peer.write_all(&[9]).expect("open");
         // Long enough for the supervisor to ask for a thread, many times.
-        thread::sleep(Duration::from_millis(20));
+        thread::park_timeout(Duration::from_millis(20));
         assert!(!echo.is_finished(), "there was a thread: this test shows nothing");
         drop(hogs);
         runtime.block_on(echo).expect("no panic");

@@ -86,6 +86,6 @@ pub(crate) fn threads_named(prefix: &str) -> usize {
 /// Waits until `condition` holds, asking now and then: for what takes milliseconds.
 pub(crate) fn eventually(mut condition: impl FnMut() -> bool) {
     while !condition() {
-        thread::sleep(std::time::Duration::from_millis(1));
+        thread::park_timeout(std::time::Duration::from_millis(1));
     }
 }

@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use vigie_detect::clock::monotonic_now;
 use vigie_runtime::{KernelHelp, Runtime, time};
 
 use crate::{
@@ -70,6 +71,9 @@ fn slices_are_not_inherited() {
     });
 }
 
+/// A millisecond.
+const NAP: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+
 /// Goal: tasks that hog, block, and execute programs do so correctly while the signal comes. Method: a
 /// hog on every thread, which also sleeps and reads from a child's pipe, with events all the while.
 #[test]
@@ -89,9 +93,12 @@ fn signals_disturb_nobody() {
                     .map(|_| {
                         runtime.spawn(async {
                             for _ in 0..10 {
-                                let begin = std::time::Instant::now();
-                                settle::until(|| begin.elapsed() > Duration::from_millis(1));
-                                std::thread::sleep(Duration::from_millis(1));
+                                let begin = monotonic_now();
+                                settle::until(|| {
+                                    monotonic_now() - begin > Duration::from_millis(1)
+                                });
+                                // In the kernel's own sleep, which a signal may end early.
+                                let _ = rustix::thread::nanosleep(&NAP);
                                 let mut child = Command::new("echo")
                                     .arg("undisturbed")
                                     .stdout(std::process::Stdio::piped())

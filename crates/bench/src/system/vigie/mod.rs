@@ -70,6 +70,7 @@ pub trait Setting: 'static {
     fn build(workers: usize) -> Result<Runtime, Failure>;
 
     /// What a compute task awaits between two steps.
+    #[must_use]
     fn pause() -> impl Future<Output = ()> + Send {
         vigie_runtime::yield_now()
     }
