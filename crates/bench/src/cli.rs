@@ -1,6 +1,7 @@
 //! The command line.
 
 mod cases;
+mod soak;
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -49,6 +50,8 @@ enum Command {
     Container(cases::Container),
     /// Echo while nothing else runs: its time, and processor time per message.
     Pingpong(cases::PingPong),
+    /// Everything at once, with faults, for a long time: measures nothing, checks everything.
+    Soak(soak::Soak),
     /// Measures what the goals need, and shows goal and figure side by side.
     Goals(Goals),
 }
@@ -157,7 +160,9 @@ impl Cli {
                 machine.load
             );
         }
-        self.command.output().prepare()?;
+        if let Some(output) = self.command.output() {
+            output.prepare()?;
+        }
         match self.command {
             Command::Reaction(command) => command.run(machine),
             Command::Pending(command) => command.run(machine),
@@ -167,6 +172,7 @@ impl Cli {
             Command::Fairness(command) => command.run(machine),
             Command::Container(command) => command.run(machine),
             Command::Pingpong(command) => command.run(machine),
+            Command::Soak(command) => Ok(command.run()),
             Command::Goals(command) => command.run(machine),
         }
     }
@@ -185,8 +191,9 @@ impl Common {
 }
 
 impl Command {
-    const fn output(&self) -> &Output {
-        match self {
+    const fn output(&self) -> Option<&Output> {
+        Some(match self {
+            Self::Soak(_) => return None,
             Self::Reaction(command) => &command.common.output,
             Self::Pending(command) => &command.common.output,
             Self::Periodic(command) => &command.amount.common.output,
@@ -196,7 +203,7 @@ impl Command {
             Self::Container(command) => &command.amount.common.output,
             Self::Pingpong(command) => &command.amount.common.output,
             Self::Goals(command) => &command.output,
-        }
+        })
     }
 }
 

@@ -1,0 +1,167 @@
+//! What happens to the process from outside of its runtimes: signals, limits, and runtimes that end in
+//! the middle of their work.
+#![expect(unsafe_code, reason = "no safe call sends a signal to one thread")]
+
+use std::fs;
+use std::io;
+use std::process;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use vigie_runtime::{Flavor, Runtime};
+
+use super::Shape;
+use super::actors;
+use super::tally::{Fault, Life, Tally, World};
+use crate::clock;
+
+/// How long a runtime that is dropped may take for its end.
+const SHUTDOWN: Duration = Duration::from_secs(30);
+
+/// Harms the process until the life is over; `rounds` counts how often each kind of harm was done.
+pub(super) fn harm(
+    tally: &Arc<Tally>,
+    life: &Life,
+    rounds: &AtomicU64,
+    random: &mut fastrand::Rng,
+) {
+    for round in 0.. {
+        for kind in 0..4 {
+            if life.is_over() && round > 0 {
+                return;
+            }
+            match kind {
+                0 => send_signals(tally, random),
+                1 => exhaust_descriptors(tally, random),
+                2 => refuse_threads(tally),
+                _ => drop_at_work(tally, round, random),
+            }
+            clock::sleep(Duration::from_millis(random.u64(1..20)));
+        }
+        rounds.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Sends signals to some of our threads: to each the one that runtimes use, and one that nobody handles.
+fn send_signals(tally: &Tally, random: &mut fastrand::Rng) {
+    let Ok(threads) = fs::read_dir("/proc/self/task") else { return };
+    for thread in threads.flatten() {
+        let name = thread.file_name();
+        let Some(number) = name.to_str().and_then(|name| name.parse::<libc::pid_t>().ok()) else {
+            continue;
+        };
+        let signal = if random.bool() { libc::SIGURG } else { libc::SIGWINCH };
+        let group = process::id().cast_signed();
+        // SAFETY: the call takes numbers alone. Both signals are ignored where nobody handles them.
+        let sent = unsafe { libc::syscall(libc::SYS_tgkill, group, number, signal) };
+        if sent == 0 {
+            tally.fault(Fault::Signal);
+        }
+    }
+}
+
+/// A lower limit, until it is dropped.
+struct Limited {
+    resource: Resource,
+    before: Rlimit,
+}
+
+impl Limited {
+    fn to(resource: Resource, current: u64) -> io::Result<Self> {
+        let before = getrlimit(resource);
+        setrlimit(resource, Rlimit { current: Some(current), maximum: before.maximum })?;
+        Ok(Self { resource, before })
+    }
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        if let Err(error) = setrlimit(self.resource, self.before.clone()) {
+            eprintln!("a limit could not be raised again: {error}");
+        }
+    }
+}
+
+fn exhaust_descriptors(tally: &Tally, random: &mut fastrand::Rng) {
+    // Fewer than are open: none can be had until some are closed again.
+    let Ok(limited) = Limited::to(Resource::Nofile, 16) else { return };
+    if fs::File::open("/dev/null").is_err() {
+        tally.fault(Fault::Descriptors);
+    }
+    clock::sleep(Duration::from_millis(random.u64(1..10)));
+    drop(limited);
+}
+
+/// Leaves no room for the stack of another thread.
+fn refuse_threads(tally: &Tally) {
+    const PAGE_BYTES: u64 = 4096;
+    const ROOM_BYTES: u64 = 1 << 20;
+    let Ok(text) = fs::read_to_string("/proc/self/statm") else { return };
+    let Some(pages) = text.split(' ').next().and_then(|pages| pages.parse::<u64>().ok()) else {
+        return;
+    };
+    let Ok(limited) = Limited::to(Resource::As, pages * PAGE_BYTES + ROOM_BYTES) else { return };
+    // Larger than what is kept of threads that have ended.
+    let refused = thread::Builder::new().stack_size(64 << 20).spawn(|| ());
+    clock::sleep(Duration::from_millis(1));
+    drop(limited);
+    match refused {
+        Err(_) => tally.fault(Fault::Threads),
+        Ok(thread) => drop(thread.join()),
+    }
+}
+
+/// Lets a runtime work for a moment, and drops it then. Nothing of it is left.
+fn drop_at_work(tally: &Arc<Tally>, round: u64, random: &mut fastrand::Rng) {
+    let mut shape = Shape::random(random);
+    shape.flavor = [Flavor::Hybrid, Flavor::KernelLevel, Flavor::UserLevel][round as usize % 3];
+    if round == 0 {
+        shape.has_help = false;
+        shape.is_tiny = true;
+    }
+    let runtime = match shape.build(tally) {
+        Ok(runtime) => runtime,
+        Err(error) => return tally.violate(format!("a runtime could not be built: {error}")),
+    };
+    let life = Arc::<Life>::default();
+    let world = World {
+        tally: Arc::clone(tally),
+        life: Arc::clone(&life),
+        handle: runtime.handle().clone(),
+    };
+    let cast = actors::enter_alone(&world, random);
+    let time = Duration::from_micros(random.u64(0..10_000));
+    if shape.flavor == Flavor::UserLevel {
+        runtime.block_on(vigie_runtime::time::sleep(time));
+    } else {
+        clock::sleep(time);
+    }
+    match cast {
+        // Their handles go before or after the runtime.
+        Ok(cast) if random.bool() => {
+            end(runtime, tally, random);
+            drop(cast);
+        }
+        Ok(cast) => {
+            drop(cast);
+            end(runtime, tally, random);
+        }
+        Err(error) => tally.violate(format!("no sockets for a runtime: {error}")),
+    }
+    let (begun, gone) = life.tasks();
+    if begun != gone {
+        tally.violate(format!("{shape:?} dropped: {begun} tasks made, {gone} gone"));
+    }
+    tally.fault(Fault::Drop);
+}
+
+fn end(runtime: Runtime, tally: &Tally, random: &mut fastrand::Rng) {
+    if random.bool() {
+        drop(runtime);
+    } else if let Err(error) = runtime.shutdown_timeout(SHUTDOWN) {
+        tally.violate(format!("a runtime did not end: {error}"));
+    }
+}
