@@ -126,7 +126,7 @@ fn drop_at_work(tally: &Arc<Tally>, round: u64, random: &mut fastrand::Rng) {
         Ok(runtime) => runtime,
         Err(error) => return tally.violate(format!("a runtime could not be built: {error}")),
     };
-    let life = Arc::<Life>::default();
+    let life = Arc::new(Life::doomed());
     let world = World {
         tally: Arc::clone(tally),
         life: Arc::clone(&life),

@@ -108,6 +108,8 @@ impl Tally {
 #[derive(Debug, Default)]
 pub(super) struct Life {
     is_over: AtomicBool,
+    /// The runtime is going to be dropped: any task may be cancelled.
+    is_doomed: bool,
     begun: AtomicU64,
     gone: AtomicU64,
     /// Tasks that no thread was given for; connections that broke although nobody reset them.
@@ -118,6 +120,11 @@ pub(super) struct Life {
 }
 
 impl Life {
+    /// The life of a runtime that will be dropped at work.
+    pub(super) fn doomed() -> Self {
+        Self { is_doomed: true, ..Self::default() }
+    }
+
     pub(super) fn end(&self) {
         self.is_over.store(true, Ordering::Release);
     }
@@ -200,7 +207,10 @@ impl World {
                 ("tasks refused", true)
             }
             Err(error) if error.is_panic() => ("tasks that panicked", expected == Expected::Panic),
-            Err(_) => ("tasks cancelled", expected == Expected::EndOrCancel),
+            Err(_) => {
+                let is_fine = expected == Expected::EndOrCancel || self.life.is_doomed;
+                ("tasks cancelled", is_fine)
+            }
         };
         self.tally.count(name).fetch_add(1, Ordering::Relaxed);
         if !is_fine {
