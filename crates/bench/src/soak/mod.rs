@@ -28,6 +28,9 @@ use crate::table::Table;
 /// How long a turn may take beside its time before it counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// A turn that takes so much longer than its time is shown with its phases.
+const SLOW: Duration = Duration::from_secs(2);
+
 /// How often the progress is shown.
 const PROGRESS: Duration = Duration::from_secs(10);
 
@@ -80,14 +83,14 @@ impl SoakPlan {
             let shape = Shape::of_turn(seed);
             say(&format!("turn {turns}: --seed {seed}: {shape:?}"));
             let life = Arc::<Life>::default();
-            let phase = Arc::new(Mutex::new("begins"));
+            let phases = Arc::<Phases>::default();
             let (done, is_done) = mpsc::channel();
             let turn = Turn {
                 shape,
                 time: self.turn,
                 tally: Arc::clone(&tally),
                 life: Arc::clone(&life),
-                phase: Arc::clone(&phase),
+                phases: Arc::clone(&phases),
             };
             let thread = thread::spawn(move || {
                 turn.run(seed);
@@ -101,7 +104,7 @@ impl SoakPlan {
                     // It has panicked.
                     Err(RecvTimeoutError::Disconnected) => break,
                     Err(RecvTimeoutError::Timeout) if clock::now() >= deadline => {
-                        hang(seed, &life, *phase.lock().unwrap_or_else(PoisonError::into_inner));
+                        hang(seed, &life, &phases);
                     }
                     Err(RecvTimeoutError::Timeout) => {
                         next_progress += PROGRESS;
@@ -111,6 +114,13 @@ impl SoakPlan {
             }
             if thread.join().is_err() {
                 tally.violate("the thread of a turn panicked");
+            }
+            let phases = phases.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            if let (Some((_, first)), Some((_, last))) = (phases.first(), phases.last())
+                && *last - *first > self.turn + SLOW
+            {
+                let since = phases.iter().map(|(name, at)| (*name, *at - *first));
+                say(&format!("  slow: {:?}", since.collect::<Vec<_>>()));
             }
             turns += 1;
             if !tally.violations().is_empty() {
@@ -203,20 +213,28 @@ impl Shape {
     }
 }
 
+/// What a turn did when.
+type Phases = Mutex<Vec<(&'static str, Instant)>>;
+
+fn enter(phases: &Phases, phase: &'static str) {
+    phases.lock().unwrap_or_else(PoisonError::into_inner).push((phase, clock::now()));
+}
+
 struct Turn {
     shape: Shape,
     time: Duration,
     tally: Arc<Tally>,
     life: Arc<Life>,
-    phase: Arc<Mutex<&'static str>>,
+    phases: Arc<Phases>,
 }
 
 impl Turn {
     fn enter(&self, phase: &'static str) {
-        *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = phase;
+        enter(&self.phases, phase);
     }
 
     fn run(&self, seed: u64) {
+        self.enter("begins");
         let tally = &self.tally;
         let mut random = fastrand::Rng::with_seed(seed);
         let runtime = match self.shape.build(tally) {
@@ -236,7 +254,8 @@ impl Turn {
         let harm = {
             let (tally, life, rounds) =
                 (Arc::clone(tally), Arc::clone(&self.life), Arc::clone(&rounds));
-            thread::spawn(move || outside::harm(&tally, &life, &rounds, &mut random))
+            let phases = Arc::clone(&self.phases);
+            thread::spawn(move || outside::harm(&tally, &life, &phases, &rounds, &mut random))
         };
         self.enter("works");
         runtime.block_on(async {
@@ -282,8 +301,10 @@ fn progress(begin: Instant, turns: u64, tally: &Tally) -> String {
 }
 
 /// Shows what hangs, and ends the process.
-fn hang(seed: u64, life: &Life, phase: &str) -> ! {
+fn hang(seed: u64, life: &Life, phases: &Phases) -> ! {
     let (begun, gone) = life.tasks();
+    let phases = phases.lock().unwrap_or_else(PoisonError::into_inner);
+    let phase = phases.last().map_or("begins", |(phase, _)| *phase);
     eprintln!("HANG: --seed {seed}: the turn {phase}; {begun} tasks made, {gone} gone");
     eprintln!("  actors that have not ended: {:?}", life.present());
     for thread in fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {

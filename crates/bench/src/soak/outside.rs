@@ -13,9 +13,9 @@ use std::time::Duration;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vigie_runtime::{Flavor, Runtime};
 
-use super::Shape;
 use super::actors;
 use super::tally::{Fault, Life, Tally, World};
+use super::{Phases, Shape, enter};
 use crate::clock;
 
 /// How long a runtime that is dropped may take for its end.
@@ -25,6 +25,7 @@ const SHUTDOWN: Duration = Duration::from_secs(30);
 pub(super) fn harm(
     tally: &Arc<Tally>,
     life: &Life,
+    phases: &Phases,
     rounds: &AtomicU64,
     random: &mut fastrand::Rng,
 ) {
@@ -37,7 +38,7 @@ pub(super) fn harm(
                 0 => send_signals(tally, random),
                 1 => exhaust_descriptors(tally, random),
                 2 => refuse_threads(tally),
-                _ => drop_at_work(tally, round, random),
+                _ => drop_at_work(tally, round, phases, random),
             }
             clock::sleep(Duration::from_millis(random.u64(1..20)));
         }
@@ -79,7 +80,7 @@ impl Limited {
 
 impl Drop for Limited {
     fn drop(&mut self) {
-        if let Err(error) = setrlimit(self.resource, self.before.clone()) {
+        if let Err(error) = setrlimit(self.resource, self.before) {
             eprintln!("a limit could not be raised again: {error}");
         }
     }
@@ -115,9 +116,10 @@ fn refuse_threads(tally: &Tally) {
 }
 
 /// Lets a runtime work for a moment, and drops it then. Nothing of it is left.
-fn drop_at_work(tally: &Arc<Tally>, round: u64, random: &mut fastrand::Rng) {
+fn drop_at_work(tally: &Arc<Tally>, round: usize, phases: &Phases, random: &mut fastrand::Rng) {
+    let begin = clock::now();
     let mut shape = Shape::random(random);
-    shape.flavor = [Flavor::Hybrid, Flavor::KernelLevel, Flavor::UserLevel][round as usize % 3];
+    shape.flavor = [Flavor::Hybrid, Flavor::KernelLevel, Flavor::UserLevel][round % 3];
     if round == 0 {
         shape.has_help = false;
         shape.is_tiny = true;
@@ -150,6 +152,10 @@ fn drop_at_work(tally: &Arc<Tally>, round: u64, random: &mut fastrand::Rng) {
             end(runtime, tally, random);
         }
         Err(error) => tally.violate(format!("no sockets for a runtime: {error}")),
+    }
+    if begin.elapsed() > super::SLOW {
+        eprintln!("slow: {shape:?} took {:?} for its end", begin.elapsed());
+        enter(phases, "a runtime was dropped slowly");
     }
     let (begun, gone) = life.tasks();
     if begun != gone {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
@@ -65,7 +65,7 @@ pub(super) struct Tally {
     faults: [AtomicU64; Fault::ALL.len()],
     counts: Mutex<BTreeMap<&'static str, Arc<AtomicU64>>>,
     violations: Mutex<Vec<String>>,
-    next_stripe: AtomicU64,
+    next_stripe: AtomicUsize,
 }
 
 impl Tally {
@@ -177,7 +177,7 @@ impl World {
         F::Output: Send + 'static,
     {
         self.life.begun.fetch_add(1, Ordering::SeqCst);
-        let stripe = self.tally.next_stripe.fetch_add(1, Ordering::Relaxed) as usize % STRIPES;
+        let stripe = self.tally.next_stripe.fetch_add(1, Ordering::Relaxed) % STRIPES;
         let witness = Witness(Arc::clone(&self.life));
         let tally = Arc::clone(&self.tally);
         self.handle.spawn(Counted { future: Box::pin(future), tally, stripe, _witness: witness })
