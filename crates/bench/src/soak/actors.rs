@@ -279,18 +279,20 @@ async fn storm(world: World, mut random: fastrand::Rng) {
                     }
                 }
             });
-            tasks.push((task, kind == 0 || random.bool()));
+            tasks.push((task, kind == 0 || random.bool(), kind));
         }
         for _ in 0..random.usize(..20) {
             yield_now().await;
         }
-        for (task, is_aborted) in &tasks {
+        for (task, is_aborted, _) in &tasks {
             if *is_aborted {
                 task.abort();
                 world.tally.fault(Fault::Abort);
             }
         }
-        for (task, is_aborted) in tasks {
+        for (task, is_aborted, kind) in tasks {
+            *world.life.awaited.lock().unwrap_or_else(PoisonError::into_inner) =
+                format!("a task of kind {kind}, aborted: {is_aborted}, {task:?}");
             let expected = if is_aborted { Expected::EndOrCancel } else { Expected::End };
             world.enter("a task of a storm", task.await, expected);
         }

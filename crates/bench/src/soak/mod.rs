@@ -307,6 +307,10 @@ fn hang(seed: u64, life: &Life, phases: &Phases) -> ! {
     let phase = phases.last().map_or("begins", |(phase, _)| *phase);
     eprintln!("HANG: --seed {seed}: the turn {phase}; {begun} tasks made, {gone} gone");
     eprintln!("  actors that have not ended: {:?}", life.present());
+    eprintln!(
+        "  the storm waits for {}",
+        life.awaited.lock().unwrap_or_else(PoisonError::into_inner)
+    );
     for thread in fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {
         let read = |file| fs::read_to_string(thread.path().join(file)).unwrap_or_default();
         let state = read("stat");

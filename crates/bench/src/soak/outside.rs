@@ -1,6 +1,6 @@
 //! What happens to the process from outside of its runtimes: signals, limits, and runtimes that end in
 //! the middle of their work.
-#![expect(unsafe_code, reason = "no safe call sends a signal to one thread")]
+#![expect(unsafe_code, reason = "no safe call sends a signal to one thread, or changes the user")]
 
 use std::fs;
 use std::io;
@@ -37,7 +37,7 @@ pub(super) fn harm(
             match kind {
                 0 => send_signals(tally, random),
                 1 => exhaust_descriptors(tally, random),
-                2 => refuse_threads(tally),
+                2 => refuse_threads(tally, random),
                 _ => drop_at_work(tally, round, phases, random),
             }
             clock::sleep(Duration::from_millis(random.u64(1..20)));
@@ -96,22 +96,28 @@ fn exhaust_descriptors(tally: &Tally, random: &mut fastrand::Rng) {
     drop(limited);
 }
 
-/// Leaves no room for the stack of another thread.
-fn refuse_threads(tally: &Tally) {
-    const PAGE_BYTES: u64 = 4096;
-    const ROOM_BYTES: u64 = 1 << 20;
-    let Ok(text) = fs::read_to_string("/proc/self/statm") else { return };
-    let Some(pages) = text.split(' ').next().and_then(|pages| pages.parse::<u64>().ok()) else {
+/// A user who may have no thread more, which root always may: nobody, on all Unix systems.
+const NOBODY: libc::uid_t = 65534;
+
+/// Lets the kernel refuse every new thread and process.
+fn refuse_threads(tally: &Tally, random: &mut fastrand::Rng) {
+    // SAFETY: the call takes nothing.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    // SAFETY: the call takes numbers alone. The saved user stays root, so that we can come back.
+    if is_root && unsafe { libc::setresuid(NOBODY, NOBODY, 0) } != 0 {
         return;
-    };
-    let Ok(limited) = Limited::to(Resource::As, pages * PAGE_BYTES + ROOM_BYTES) else { return };
-    // Larger than what is kept of threads that have ended.
-    let refused = thread::Builder::new().stack_size(64 << 20).spawn(|| ());
-    clock::sleep(Duration::from_millis(1));
-    drop(limited);
-    match refused {
-        Err(_) => tally.fault(Fault::Threads),
-        Ok(thread) => drop(thread.join()),
+    }
+    if let Ok(limited) = Limited::to(Resource::Nproc, 1) {
+        match thread::Builder::new().spawn(|| ()) {
+            Err(_) => tally.fault(Fault::Threads),
+            Ok(thread) => drop(thread.join()),
+        }
+        clock::sleep(Duration::from_millis(random.u64(1..5)));
+        drop(limited);
+    }
+    // SAFETY: as above.
+    if is_root && unsafe { libc::setresuid(0, 0, 0) } != 0 {
+        tally.violate("root did not come back");
     }
 }
 

@@ -108,6 +108,8 @@ impl Tally {
 #[derive(Debug, Default)]
 pub(super) struct Life {
     is_over: AtomicBool,
+    /// What a storm waits for, to be shown if it hangs.
+    pub(super) awaited: Mutex<String>,
     /// The runtime is going to be dropped: any task may be cancelled.
     is_doomed: bool,
     begun: AtomicU64,
