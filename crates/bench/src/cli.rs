@@ -1,6 +1,7 @@
 //! The command line.
 
 mod cases;
+mod soak;
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -49,6 +50,8 @@ enum Command {
     Container(cases::Container),
     /// Echo while nothing else runs: its time, and processor time per message.
     Pingpong(cases::PingPong),
+    /// Everything at once, with faults, for a long time: measures nothing, checks everything.
+    Soak(soak::Soak),
     /// Measures what the goals need, and shows goal and figure side by side.
     Goals(Goals),
     /// Shows what a running program does that has opened a metrics socket.
@@ -201,6 +204,7 @@ impl Cli {
             Command::Fairness(command) => command.run(machine),
             Command::Container(command) => command.run(machine),
             Command::Pingpong(command) => command.run(machine),
+            Command::Soak(command) => Ok(command.run()),
             Command::Goals(command) => command.run(machine),
             Command::Watch(watch) => watch.run(),
         }
@@ -231,7 +235,7 @@ impl Command {
             Self::Container(command) => Some(&command.amount.common.output),
             Self::Pingpong(command) => Some(&command.amount.common.output),
             Self::Goals(command) => Some(&command.output),
-            Self::Watch(_) => None,
+            Self::Watch(_) | Self::Soak(_) => None,
         }
     }
 }

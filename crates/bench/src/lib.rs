@@ -77,6 +77,8 @@ pub mod reaction;
 pub mod switches;
 pub mod turns;
 
+pub mod soak;
+
 pub mod cases;
 
 pub mod machine;

@@ -26,6 +26,15 @@ mod idle;
 mod parker;
 #[path = "../src/flavor/hybrid/seat.rs"]
 mod seat;
+#[path = "loom"]
+mod hybrid {
+    pub(crate) use super::reserves::{PerLane, Queue, Runnable, Shared, worker};
+
+    #[path = "../../src/flavor/hybrid/reserve.rs"]
+    pub(crate) mod reserve;
+}
+#[path = "loom/reserves.rs"]
+mod reserves;
 #[path = "loom/supervision.rs"]
 mod supervision;
 #[path = "loom/whole.rs"]
@@ -41,9 +50,12 @@ use parker::Parker;
 mod sync {
     use std::cell::Cell;
 
+    pub(crate) use super::reserves::blocking::{Condvar, RealGuard, RealMutex, thread};
+    pub(crate) use loom::sync::Arc;
+
     pub(crate) use super::door::{
         AtomicBool, AtomicCell, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Mutex, OnceLock,
-        Ordering, lock, parking, thread,
+        Ordering, PoisonError, lock, parking,
     };
 
     thread_local! {

@@ -1,0 +1,337 @@
+//! A long run under stress: everything at once, with faults, in turns of some seconds on fresh runtimes.
+//!
+//! In each turn, tasks yield, send through channels, ask over Unix and TCP sockets, sleep, come and go;
+//! beside them, [every kind of fault](SoakReport::missing) happens. All is checked: each message arrives
+//! once, each question is answered, each task ends or is cancelled once, nothing of a runtime is left
+//! when it is dropped. A turn that does not end is shown, thread by thread, and ends the process.
+
+mod actors;
+mod outside;
+mod tally;
+
+use std::fs;
+use std::panic;
+use std::process;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use vigie_runtime::{BuildError, Flavor, KernelHelp, Runtime, time};
+
+use self::actors::PLANTED;
+use self::tally::{Expected, Fault, Life, Tally, World};
+use crate::clock;
+use crate::table::Table;
+
+/// How long a turn may take beside its time before it counts as hanging.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A turn that takes so much longer than its time is shown with its phases.
+const SLOW: Duration = Duration::from_secs(2);
+
+/// How often the progress is shown.
+const PROGRESS: Duration = Duration::from_secs(10);
+
+/// How long to soak, and from which seed.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct SoakPlan {
+    /// At least this long, and until each flavor has had its turn.
+    pub time: Duration,
+    /// At least so many task switches.
+    pub switches: u64,
+    /// The time of one turn.
+    pub turn: Duration,
+    /// The first turn's seed; the next ones count on.
+    pub seed: u64,
+}
+
+/// What a run has seen.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct SoakReport {
+    /// The number of turns.
+    pub turns: u64,
+    /// How long they took.
+    pub time: Duration,
+    /// Polls of tasks.
+    pub switches: u64,
+    /// What must not happen, and did.
+    pub violations: Vec<String>,
+    tally: Arc<Tally>,
+}
+
+impl SoakPlan {
+    /// Plans turns of 5 s for `time`.
+    #[must_use]
+    pub const fn new(time: Duration, seed: u64) -> Self {
+        Self { time, switches: 0, turn: Duration::from_secs(5), seed }
+    }
+
+    /// Runs all turns, up to the first in which something is wrong. Each turn and every ten seconds are
+    /// told to `say`. A turn that hangs ends the process with status 1.
+    pub fn run(&self, say: &mut dyn FnMut(&str)) -> SoakReport {
+        hide_planted_panics();
+        let tally = Arc::<Tally>::default();
+        let begin = clock::now();
+        let mut next_progress = begin + PROGRESS;
+        let mut turns = 0;
+        while turns < 4 || begin.elapsed() < self.time || tally.switches() < self.switches {
+            let seed = self.seed.wrapping_add(turns);
+            let shape = Shape::of_turn(seed);
+            say(&format!("turn {turns}: --seed {seed}: {shape:?}"));
+            let life = Arc::<Life>::default();
+            let phases = Arc::<Phases>::default();
+            let (done, is_done) = mpsc::channel();
+            let turn = Turn {
+                shape,
+                time: self.turn,
+                tally: Arc::clone(&tally),
+                life: Arc::clone(&life),
+                phases: Arc::clone(&phases),
+            };
+            let thread = thread::spawn(move || {
+                turn.run(seed);
+                let _ = done.send(());
+            });
+            let deadline = clock::now() + self.turn + PATIENCE;
+            loop {
+                let until = next_progress.min(deadline).saturating_duration_since(clock::now());
+                match is_done.recv_timeout(until) {
+                    Ok(()) => break,
+                    // It has panicked.
+                    Err(RecvTimeoutError::Disconnected) => break,
+                    Err(RecvTimeoutError::Timeout) if clock::now() >= deadline => {
+                        hang(seed, &life, &phases);
+                    }
+                    Err(RecvTimeoutError::Timeout) => {
+                        next_progress += PROGRESS;
+                        say(&progress(begin, turns, &tally));
+                    }
+                }
+            }
+            if thread.join().is_err() {
+                tally.violate("the thread of a turn panicked");
+            }
+            let phases = phases.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            if let (Some((_, first)), Some((_, last))) = (phases.first(), phases.last())
+                && *last - *first > self.turn + SLOW
+            {
+                let since = phases.iter().map(|(name, at)| (*name, *at - *first));
+                say(&format!("  slow: {:?}", since.collect::<Vec<_>>()));
+            }
+            turns += 1;
+            if !tally.violations().is_empty() {
+                break;
+            }
+        }
+        let (switches, violations) = (tally.switches(), tally.violations());
+        SoakReport { turns, time: begin.elapsed(), switches, violations, tally }
+    }
+}
+
+impl SoakReport {
+    /// The kinds of fault that have not happened.
+    #[must_use]
+    pub fn missing(&self) -> Vec<&'static str> {
+        let faults = Fault::ALL.into_iter();
+        faults.filter(|(fault, _)| self.tally.hits(*fault) == 0).map(|(_, name)| name).collect()
+    }
+
+    /// All counters.
+    pub fn table(&self) -> Table {
+        let mut table = Table::new("Soak", ["what", "how often"].map(str::to_owned));
+        let mut row = |name: &str, count: u64| table.row([name.to_owned(), count.to_string()]);
+        row("turns", self.turns);
+        row("seconds", self.time.as_secs());
+        row("task switches", self.switches);
+        for (name, count) in self.tally.counts() {
+            row(name, count);
+        }
+        for (fault, name) in Fault::ALL {
+            row(&format!("fault: {name}"), self.tally.hits(fault));
+        }
+        row("violations", self.violations.len() as u64);
+        table
+    }
+}
+
+/// What a runtime is like.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    flavor: Flavor,
+    workers: usize,
+    reserve_threads: usize,
+    quantum: Duration,
+    has_help: bool,
+    /// A long poll is one of 20 µs.
+    is_tiny: bool,
+}
+
+impl Shape {
+    fn random(random: &mut fastrand::Rng) -> Self {
+        Self {
+            flavor: Flavor::Hybrid,
+            workers: random.usize(1..4),
+            reserve_threads: if random.u8(..4) == 0 { random.usize(..3) } else { 64 },
+            quantum: Duration::from_micros(random.u64(10..2000)),
+            has_help: random.bool(),
+            is_tiny: random.bool(),
+        }
+    }
+
+    /// Of each four turns, two are hybrid.
+    fn of_turn(seed: u64) -> Self {
+        let mut shape = Self::random(&mut fastrand::Rng::with_seed(seed));
+        shape.flavor = match seed % 4 {
+            1 => Flavor::UserLevel,
+            3 => Flavor::KernelLevel,
+            _ => Flavor::Hybrid,
+        };
+        // On in one of the hybrid turns, off in the other.
+        shape.has_help = seed % 4 != 2;
+        shape
+    }
+
+    fn build(&self, tally: &Tally) -> Result<Runtime, BuildError> {
+        let mut builder = Runtime::builder()
+            .flavor(self.flavor)
+            .workers(self.workers)
+            .reserve_threads(self.reserve_threads)
+            .quantum(self.quantum);
+        tally.fault(if self.has_help { Fault::HelpOn } else { Fault::HelpOff });
+        if !self.has_help {
+            builder = builder.kernel_help(KernelHelp::NONE);
+        }
+        if self.is_tiny {
+            tally.fault(Fault::TinyLongPoll);
+            builder = builder.long_poll(Duration::from_micros(20));
+        }
+        builder.build()
+    }
+}
+
+/// What a turn did when.
+type Phases = Mutex<Vec<(&'static str, Instant)>>;
+
+fn enter(phases: &Phases, phase: &'static str) {
+    phases.lock().unwrap_or_else(PoisonError::into_inner).push((phase, clock::now()));
+}
+
+struct Turn {
+    shape: Shape,
+    time: Duration,
+    tally: Arc<Tally>,
+    life: Arc<Life>,
+    phases: Arc<Phases>,
+}
+
+impl Turn {
+    fn enter(&self, phase: &'static str) {
+        enter(&self.phases, phase);
+    }
+
+    fn run(&self, seed: u64) {
+        self.enter("begins");
+        let tally = &self.tally;
+        let mut random = fastrand::Rng::with_seed(seed);
+        let runtime = match self.shape.build(tally) {
+            Ok(runtime) => runtime,
+            Err(error) => return tally.violate(format!("no runtime: {error}")),
+        };
+        let world = World {
+            tally: Arc::clone(tally),
+            life: Arc::clone(&self.life),
+            handle: runtime.handle().clone(),
+        };
+        let cast = match actors::enter_all(&world, &mut random) {
+            Ok(cast) => cast,
+            Err(error) => return tally.violate(format!("no sockets: {error}")),
+        };
+        let rounds = Arc::new(AtomicU64::new(0));
+        let harm = {
+            let (tally, life, rounds) =
+                (Arc::clone(tally), Arc::clone(&self.life), Arc::clone(&rounds));
+            let phases = Arc::clone(&self.phases);
+            thread::spawn(move || outside::harm(&tally, &life, &phases, &rounds, &mut random))
+        };
+        self.enter("works");
+        runtime.block_on(async {
+            time::sleep(self.time).await;
+            while rounds.load(Ordering::SeqCst) == 0 {
+                time::sleep(Duration::from_millis(1)).await;
+            }
+            self.enter("waits for its actors");
+            self.life.end();
+            for task in cast.tasks {
+                world.enter("an actor", task.await, Expected::End);
+            }
+        });
+        self.enter("waits for foreign threads");
+        for thread in cast.threads.into_iter().chain([harm]) {
+            if thread.join().is_err() {
+                tally.violate("a foreign thread panicked");
+            }
+        }
+        self.enter("ends its runtime");
+        if let Err(error) = runtime.shutdown_timeout(PATIENCE / 2) {
+            tally.violate(format!("a runtime did not end: {error}"));
+        }
+        let (begun, gone) = self.life.tasks();
+        if begun != gone {
+            tally.violate(format!("{begun} tasks made, {gone} gone"));
+        }
+        let (broken, refused) = (&self.life.broken, &self.life.refused);
+        if broken.load(Ordering::SeqCst) > refused.load(Ordering::SeqCst) {
+            tally.violate(format!("{broken:?} connections broke, {refused:?} tasks were refused"));
+        }
+        self.enter("is over");
+    }
+}
+
+fn progress(begin: Instant, turns: u64, tally: &Tally) -> String {
+    let (seconds, switches) = (begin.elapsed().as_secs(), tally.switches());
+    let faults: u64 = Fault::ALL.into_iter().map(|(fault, _)| tally.hits(fault)).sum();
+    format!(
+        "{seconds} s: {turns} turns, {switches} switches, {faults} faults, {} violations",
+        tally.violations().len()
+    )
+}
+
+/// Shows what hangs, and ends the process.
+fn hang(seed: u64, life: &Life, phases: &Phases) -> ! {
+    let (begun, gone) = life.tasks();
+    let phases = phases.lock().unwrap_or_else(PoisonError::into_inner);
+    let phase = phases.last().map_or("begins", |(phase, _)| *phase);
+    eprintln!("HANG: --seed {seed}: the turn {phase}; {begun} tasks made, {gone} gone");
+    eprintln!("  actors that have not ended: {:?}", life.present());
+    eprintln!(
+        "  the storm waits for {}",
+        life.awaited.lock().unwrap_or_else(PoisonError::into_inner)
+    );
+    for thread in fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {
+        let read = |file| fs::read_to_string(thread.path().join(file)).unwrap_or_default();
+        let state = read("stat");
+        let state = state.rsplit(") ").next().unwrap_or("").chars().next().unwrap_or('?');
+        let (name, place, call) = (read("comm"), read("wchan"), read("syscall"));
+        let call = call.split(' ').next().unwrap_or_default().trim().to_owned();
+        eprintln!(
+            "  thread {:?} {}: {state}, {place}, call {call}",
+            thread.file_name(),
+            name.trim()
+        );
+    }
+    process::exit(1);
+}
+
+/// Thousands of messages of planted panics help nobody.
+fn hide_planted_panics() {
+    let previous = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        if info.payload_as_str() != Some(PLANTED) {
+            previous(info);
+        }
+    }));
+}

@@ -1,0 +1,264 @@
+//! The reserve threads' slots: whoever is called serves, also while its keep-alive ends, and everybody
+//! ends at the shutdown. `reserve.rs` runs as it stands, over locks and threads of loom.
+
+use std::{env, marker::PhantomData, process::Command, time::Duration};
+
+use loom::{
+    sync::{Arc, Condvar, Mutex},
+    thread,
+};
+
+use super::hybrid::reserve::{Activated, Reserves};
+
+/// What `reserve.rs` has beside it.
+#[derive(Debug, Default)]
+pub(crate) struct PerLane<T>(PhantomData<T>);
+
+#[derive(Debug, Default)]
+pub(crate) struct Queue<T>(PhantomData<T>);
+
+#[derive(Debug, Default)]
+pub(crate) struct Runnable;
+
+#[derive(Default)]
+pub(crate) struct Options {
+    pub(crate) thread_name: String,
+}
+
+pub(crate) struct Shared {
+    pub(crate) options: Options,
+    reserves: Reserves,
+    fault: Fault,
+    work: Mutex<Work>,
+    served: Condvar,
+}
+
+#[derive(Default)]
+struct Work {
+    threads: usize,
+    calls: usize,
+}
+
+impl Shared {
+    pub(crate) fn begin_thread(&self) {
+        self.work.lock().expect("no panic").threads += 1;
+    }
+
+    pub(crate) fn end_thread(&self) {
+        self.work.lock().expect("no panic").threads -= 1;
+    }
+}
+
+pub(crate) mod worker {
+    use super::{Arc, Fault, PerLane, Queue, Runnable, Shared};
+
+    /// As the real one: serves what it was called for, and rests.
+    pub(crate) fn run_reserve(shared: Arc<Shared>, slot: usize, queues: PerLane<Queue<Runnable>>) {
+        loop {
+            shared.work.lock().expect("no panic").calls = 0;
+            shared.served.notify_one();
+            if !shared.reserves.rest(slot) || shared.fault == Fault::Deaf {
+                break;
+            }
+        }
+        shared.reserves.leave(slot, queues);
+        shared.end_thread();
+    }
+}
+
+/// Locks and threads of loom in the form of std's.
+pub(crate) mod blocking {
+    use std::{
+        cell::Cell,
+        ops::{Deref, DerefMut},
+        sync::LockResult,
+        time::Duration,
+    };
+
+    use loom::sync::{Mutex, MutexGuard};
+
+    pub(crate) struct RealMutex<T>(Mutex<T>);
+
+    impl<T> RealMutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> LockResult<RealGuard<'_, T>> {
+            Ok(RealGuard { mutex: &self.0, guard: self.0.lock().ok() })
+        }
+    }
+
+    pub(crate) struct RealGuard<'a, T> {
+        mutex: &'a Mutex<T>,
+        guard: Option<MutexGuard<'a, T>>,
+    }
+
+    impl<T> Deref for RealGuard<'_, T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            self.guard.as_ref().expect("locked")
+        }
+    }
+
+    impl<T> DerefMut for RealGuard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            self.guard.as_mut().expect("locked")
+        }
+    }
+
+    std::thread_local! {
+        /// A fault: a sleeper does not ask whether it still should sleep.
+        pub(crate) static IS_HASTY: Cell<bool> = const { Cell::new(false) };
+    }
+
+    pub(crate) struct Condvar(loom::sync::Condvar);
+
+    impl Condvar {
+        pub(crate) fn new() -> Self {
+            Self(loom::sync::Condvar::new())
+        }
+
+        pub(crate) fn notify_one(&self) {
+            self.0.notify_one();
+        }
+
+        /// A time of zero is over at any moment, another one never.
+        pub(crate) fn wait_timeout_while<'a, T>(
+            &self,
+            mut guard: RealGuard<'a, T>,
+            time: Duration,
+            mut goes_on: impl FnMut(&mut T) -> bool,
+        ) -> LockResult<(RealGuard<'a, T>, ())> {
+            if time.is_zero() {
+                if goes_on(&mut guard) {
+                    drop(guard.guard.take());
+                    guard.guard = guard.mutex.lock().ok();
+                }
+                return Ok((guard, ()));
+            }
+            let mut is_hasty = IS_HASTY.get();
+            while is_hasty || goes_on(&mut guard) {
+                is_hasty = false;
+                let inner = guard.guard.take().expect("locked");
+                guard.guard = self.0.wait(inner).ok();
+            }
+            Ok((guard, ()))
+        }
+    }
+
+    pub(crate) mod thread {
+        use std::{io, time::Duration};
+
+        #[derive(Default)]
+        pub(crate) struct Builder;
+
+        impl Builder {
+            pub(crate) fn new() -> Self {
+                Self
+            }
+
+            pub(crate) fn name(self, _: String) -> Self {
+                self
+            }
+
+            pub(crate) fn spawn(self, body: impl FnOnce() + 'static) -> io::Result<JoinHandle<()>> {
+                Ok(JoinHandle(loom::thread::spawn(body)))
+            }
+        }
+
+        pub(crate) struct JoinHandle<T>(loom::thread::JoinHandle<T>);
+
+        impl<T> JoinHandle<T> {
+            /// Nobody may rely on it: it says so late.
+            pub(crate) fn is_finished(&self) -> bool {
+                false
+            }
+
+            pub(crate) fn join(self) -> std::thread::Result<T> {
+                self.0.join()
+            }
+        }
+
+        pub(crate) fn sleep(_: Duration) {
+            unreachable!("timers of the models do not fail");
+        }
+    }
+}
+
+/// What is left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    None,
+    /// A thread that is called while it rests ends all the same.
+    Deaf,
+    /// A thread sleeps without asking whether it was called, or all is over.
+    Hasty,
+}
+
+/// The supervisor calls somebody twice, waits each time until that has served, and ends all.
+fn call_and_end(keep_alive: Duration, fault: Fault) {
+    blocking::IS_HASTY.set(fault == Fault::Hasty);
+    let shared = Arc::new(Shared {
+        options: Options::default(),
+        reserves: Reserves::new(vec![PerLane::default()], keep_alive),
+        fault,
+        work: Mutex::new(Work::default()),
+        served: Condvar::new(),
+    });
+    for _ in 0..2 {
+        shared.work.lock().expect("no panic").calls = 1;
+        // A thread that still serves, or that is about to leave its slot, is not called.
+        if shared.reserves.activate(&shared) == Activated::Refused {
+            continue;
+        }
+        let mut work = shared.work.lock().expect("no panic");
+        while work.calls > 0 {
+            work = shared.served.wait(work).expect("no panic");
+        }
+    }
+    shared.reserves.shutdown();
+    assert_eq!(shared.reserves.activate(&shared), Activated::Refused);
+    for thread in shared.reserves.take_threads() {
+        thread.join().expect("no panic");
+    }
+    assert!(!shared.reserves.is_serving(), "a slot serves without a thread");
+    assert_eq!(shared.work.lock().expect("no panic").threads, 0);
+}
+
+const LONG: Duration = Duration::from_secs(1);
+
+/// Goal: each call is served, and the shutdown ends everybody. Method: threads that are kept, and
+/// threads whose time is over at once.
+#[test]
+fn calls_are_served() {
+    for keep_alive in [LONG, Duration::ZERO] {
+        loom::model(move || call_and_end(keep_alive, Fault::None));
+    }
+}
+
+/// Goal: the model can fail. Method: each fault; in processes of their own, since loom cannot unwind
+/// out of a deadlock.
+#[test]
+fn faults_are_found() {
+    const VARIABLE: &str = "VIGIE_LOOM_RESERVES_FAULT";
+    const FAULTS: [(&str, Duration, Fault); 2] =
+        [("deaf", LONG, Fault::Deaf), ("hasty", LONG, Fault::Hasty)];
+    if let Ok(name) = env::var(VARIABLE) {
+        let found = FAULTS.into_iter().find(|fault| fault.0 == name);
+        let (_, keep_alive, fault) = found.expect("one of them");
+        loom::model(move || call_and_end(keep_alive, fault));
+        return;
+    }
+    for (name, _, _) in FAULTS {
+        let this = env::current_exe().expect("this binary has a path");
+        let mut child = Command::new(this);
+        child.args(["reserves::faults_are_found", "--exact"]).env(VARIABLE, name);
+        let output = child.output().expect("it starts");
+        let text = [output.stdout, output.stderr]
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        let is_found = text.concat().contains("deadlock; threads");
+        assert!(is_found, "{name} was not found: the model shows nothing\n{}", text.concat());
+    }
+}
