@@ -173,17 +173,6 @@ fn one_seed_measures_the_same_cases() {
 }
 
 #[test]
-fn a_soak_hits_every_fault() {
-    // Goal: short turns on each flavor, with every kind of fault, find nothing. Method: two seconds; each
-    // kind of fault comes in each turn, however short.
-    let output = bench(&["soak", "--minutes", "0.03", "--turn", "500ms"]);
-    let text = String::from_utf8_lossy(&output.stdout);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{text}\n{errors}");
-    assert!(text.contains("all is well"), "{text}");
-}
-
-#[test]
 fn bad_input_is_refused_with_advice() {
     // Goal: each mistake ends with status 2 and says what to write instead. Method: a table.
     for (arguments, advice) in [

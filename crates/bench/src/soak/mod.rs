@@ -74,6 +74,7 @@ impl SoakPlan {
     /// told to `say`. A turn that hangs ends the process with status 1.
     pub fn run(&self, say: &mut dyn FnMut(&str)) -> SoakReport {
         hide_planted_panics();
+        outside::give_up_privilege();
         let tally = Arc::<Tally>::default();
         let begin = clock::now();
         let mut next_progress = begin + PROGRESS;

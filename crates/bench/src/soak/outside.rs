@@ -99,14 +99,18 @@ fn exhaust_descriptors(tally: &Tally, random: &mut fastrand::Rng) {
 /// A user who may have no thread more, which root always may: nobody, on all Unix systems.
 const NOBODY: libc::uid_t = 65534;
 
+/// Lets the process of a superuser be nobody's from now on, so that the kernel may refuse it threads.
+/// Once, and before there are threads that begin and end: the C library changes them one by one.
+pub(super) fn give_up_privilege() {
+    // SAFETY: the call takes nothing.
+    if unsafe { libc::geteuid() } == 0 {
+        // SAFETY: the call takes numbers alone.
+        unsafe { libc::setresuid(NOBODY, NOBODY, NOBODY) };
+    }
+}
+
 /// Lets the kernel refuse every new thread and process.
 fn refuse_threads(tally: &Tally, random: &mut fastrand::Rng) {
-    // SAFETY: the call takes nothing.
-    let is_root = unsafe { libc::geteuid() } == 0;
-    // SAFETY: the call takes numbers alone. The saved user stays root, so that we can come back.
-    if is_root && unsafe { libc::setresuid(NOBODY, NOBODY, 0) } != 0 {
-        return;
-    }
     if let Ok(limited) = Limited::to(Resource::Nproc, 1) {
         match thread::Builder::new().spawn(|| ()) {
             Err(_) => tally.fault(Fault::Threads),
@@ -114,10 +118,6 @@ fn refuse_threads(tally: &Tally, random: &mut fastrand::Rng) {
         }
         clock::sleep(Duration::from_millis(random.u64(1..5)));
         drop(limited);
-    }
-    // SAFETY: as above.
-    if is_root && unsafe { libc::setresuid(0, 0, 0) } != 0 {
-        tally.violate("root did not come back");
     }
 }
 
