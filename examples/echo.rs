@@ -3,9 +3,9 @@
 //! N compute tasks take all the processor time they get, and yield every 100 µs: well-behaved, but
 //! numerous. A client in another process (this program, started again) sends a message every few
 //! milliseconds and times its echo; vigie and tokio serve the same work in turns. With tokio a message
-//! waits for the compute tasks before it in the queue; with vigie it goes first, so that its time does
-//! not grow with the length of the queue. (Beside one compute task a worker is idle, and both answer at
-//! once; tokio is the faster one there.)
+//! waits for the compute tasks before it in the queue; with vigie a thread that watches for events
+//! serves it at once, so that its time depends neither on the length of the queue nor on how long a
+//! task computes. (With an idle worker both answer at once; tokio is the faster one there.)
 //!
 //! Run it, for about half a minute:
 //!
@@ -13,18 +13,18 @@
 //! cargo run --release --example echo
 //! ```
 //!
-//! It prints a table like this (2 cores):
+//! It prints a table like this (2 cores, with other programs beside):
 //!
 //! ```text
 //! Round trip beside N compute tasks (100µs between yields)
 //! ───────────────────────────────────────────────────────────────────────
 //!  compute tasks   vigie p50       p99   tokio p50       p99   p50 ratio
 //! ═══════════════════════════════════════════════════════════════════════
-//!  0                 54.8 µs    132 µs     60.1 µs    137 µs        0.91
-//!  1                 20.8 µs   99.3 µs     10.4 µs   42.4 µs        2.00
-//!  2                 74.2 µs    130 µs     91.6 µs    216 µs        0.81
-//!  5                 80.6 µs    143 µs      180 µs    325 µs        0.45
-//!  10                78.9 µs    136 µs      327 µs    608 µs        0.24
+//!  0                 22.8 µs    197 µs     14.7 µs    177 µs        1.55
+//!  1                 17.6 µs   1.41 ms     14.0 µs   2.35 ms        1.26
+//!  2                 9.96 µs    239 µs      106 µs    289 µs        0.09
+//!  5                 15.0 µs    111 µs      186 µs    595 µs        0.08
+//!  10                10.1 µs    232 µs      362 µs   2.35 ms        0.03
 //! ───────────────────────────────────────────────────────────────────────
 //! ```
 //!

@@ -201,6 +201,8 @@ impl TaskInfo {
 #[derive(Debug)]
 pub(crate) struct LiveTasks {
     tasks: Mutex<Live>,
+    /// Raised before all tasks are woken to be dropped; read by each poll that leaves its task pending.
+    is_closing: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -219,6 +221,7 @@ impl LiveTasks {
                 names: BTreeMap::new(),
                 is_closed: false,
             }),
+            is_closing: AtomicBool::new(false),
         }
     }
 
@@ -232,8 +235,14 @@ impl LiveTasks {
         lock(&self.tasks).is_closed = true;
     }
 
+    /// Returns whether all tasks were woken to be dropped, or are about to be.
+    fn is_closing(&self) -> bool {
+        self.is_closing.load(Ordering::Acquire)
+    }
+
     /// Accepts no task any more, and wakes all there are.
     pub(crate) fn close(&self) {
+        self.is_closing.store(true, Ordering::Release);
         let wakers: Vec<Waker> = {
             let mut live = lock(&self.tasks);
             live.is_closed = true;
@@ -367,6 +376,13 @@ impl<F: Future> Future for TaskFuture<F> {
         match polled {
             Ok(Poll::Pending) => {
                 this.info.record_poll(length);
+                // Whoever aborts the task, or closes the runtime, raises a flag and wakes the task. A
+                // wake-up between the scheduler's look at the flag and the beginning of this poll has
+                // no effect, since the task is ready already; but it stands before the beginning in
+                // the order of the cell's state, so that the flag is seen here.
+                if this.info.is_aborted() || this.membership.live.is_closing() {
+                    cx.waker().wake_by_ref();
+                }
                 Poll::Pending
             }
             Ok(Poll::Ready(value)) => Poll::Ready(Outcome(Some(Ok(value)))),

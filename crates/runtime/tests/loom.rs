@@ -40,6 +40,45 @@ mod supervision;
 #[path = "loom/whole.rs"]
 mod whole;
 
+/// What the modules name of others, and no model looks at.
+mod metrics {
+    use std::{panic::Location, sync::Arc, time::Duration};
+
+    pub(crate) struct CurrentPoll {
+        pub(crate) name: Option<Arc<str>>,
+        pub(crate) site: &'static Location<'static>,
+        pub(crate) elapsed: Duration,
+    }
+
+    pub(crate) struct ReserveMetrics {
+        pub(crate) serving: usize,
+        pub(crate) spare: usize,
+        pub(crate) limit: usize,
+        pub(crate) has_sentinel: bool,
+        pub(crate) calls: u64,
+        pub(crate) new_threads: u64,
+        pub(crate) refused: u64,
+    }
+}
+
+/// The same, of tasks.
+mod task_cell {
+    use std::{panic::Location, sync::Arc};
+
+    pub(crate) struct TaskInfo {
+        pub(crate) site: &'static Location<'static>,
+        pub(crate) name_key: u32,
+    }
+
+    pub(crate) struct LiveTasks;
+
+    impl LiveTasks {
+        pub(crate) fn name(&self, _: u32) -> Option<Arc<str>> {
+            None
+        }
+    }
+}
+
 /// The kernel's part, replaced.
 use supervision::{kernel_help, timerfd};
 

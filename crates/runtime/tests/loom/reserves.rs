@@ -151,6 +151,9 @@ pub(crate) mod blocking {
     pub(crate) mod thread {
         use std::{io, time::Duration};
 
+        /// No model gets there.
+        pub(crate) fn park_timeout(_: Duration) {}
+
         #[derive(Default)]
         pub(crate) struct Builder;
 

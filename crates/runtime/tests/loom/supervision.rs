@@ -14,7 +14,7 @@ use vigie_detect::Instant;
 
 use super::{
     Sleeper, WaitPoint, alarm::Alarm, baton::Baton, idle::Idle, must_fail, parker::Parker,
-    seat::Seat, sync,
+    seat::Seat, sync, task_cell::TaskInfo,
 };
 use kernel_help::HogTimer;
 
@@ -240,7 +240,8 @@ fn without_a_second_look_the_alarm_is_slept_through() {
 fn timer_against_rest(fault: Fault) {
     let seat = Arc::new(Seat::new());
     let timer = Arc::new(HogTimer::new());
-    seat.begin(Instant::from_nanos(1), Location::caller());
+    let task = TaskInfo { site: Location::caller(), name_key: 0 };
+    seat.begin(Instant::from_nanos(1), &task);
     let supervisor = {
         let (seat, timer) = (Arc::clone(&seat), Arc::clone(&timer));
         thread::spawn(move || {
