@@ -196,8 +196,7 @@ pub struct Decision {
 ///
 /// # Implementing
 /// A policy is a pure function of the [`Situation`]: state belongs into the history. It is asked when
-/// a handle is registered and at the first round after [`Decision::until`]; up to 10 ms later if all
-/// rounds find events.
+/// a handle is registered and at the first round after [`Decision::until`].
 ///
 /// # Contract
 /// It returns only strategies that [`Strategy::is_offered_by`] the methods; the server replaces any

@@ -25,9 +25,6 @@ use crate::{
     sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, lock, try_lock},
 };
 
-/// How long the policy is not asked while every round finds events.
-const POSTPONED_MAX: Duration = Duration::from_millis(10);
-
 /// How often a poll is timed: once in so many rounds.
 const POLLS_TIMED_ONE_IN: u64 = 16;
 
@@ -488,9 +485,7 @@ impl<D: Detector> Inner<D> {
         }
         core.history.record(now, reported);
         let has_turned = reported > 0 && self.record_idle(core, now);
-        // Who was just found should not have to wait for that, unless it is long due.
-        let grace = if reported > 0 { POSTPONED_MAX } else { Duration::ZERO };
-        if has_turned || now >= core.decision.until + grace {
+        if has_turned || now >= core.decision.until {
             self.reconsider(core, now);
         }
         if self.watch.is_active.load(Ordering::Relaxed) {

@@ -20,7 +20,7 @@ use vigie_detect::{
     net::{TcpListener, TcpStream, UdpSocket, UnixStream},
     stock::{channel::channel, doorbell::doorbell},
 };
-use vigie_runtime::{JoinHandle, Runtime, spawn, spawn_blocking, time, yield_now};
+use vigie_runtime::{Flavor, JoinHandle, Runtime, spawn, spawn_blocking, time, yield_now};
 
 use crate::{
     census::Census,
@@ -372,5 +372,26 @@ fn abort_all(runtime: &Runtime, tasks: Vec<(JoinHandle<()>, Arc<AtomicUsize>, us
             until(|| task.is_finished());
         }
         is_over.store(true, Ordering::SeqCst);
+    });
+}
+
+/// Goal: an abort that meets the moment at which a worker begins to poll is not lost. Method: many tasks
+/// that would wait for ever, each aborted a little later than the one before; all of them end.
+#[test]
+fn an_abort_meets_the_beginning_of_a_poll() {
+    for_each_flavor(|runtime| {
+        if runtime.handle().flavor() == Flavor::UserLevel {
+            // One thread polls and aborts there.
+            return;
+        }
+        for round in 0..20_000_u32 {
+            let task = runtime.spawn(pending::<()>());
+            for _ in 0..round % 500 {
+                std::hint::spin_loop();
+            }
+            task.abort();
+            let error = runtime.block_on(task).expect_err("it waits for ever otherwise");
+            assert!(error.is_cancelled(), "{error}");
+        }
     });
 }
