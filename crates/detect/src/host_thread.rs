@@ -37,7 +37,17 @@ impl Server {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn spawn_thread() -> io::Result<HostThread> {
-        let server = Self::new(Flavor::KernelLevel)?;
+        HostThread::spawn(Self::new(Flavor::KernelLevel)?)
+    }
+}
+
+impl HostThread {
+    /// Makes a thread that turns `server`, which is best of the kernel-level flavor: this thread has
+    /// nothing else to run.
+    ///
+    /// # Errors
+    /// If no thread can be had.
+    pub fn spawn(server: Server) -> io::Result<Self> {
         let mut lookout = server.lookout();
         let hosted = server.clone();
         let thread = thread::Builder::new().name("vigie-lookout".to_owned()).spawn(move || {
@@ -46,11 +56,9 @@ impl Server {
                 lookout.park(None);
             }
         })?;
-        Ok(HostThread { server, thread: Some(thread) })
+        Ok(Self { server, thread: Some(thread) })
     }
-}
 
-impl HostThread {
     /// Returns the server that this thread turns.
     #[must_use]
     pub fn server(&self) -> &Server {
