@@ -48,4 +48,6 @@
 //! - It encrypts nothing and authenticates nobody. Peers on one host are mistrusted as far as
 //!   memory safety goes; the network is as trusted as its users make it.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
+
+pub mod vi;

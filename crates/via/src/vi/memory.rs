@@ -1,0 +1,328 @@
+//! Memory that a device or a peer may write at any time.
+//!
+//! No reference into it is ever made: bytes are copied in and out through raw pointers, after a check
+//! of the bounds, and words are read and written as atomics. What was copied out is checked then, since
+//! a second look may find something else.
+
+#![expect(unsafe_code, reason = "bytes that others write are reached through raw pointers alone")]
+
+use std::{
+    alloc::{Layout, alloc_zeroed, dealloc},
+    fmt,
+    os::fd::BorrowedFd,
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use thiserror::Error;
+
+/// A cache line, in bytes: what two processors exchange at a time. Allocations begin at one.
+pub const CACHE_LINE: usize = 64;
+
+/// An access that is not inside the memory, or a word that is not aligned to 8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("{length} bytes at {offset} are not inside {size} bytes of memory, or not aligned")]
+#[non_exhaustive]
+pub struct OutOfBounds {
+    /// Where the access begins.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub length: u64,
+    /// The size of the memory in bytes.
+    pub size: u64,
+}
+
+/// Bytes that somebody else may write at any time: a device, the kernel, a peer's process. Clones are
+/// the same memory, which is given back with the last of them.
+#[derive(Clone)]
+pub struct Memory {
+    bytes: Arc<Bytes>,
+}
+
+struct Bytes {
+    base: NonNull<u8>,
+    length: usize,
+    is_writable: bool,
+    owner: Owner,
+}
+
+enum Owner {
+    Heap(Layout),
+    Mapping,
+}
+
+// SAFETY: the bytes are only touched through raw pointers, in ways that allow for others who write at
+// the same time; the base and the length never change.
+unsafe impl Send for Bytes {}
+// SAFETY: as above.
+unsafe impl Sync for Bytes {}
+
+impl Drop for Bytes {
+    fn drop(&mut self) {
+        match self.owner {
+            Owner::Heap(layout) => {
+                // SAFETY: allocated with this layout, and nobody holds the bytes any more.
+                unsafe { dealloc(self.base.as_ptr(), layout) }
+            }
+            Owner::Mapping => {
+                // SAFETY: the mapping is ours, and nobody holds it any more.
+                let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.length) };
+                debug_assert!(unmapped.is_ok(), "a mapping of ours");
+            }
+        }
+    }
+}
+
+impl Memory {
+    /// Allocates `length` zeroed bytes of this process, at a cache line.
+    ///
+    /// # Errors
+    /// [`std::io::ErrorKind::OutOfMemory`].
+    pub fn allocate(length: usize) -> std::io::Result<Self> {
+        let out_of_memory = || std::io::Error::from(std::io::ErrorKind::OutOfMemory);
+        let layout =
+            Layout::from_size_align(length.max(1), CACHE_LINE).map_err(|_| out_of_memory())?;
+        // SAFETY: the layout is not empty.
+        let base = unsafe { alloc_zeroed(layout) };
+        let base = NonNull::new(base).ok_or_else(out_of_memory)?;
+        let owner = Owner::Heap(layout);
+        Ok(Self { bytes: Arc::new(Bytes { base, length, is_writable: true, owner }) })
+    }
+
+    /// Maps the first `length` bytes of a descriptor, shared with whoever maps it too. The caller sees to
+    /// it that the file is not shorter and cannot shrink (`F_SEAL_SHRINK`): touching what is gone kills
+    /// the process.
+    ///
+    /// # Errors
+    /// The kernel's; [`std::io::ErrorKind::InvalidInput`] for no bytes.
+    pub fn map(file: BorrowedFd<'_>, length: usize, is_writable: bool) -> std::io::Result<Self> {
+        if length == 0 {
+            return Err(std::io::ErrorKind::InvalidInput.into());
+        }
+        let protection =
+            if is_writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: the kernel chooses a free address, so that no mapping of others is replaced.
+        let base =
+            unsafe { mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, file, 0) }?;
+        let base = NonNull::new(base.cast()).ok_or(std::io::ErrorKind::OutOfMemory)?;
+        let owner = Owner::Mapping;
+        Ok(Self { bytes: Arc::new(Bytes { base, length, is_writable, owner }) })
+    }
+
+    /// Returns the size in bytes.
+    #[must_use]
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.bytes.length
+    }
+
+    /// Returns whether there are no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns whether `other` is the same memory.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.bytes, &other.bytes)
+    }
+
+    #[inline]
+    fn at(&self, offset: u64, length: usize) -> Result<*mut u8, OutOfBounds> {
+        let size = self.bytes.length;
+        match usize::try_from(offset) {
+            Ok(start) if start <= size && length <= size - start => {
+                // SAFETY: inside the allocation, as was just checked.
+                Ok(unsafe { self.bytes.base.as_ptr().add(start) })
+            }
+            _ => Err(out_of_bounds(offset, length, size)),
+        }
+    }
+
+    #[inline]
+    fn writable_at(&self, offset: u64, length: usize) -> Result<*mut u8, OutOfBounds> {
+        if !self.bytes.is_writable {
+            return Err(out_of_bounds(offset, length, 0));
+        }
+        self.at(offset, length)
+    }
+
+    /// Copies bytes out. They may change while they are copied: check the copy.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`].
+    #[inline]
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), OutOfBounds> {
+        let from = self.at(offset, bytes.len())?;
+        // SAFETY: in bounds; `bytes` is exclusively borrowed and thus elsewhere. Whoever writes at the
+        // same time is another process or a device: every value of a byte is valid.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes out into a new vector.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`].
+    pub fn read_to_vec(&self, offset: u64, length: usize) -> Result<Vec<u8>, OutOfBounds> {
+        let mut bytes = Vec::new();
+        self.read_onto(offset, length, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Copies bytes out to the end of a vector.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`].
+    pub fn read_onto(
+        &self,
+        offset: u64,
+        length: usize,
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), OutOfBounds> {
+        let from = self.at(offset, length)?;
+        bytes.reserve(length);
+        let end = bytes.len();
+        let to = bytes.spare_capacity_mut().as_mut_ptr().cast();
+        // SAFETY: in bounds, as for `read`; the vector has room for `length` more bytes.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, length) };
+        // SAFETY: they were just written.
+        unsafe { bytes.set_len(end + length) };
+        Ok(())
+    }
+
+    /// Copies bytes in.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`]; its `size` is zero if the memory is mapped for reading only.
+    #[inline]
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
+        let to = self.writable_at(offset, bytes.len())?;
+        // SAFETY: in bounds and writable; no reference into this memory exists, so `bytes` is elsewhere.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes of another memory in, or of this one; the two places may overlap.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], of whichever does not fit.
+    pub fn copy_from(
+        &self,
+        offset: u64,
+        source: &Self,
+        source_offset: u64,
+        length: usize,
+    ) -> Result<(), OutOfBounds> {
+        let from = source.at(source_offset, length)?;
+        let to = self.writable_at(offset, length)?;
+        // SAFETY: both are in bounds; they may overlap.
+        unsafe { std::ptr::copy(from, to, length) };
+        Ok(())
+    }
+
+    /// Reads a word, in native byte order: what was written before it was stored is visible then.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], also if `offset` is not a multiple of 8.
+    #[inline]
+    pub fn load(&self, offset: u64) -> Result<u64, OutOfBounds> {
+        Ok(self.word(offset)?.load(Ordering::Acquire))
+    }
+
+    /// Writes a word, in native byte order, after everything that was written before.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], also if `offset` is not a multiple of 8 or the memory is for reading only.
+    #[inline]
+    pub fn store(&self, offset: u64, value: u64) -> Result<(), OutOfBounds> {
+        if !self.bytes.is_writable {
+            return Err(out_of_bounds(offset, 8, 0));
+        }
+        self.word(offset)?.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    #[inline]
+    fn word(&self, offset: u64) -> Result<&AtomicU64, OutOfBounds> {
+        let word = self.at(offset, 8)?;
+        if !offset.is_multiple_of(8) {
+            return Err(out_of_bounds(offset, 8, self.bytes.length));
+        }
+        // SAFETY: in bounds, aligned to 8 since the base is to a cache line or a page, and alive as long
+        // as `self`. An atomic may be written by anybody at any time; loads alone are made of a mapping
+        // that is for reading only.
+        Ok(unsafe { AtomicU64::from_ptr(word.cast()) })
+    }
+
+    /// Asks for the cache line at `offset`, to be read soon. Does nothing outside the memory.
+    #[inline]
+    pub fn prefetch(&self, offset: u64) {
+        #[cfg(target_arch = "x86_64")]
+        if let Ok(place) = self.at(offset, 1) {
+            // SAFETY: a hint that has no effect on memory; the address is in bounds.
+            unsafe {
+                std::arch::x86_64::_mm_prefetch(place.cast(), std::arch::x86_64::_MM_HINT_T0);
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = offset;
+    }
+}
+
+#[cold]
+fn out_of_bounds(offset: u64, length: usize, size: usize) -> OutOfBounds {
+    let wide = |count| u64::try_from(count).unwrap_or(u64::MAX);
+    OutOfBounds { offset, length: wide(length), size: wide(size) }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory")
+            .field("length", &self.bytes.length)
+            .field("is_writable", &self.bytes.is_writable)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: nothing outside is touched, at either end and for lengths that wrap around. Method: accesses
+    /// around the bounds.
+    #[test]
+    fn bounds_are_kept() {
+        let memory = Memory::allocate(100).expect("memory");
+        memory.write(90, &[7; 10]).expect("inside");
+        assert_eq!(
+            memory.read_to_vec(88, 12).expect("inside"),
+            [0, 0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7]
+        );
+        for (offset, length) in [(91, 10), (100, 1), (u64::MAX, 1), (u64::MAX - 4, 10), (0, 101)] {
+            let found = memory.read(offset, &mut vec![0; length]).expect_err("outside");
+            assert_eq!((found.offset, found.size), (offset, 100));
+            assert!(memory.write(offset, &vec![0; length]).is_err(), "{offset} {length}");
+        }
+        memory.read(100, &mut []).expect("nothing at the end");
+        assert!(memory.load(96).is_err(), "half of the word is outside");
+        assert!(memory.load(4).is_err(), "not aligned");
+        memory.store(8, 1 << 63).expect("inside");
+        assert_eq!(memory.load(8).expect("inside"), 1 << 63);
+    }
+
+    /// Goal: overlapping copies are exact. Method: shift a pattern by one byte.
+    #[test]
+    fn a_copy_may_overlap() {
+        let memory = Memory::allocate(256).expect("memory");
+        let pattern: Vec<u8> = (0..=254).collect();
+        memory.write(0, &pattern).expect("inside");
+        memory.copy_from(1, &memory, 0, 255).expect("inside");
+        assert_eq!(memory.read_to_vec(1, 255).expect("inside"), pattern);
+    }
+}

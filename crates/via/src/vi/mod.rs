@@ -1,0 +1,33 @@
+//! Virtual Interfaces: the model of VIA [via-lam, §2], behind one [`Provider`] trait.
+//!
+//! A *NIC* is one provider. On it a consumer registers *memory*, makes *VIs* (each a send and a receive
+//! queue) and *completion queues* that many VIs share, connects each VI to one VI of a peer, and posts
+//! *descriptors*. Posting is the doorbell: a NIC in software does the work there, or later in
+//! [`Provider::progress`].
+//!
+//! # In InfiniBand's terms
+//!
+//! | VIA | InfiniBand | here |
+//! | --- | --- | --- |
+//! | VI | queue pair | [`ViId`] |
+//! | descriptor | work request | [`SendDescriptor`], [`ReceiveDescriptor`] |
+//! | completion queue | completion queue | [`CqId`] |
+//! | memory handle | local key | [`MemoryHandle`] |
+//! | protection tag | protection domain | [`ProtectionTag`] |
+//! | discriminator | service ID | the bytes given to [`Provider::listen`] |
+
+mod descriptor;
+mod memory;
+mod provider;
+mod state;
+
+pub use descriptor::{
+    Completion, Data, LocalSegment, Operation, Queue, ReceiveDescriptor, RemoteSegment,
+    SendDescriptor, Status,
+};
+pub use memory::{CACHE_LINE, Memory, OutOfBounds};
+pub use provider::{
+    Address, Attributes, CqId, MemoryAttributes, MemoryHandle, NicEvent, ProtectionTag, Provider,
+    Reason, Region, Reliability, RemoteKey, RequestId, ViAttributes, ViError, ViId,
+};
+pub use state::{ViEvent, ViState};
