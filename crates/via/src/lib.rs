@@ -50,4 +50,8 @@
 
 #![deny(unsafe_code)]
 
+mod nic;
+mod spin;
 pub mod vi;
+
+pub use nic::{ConnectError, Nic};
