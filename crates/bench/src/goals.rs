@@ -112,6 +112,16 @@ pub static GOALS: &[Goal] = &[
     Goal {
         area: Area::Hogs,
         case: "hybrid, N = 2, 5, 10 tasks that never yield for 1 s: the worst",
+        command: "vigie-bench reaction --only vigie,epoll-thread --compute 2,5,10 --yield-every 1s --samples 10000 --budget 14s --pause 400us --spread 1.2ms",
+        figure: "p50 / p50 of a bare epoll thread",
+        bound: Bound::AtMost(1.2),
+        samples_min: 1_000,
+        experiment: Experiment::SeldomYields,
+        measure: |rows| hogs_p50_ratio(rows, [System::Vigie, System::EpollThread]),
+    },
+    Goal {
+        area: Area::Hogs,
+        case: "hybrid, N = 2, 5, 10 tasks that never yield for 1 s: the worst",
         command: "vigie-bench reaction --only vigie,threads --compute 2,5,10 --yield-every 1s --samples 10000 --budget 14s --pause 400us --spread 1.2ms",
         figure: "p50 (µs)",
         bound: Bound::AtMost(40.0),

@@ -4,7 +4,7 @@
 //! operations on which the one workload runs; the closed set [`System`] dispatches once per process.
 
 mod async_system;
-mod busy_poll;
+mod epoll;
 #[cfg(feature = "smol")]
 pub mod smol;
 mod threads;
@@ -20,7 +20,7 @@ use thiserror::Error;
 pub use self::async_system::AsyncSystem;
 
 use self::async_system::Async;
-use self::busy_poll::BusyPoll;
+use self::epoll::Epoll;
 #[cfg(feature = "smol")]
 use self::smol::Smol;
 use self::threads::Threads;
@@ -66,11 +66,13 @@ pub enum System {
     Threads,
     /// One thread that asks epoll again and again without ever sleeping.
     BusyPoll,
+    /// One thread that sleeps in epoll.
+    EpollThread,
 }
 
 impl System {
     /// All systems, compiled in or not, in the order of the tables.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::VigieNaive,
         Self::VigieEnhanced,
         Self::VigieBlocking,
@@ -85,6 +87,7 @@ impl System {
         Self::Smol,
         Self::Threads,
         Self::BusyPoll,
+        Self::EpollThread,
     ];
 
     /// Returns the name on the command line and in results.
@@ -105,6 +108,7 @@ impl System {
             Self::Smol => "smol",
             Self::Threads => "threads",
             Self::BusyPoll => "busy-poll",
+            Self::EpollThread => "epoll-thread",
         }
     }
 
@@ -126,6 +130,7 @@ impl System {
             Self::Smol => "smol",
             Self::Threads => "kernel threads",
             Self::BusyPoll => "epoll, busy polling",
+            Self::EpollThread => "epoll, one thread",
         }
     }
 
@@ -156,7 +161,8 @@ impl System {
                 return Err(SystemError::NotCompiled { name: self.name(), feature: "smol" });
             }
             Self::Threads => &Threads,
-            Self::BusyPoll => &BusyPoll,
+            Self::BusyPoll => &Epoll { sleeps: false },
+            Self::EpollThread => &Epoll { sleeps: true },
         })
     }
 }

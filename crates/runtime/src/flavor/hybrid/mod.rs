@@ -353,10 +353,13 @@ impl Shared {
         self.reserves.take_threads()
     }
 
+    /// Returns whether a task waits somewhere. On the way into every sleep: it must not touch the queues
+    /// of reserve threads that do not serve, which hold nothing.
     fn has_work(&self) -> bool {
         let has = |lane| {
+            let reserves = self.reserves.serving().map(|slot| self.reserve(slot));
             !self.injected.of(lane).is_empty()
-                || self.remotes.iter().any(|remote| !remote.stealers.of(lane).is_empty())
+                || self.workers().iter().chain(reserves).any(|r| !r.stealers.of(lane).is_empty())
         };
         has(Lane::Reaction) || has(Lane::Compute)
     }

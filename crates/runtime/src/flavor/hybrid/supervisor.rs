@@ -119,7 +119,7 @@ impl Supervisor {
         let has_idle = shared.idle.has_sleepers();
         if !is_unwatched && !lies_behind {
             // What idle workers may run: children of a hog, and tasks that it woke.
-            if has_idle && shared.has_work() {
+            if has_idle && self.is_stranded(now) {
                 shared.wake_one();
                 return Finding::Called;
             }
@@ -189,6 +189,23 @@ impl Supervisor {
         {
             shared.hogs.tell_lasting(poll.name, poll.site, poll.elapsed, now);
         }
+    }
+
+    /// Returns whether tasks of any lane wait behind a long poll, or for any worker. What another worker
+    /// has queued it polls in a moment: to call somebody for that would be a wake-up for nothing.
+    fn is_stranded(&self, now: Instant) -> bool {
+        let shared = &*self.shared;
+        let long_poll = shared.long_poll_ns();
+        let lanes = [Lane::Reaction, Lane::Compute];
+        let mut remotes = shared
+            .workers()
+            .iter()
+            .chain(shared.reserves.serving().map(|slot| shared.reserve(slot)));
+        lanes.iter().any(|&lane| !shared.injected.of(lane).is_empty())
+            || remotes.any(|remote| {
+                remote.seat.is_caught(now, long_poll)
+                    && lanes.iter().any(|&lane| !remote.stealers.of(lane).is_empty())
+            })
     }
 
     /// Returns whether a task of the reaction lane waits behind a long poll.

@@ -1,7 +1,8 @@
-//! A server that never sleeps: one thread asks epoll with a time limit of zero, again and again.
+//! One thread that serves all connections by epoll, and nothing of a runtime.
 //!
-//! What this achieves while nothing else runs is the mark for a runtime that wants low latency at any
-//! price of processor time.
+//! It either never sleeps, asking with a time limit of zero again and again: the mark for a runtime that
+//! wants low latency at any price of processor time. Or it sleeps in epoll: what a runtime over epoll can
+//! reach at best beside threads that compute.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -19,23 +20,33 @@ const EVENTS: usize = 64;
 
 const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// Runs the echo on one spinning thread, and all else as [`threads`] does.
+/// Runs the echo on one thread, and all else as [`threads`] does.
 #[derive(Debug)]
-pub(crate) struct BusyPoll;
+pub(crate) struct Epoll {
+    pub(crate) sleeps: bool,
+}
 
-impl Runner for BusyPoll {
+/// Stands for the listener; connections count from zero.
+const LISTENER: u64 = u64::MAX;
+
+impl Runner for Epoll {
     fn serve(&self, plan: &ServerPlan) -> Result<(), Failure> {
         if plan.request.is_some() {
-            return Err(unsupported("its one thread cannot compute and poll"));
+            return Err(self.unsupported("its one thread cannot compute and poll"));
         }
         let listener = threads::begin(plan)?;
         let poll = || epoll::create(CreateFlags::CLOEXEC).map_err(io::Error::from);
         let poll = poll().map_err(Failure::io("creating an epoll instance"))?;
         let mut streams: Vec<Option<TcpStream>> = Vec::new();
         // Clients prove each connection by an echo before they open the next one.
-        listener.set_nonblocking(true).map_err(Failure::io("listening"))?;
+        let watch = || -> io::Result<()> {
+            listener.set_nonblocking(true)?;
+            Ok(epoll::add(&poll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?)
+        };
+        watch().map_err(Failure::io("listening"))?;
         let mut events = Vec::with_capacity(EVENTS);
         loop {
+            // A sleeping thread comes here for each connection; the listener stays readable for others.
             if streams.len() < plan.connections as usize {
                 match threads::accept(&listener) {
                     Ok(stream) => {
@@ -54,8 +65,9 @@ impl Runner for BusyPoll {
                     Err(error) => return Err(Failure::io("accepting")(error)),
                 }
             }
-            poll_once(&poll, &mut events).map_err(Failure::io("polling"))?;
+            self.poll_once(&poll, &mut events).map_err(Failure::io("polling"))?;
             for event in events.drain(..) {
+                // The listener's is none of them: it is asked in each round.
                 let index = usize::try_from(event.data.u64()).unwrap_or(usize::MAX);
                 let Some(slot) = streams.get_mut(index) else { continue };
                 // Closing takes the connection out of epoll.
@@ -67,18 +79,22 @@ impl Runner for BusyPoll {
     }
 
     fn switch(&self, _plan: &SwitchPlan) -> Result<SwitchCounts, Failure> {
-        Err(unsupported("it has no tasks"))
+        Err(self.unsupported("it has no tasks"))
     }
 }
 
-fn unsupported(reason: &str) -> Failure {
-    Failure::Unsupported { system: System::BusyPoll.name().to_owned(), reason: reason.to_owned() }
-}
+impl Epoll {
+    fn unsupported(&self, reason: &str) -> Failure {
+        let system = if self.sleeps { System::EpollThread } else { System::BusyPoll };
+        Failure::Unsupported { system: system.name().to_owned(), reason: reason.to_owned() }
+    }
 
-fn poll_once(poll: &impl std::os::fd::AsFd, events: &mut Vec<Event>) -> io::Result<()> {
-    match epoll::wait(poll, rustix::buffer::spare_capacity(events), Some(&NO_WAIT)) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(error) => Err(error.into()),
+    fn poll_once(&self, poll: &impl std::os::fd::AsFd, events: &mut Vec<Event>) -> io::Result<()> {
+        let limit = if self.sleeps { None } else { Some(&NO_WAIT) };
+        match epoll::wait(poll, rustix::buffer::spare_capacity(events), limit) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 
