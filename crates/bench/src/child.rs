@@ -4,7 +4,8 @@
 //!            VIGIE_BENCH_CHILD={role}            stdout: one message per line (JSON)
 //!   parent ───────────────────────────▶ child ────────────────────────────────────▶ parent
 //!             stdin: kept open; each               stderr: inherited, for people
-//!             byte asks for the usage
+//!             byte asks for the usage,
+//!             or for the runtime's counts
 //! ```
 //!
 //! Server and client of a measurement never share a process with each other or with the command
@@ -24,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::client::{self, Crowd, PingPong, Requests};
 use crate::error::{BenchError, Failure};
+use crate::inside::{self, Counts};
 use crate::outside;
 use crate::realtime::Priority;
 use crate::server::{self, ServerPlan};
@@ -35,6 +37,12 @@ const VARIABLE: &str = "VIGIE_BENCH_CHILD";
 
 /// How long a child may take to say what it has used, beside whatever computes there.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(20);
+
+/// The question for what the process has used.
+const ASKS_USAGE: u8 = b'?';
+
+/// The question for what its runtime has counted.
+const ASKS_COUNTS: u8 = b'#';
 
 /// Becomes a child of a measurement if this process was started as one; returns at once otherwise.
 ///
@@ -73,11 +81,12 @@ fn end_with_parent() {
         let _ = ready.send(());
         drop(ready);
         // An error is an end too.
-        while let Ok(questions @ 1..) = stdin.fill_buf().map(<[u8]>::len) {
-            stdin.consume(questions);
-            for _ in 0..questions {
-                Message::Usage(Usage::of_this_process()).print();
+        while let Ok([question, ..]) = stdin.fill_buf() {
+            match *question {
+                ASKS_COUNTS => Message::Counts(inside::counts_here()).print(),
+                _ => Message::Usage(Usage::of_this_process()).print(),
             }
+            stdin.consume(1);
         }
         process::exit(0);
     });
@@ -138,6 +147,8 @@ pub(crate) enum Message {
     Computing { process: u32 },
     /// What this process has used so far, because it was asked.
     Usage(Usage),
+    /// What the runtime of this process has counted so far, because it was asked.
+    Counts(Option<Counts>),
     /// Messages that were still without an answer at the end; their samples are what they had waited.
     Unanswered { messages: u64 },
     /// Nothing more will come, and all went well.
@@ -215,12 +226,24 @@ impl Child {
 
     /// Asks the child what it has used so far.
     pub(crate) fn usage(&mut self) -> Result<Usage, BenchError> {
-        // If the child has ended, waiting for its answer tells how.
-        let _ = self.stdin.write_all(b"?").and_then(|()| self.stdin.flush());
-        match self.next(ANSWER_PATIENCE)? {
+        match self.ask(ASKS_USAGE)? {
             Message::Usage(usage) => Ok(usage),
             other => Err(self.unexpected(&other)),
         }
+    }
+
+    /// Asks the child what its runtime has counted so far; nothing if that is not vigie's.
+    pub(crate) fn counts(&mut self) -> Result<Option<Counts>, BenchError> {
+        match self.ask(ASKS_COUNTS)? {
+            Message::Counts(counts) => Ok(counts),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    fn ask(&mut self, question: u8) -> Result<Message, BenchError> {
+        // If the child has ended, waiting for its answer tells how.
+        let _ = self.stdin.write_all(&[question]).and_then(|()| self.stdin.flush());
+        self.next(ANSWER_PATIENCE)
     }
 
     /// Returns the error for a message that does not belong here.

@@ -58,6 +58,7 @@ pub mod statistics;
 
 mod control_group;
 pub mod error;
+mod inside;
 mod limits;
 mod outside;
 mod realtime;

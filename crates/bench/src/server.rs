@@ -14,6 +14,7 @@ use crate::child::{Child, Message, Role};
 use crate::compute::YieldEvery;
 use crate::control_group;
 use crate::error::{BenchError, Failure};
+use crate::inside::Counts;
 use crate::limits;
 use crate::system::System;
 use crate::usage::Usage;
@@ -164,6 +165,11 @@ impl Server {
     /// [`BenchError::Silent`] or [`BenchError::Ended`] if it does not answer.
     pub fn usage(&mut self) -> Result<Usage, BenchError> {
         self.child.usage()
+    }
+
+    /// Asks the process what its runtime has counted so far; nothing if that is not vigie's.
+    pub(crate) fn counts(&mut self) -> Result<Option<Counts>, BenchError> {
+        self.child.counts()
     }
 
     /// Returns where clients start compute tasks, if the plan asked for it.

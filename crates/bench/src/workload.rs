@@ -16,6 +16,7 @@ use crate::child::Message;
 use crate::clock;
 use crate::compute::{YieldEvery, busy, counted};
 use crate::error::Failure;
+use crate::inside;
 use crate::server::{COMMAND_BYTES, Command, ServerPlan, asks_to_compute};
 use crate::system::AsyncSystem;
 
@@ -27,6 +28,7 @@ pub(crate) fn serve<S: AsyncSystem>(plan: &ServerPlan) -> Result<(), Failure> {
     let system = S::start(plan.workers)?;
     let plan = plan.clone();
     system.block_on(async move {
+        inside::take_note();
         let listen = || S::listen().map_err(Failure::io("listening on 127.0.0.1"));
         let (listener, echo) = listen()?;
         let mut control = None;

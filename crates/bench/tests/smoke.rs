@@ -144,7 +144,13 @@ fn a_container_is_measured_or_says_why_not() {
                 assert!(reason.contains("no control group"), "{row}");
                 eprintln!("SKIPPED: {reason}");
             }
-            None => assert_eq!(row["figures"]["samples"], 4, "{row}"),
+            None => {
+                assert_eq!(row["figures"]["samples"], 4, "{row}");
+                // What the runtime says of itself, and of its group; kernel threads say nothing.
+                for key in ["own_p99_us", "own_us_max", "own_throttled_per_s"] {
+                    assert_eq!(row["figures"][key].is_number(), row["system"] == "vigie", "{row}");
+                }
+            }
         }
     }
 }

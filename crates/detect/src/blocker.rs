@@ -20,7 +20,7 @@ use crate::{
     clock::Instant,
     error::{WaitError, caught, discard},
     site::Site,
-    sync::{Arc, Condvar, PoisonError, RealGuard, RealMutex, thread},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, lock, thread},
 };
 
 type Call = Box<dyn FnMut(Option<Duration>) -> io::Result<()> + Send>;
@@ -90,9 +90,9 @@ pub(crate) struct Helper {
     retry_at: Option<Instant>,
 }
 
-/// What the handle and the helper's thread share.
-struct Control {
-    state: RealMutex<State>,
+/// What the handle and the helper's thread share. `tests/loom.rs` checks that no wish is lost.
+pub(crate) struct Control {
+    state: Mutex<State>,
     changed: Condvar,
     interrupt: Option<Interrupt>,
 }
@@ -110,9 +110,7 @@ struct State {
 
 impl Helper {
     pub(crate) fn new(blocker: Blocker, name: &'static str) -> Self {
-        let Blocker { call, interrupt } = blocker;
-        let state = RealMutex::new(State { call: Some(call), ..State::default() });
-        let control = Arc::new(Control { state, changed: Condvar::new(), interrupt });
+        let control = Arc::new(Control::new(blocker));
         Self { control, name, thread: None, retry_at: None }
     }
 
@@ -122,12 +120,7 @@ impl Helper {
         if self.thread.is_none() && !self.spawn(site, now) {
             return false;
         }
-        let mut state = self.control.lock();
-        if !state.is_calling && !state.is_wanted {
-            state.is_wanted = true;
-            drop(state);
-            self.control.changed.notify_all();
-        }
+        self.control.want();
         true
     }
 
@@ -138,7 +131,7 @@ impl Helper {
         let (control, site) = (Arc::clone(&self.control), site.clone());
         let spawned = thread::Builder::new()
             .name("vigie-helper".to_owned())
-            .spawn(move || control.run(&site));
+            .spawn(move || control.run(|| site.ring_again()));
         match spawned {
             Ok(thread) => {
                 if self.retry_at.take().is_some() {
@@ -165,29 +158,7 @@ impl Helper {
 
     /// Ends the thread, and waits for that for a bounded time.
     pub(crate) fn close(mut self) {
-        let mut state = self.control.lock();
-        state.is_closed = true;
-        let unused = state.call.take().filter(|_| self.thread.is_none());
-        self.control.changed.notify_all();
-        if self.thread.is_some() {
-            for _ in 0..INTERRUPTS_MAX {
-                // A call that cannot be interrupted ends in its own time.
-                if state.has_ended || (state.is_calling && self.control.interrupt.is_none()) {
-                    break;
-                }
-                if state.is_calling
-                    && let Some(interrupt) = &self.control.interrupt
-                {
-                    drop(state);
-                    let _ = caught("interrupt", interrupt);
-                    state = self.control.lock();
-                }
-                let waited = self.control.changed.wait_timeout(state, Duration::from_millis(1));
-                state = waited.unwrap_or_else(PoisonError::into_inner).0;
-            }
-        }
-        let has_ended = state.has_ended;
-        drop(state);
+        let (unused, has_ended) = self.control.close(self.thread.is_some());
         discard(unused);
         let Some(thread) = self.thread.take() else { return };
         if has_ended && thread.thread().id() != thread::current().id() {
@@ -202,11 +173,55 @@ impl Helper {
 }
 
 impl Control {
-    fn lock(&self) -> RealGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn new(blocker: Blocker) -> Self {
+        let Blocker { call, interrupt } = blocker;
+        let state = Mutex::new(State { call: Some(call), ..State::default() });
+        Self { state, changed: Condvar::new(), interrupt }
     }
 
-    fn run(&self, site: &Site) {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Wants a call, if none is under way.
+    pub(crate) fn want(&self) {
+        let mut state = self.lock();
+        if !state.is_calling && !state.is_wanted {
+            state.is_wanted = true;
+            drop(state);
+            self.changed.notify_all();
+        }
+    }
+
+    /// No call is wanted any more. Interrupts the one under way, and waits for the thread's end if it
+    /// `has_thread`, for a bounded time. Returns the call if no thread ever took it, and whether the thread
+    /// has ended.
+    pub(crate) fn close(&self, has_thread: bool) -> (Option<Call>, bool) {
+        let mut state = self.lock();
+        state.is_closed = true;
+        // A thread that has only just begun takes it, and drops it outside the lock.
+        let unused = if has_thread { None } else { state.call.take() };
+        self.changed.notify_all();
+        for _ in 0..if has_thread { INTERRUPTS_MAX } else { 0 } {
+            if state.is_calling
+                && let Some(interrupt) = &self.interrupt
+            {
+                drop(state);
+                let _ = caught("interrupt", interrupt);
+                state = self.lock();
+            }
+            // A call that cannot be interrupted ends in its own time.
+            if state.has_ended || (state.is_calling && self.interrupt.is_none()) {
+                break;
+            }
+            let waited = self.changed.wait_timeout(state, Duration::from_millis(1));
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        (unused, state.has_ended)
+    }
+
+    /// What the thread does: calls, as often as it is wanted, and `ring`s after each call.
+    pub(crate) fn run(&self, ring: impl Fn()) {
         let call = self.lock().call.take();
         let limit = if self.interrupt.is_some() { None } else { Some(Blocker::LIMIT) };
         if let Some(mut call) = call {
@@ -219,7 +234,9 @@ impl Control {
                     Err(panicked) => Some(panicked),
                 };
                 self.end(result);
-                site.ring_again();
+                // After the end: a wish that came during the call was passed over, and the round that
+                // this brings about repeats it.
+                ring();
             }
             discard(call);
         }

@@ -1,10 +1,15 @@
 //! Doors to the parts that `tests/loom.rs` checks, open under `--cfg loom` only.
 
-use std::task::{Context, Poll, Waker};
+use std::{
+    fmt,
+    task::{Context, Poll, Waker},
+};
 
 use crate::{
+    blocker::{self, Blocker},
     clock::Instant,
     detector::Ready,
+    own_point::{self, Place},
     park,
     slot::{self, End, Taken},
     stock::readiness::{Direction, Readable, Source},
@@ -132,5 +137,68 @@ impl Readiness {
     /// The owner's side: it tried, and would have blocked.
     pub fn clear(&self, seen: Readable) {
         self.0.clear(seen);
+    }
+}
+
+/// The word of a thread that has a wait point of its own.
+#[derive(Debug)]
+pub struct SleepWord(own_point::SleepWord);
+
+impl SleepWord {
+    /// Returns the word of a thread that is awake.
+    #[expect(clippy::new_without_default, reason = "made on purpose, inside a model")]
+    pub fn new() -> Self {
+        Self(own_point::SleepWord::new())
+    }
+
+    /// Returns whether the thread may sleep, in `poll(2)` if it `polls`, parked otherwise.
+    pub fn begin_sleep(&self, polls: bool) -> bool {
+        self.0.begin_sleep(if polls { Place::Polling } else { Place::Parked })
+    }
+
+    /// Returns whether the thread must not go on sleeping.
+    pub fn is_rung(&self) -> bool {
+        self.0.is_rung()
+    }
+
+    /// The thread is awake, and takes the ring.
+    pub fn end_sleep(&self) {
+        self.0.end_sleep();
+    }
+
+    /// Returns whether the ringer must wake the thread.
+    pub fn ring(&self) -> bool {
+        self.0.ring().is_some()
+    }
+}
+
+/// What a handle and its helper thread share.
+pub struct Control(blocker::Control);
+
+impl fmt::Debug for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Control").finish_non_exhaustive()
+    }
+}
+
+impl Control {
+    /// Returns what is shared about a blocking call.
+    pub fn new(blocker: Blocker) -> Self {
+        Self(blocker::Control::new(blocker))
+    }
+
+    /// The host's side: wants a call, if none is under way.
+    pub fn want(&self) {
+        self.0.want();
+    }
+
+    /// The host's side: the end. Returns whether the thread has ended.
+    pub fn close(&self) -> bool {
+        self.0.close(true).1
+    }
+
+    /// The thread's side.
+    pub fn run(&self, ring: impl Fn()) {
+        self.0.run(ring);
     }
 }

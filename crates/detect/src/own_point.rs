@@ -74,17 +74,65 @@ pub struct Alarm(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// Moved by the thread from `AWAKE` to where it sleeps and back, by anybody to `RUNG`.
-    state: AtomicU8,
+    word: SleepWord,
     thread: thread::Thread,
     /// Made for the first sleep with notes.
     eventfd: OnceLock<OwnedFd>,
 }
 
+/// Where the thread is, and whether the alarm has rung since it last looked.
+///
+/// `tests/loom.rs` checks that no ring is lost, in either place.
+#[derive(Debug)]
+pub(crate) struct SleepWord {
+    /// Moved by the thread from `AWAKE` to where it sleeps and back, by anybody to `RUNG`. Each ring is a
+    /// release, each end of a sleep an acquire: who was rung for sees what was done before. `SeqCst` adds
+    /// nothing to that but costs nothing either, since all but the loads read and write at once.
+    state: AtomicU8,
+}
+
 const AWAKE: u8 = 0;
 const RUNG: u8 = 1;
-const POLLING: u8 = 2;
-const PARKED: u8 = 3;
+
+/// Where a thread sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In `poll(2)`: the eventfd wakes it.
+    Polling = 2,
+    /// In its own sleep: unparking wakes it.
+    Parked = 3,
+}
+
+impl SleepWord {
+    pub(crate) fn new() -> Self {
+        Self { state: AtomicU8::new(AWAKE) }
+    }
+
+    /// The thread is about to sleep at `place`. Returns whether it may: it was not rung for.
+    pub(crate) fn begin_sleep(&self, place: Place) -> bool {
+        let place = place as u8;
+        self.state.compare_exchange(AWAKE, place, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// Returns whether the alarm has rung: the thread must not go on sleeping.
+    pub(crate) fn is_rung(&self) -> bool {
+        self.state.load(Ordering::SeqCst) == RUNG
+    }
+
+    /// The thread is awake, and takes the ring.
+    pub(crate) fn end_sleep(&self) {
+        self.state.swap(AWAKE, Ordering::SeqCst);
+    }
+
+    /// Rings. Returns where the thread must be woken; none if it is awake, or was woken already.
+    pub(crate) fn ring(&self) -> Option<Place> {
+        match self.state.swap(RUNG, Ordering::SeqCst) {
+            state if state == Place::Polling as u8 => Some(Place::Polling),
+            state if state == Place::Parked as u8 => Some(Place::Parked),
+            _ => None,
+        }
+    }
+}
 
 /// The most notes of one thread: each costs a look at every sleep.
 const NOTES_MAX: usize = 64;
@@ -115,11 +163,8 @@ impl OwnWaitPoint {
     pub fn new(server: &Server) -> Self {
         let notes = Notes { server: server.clone(), list: Vec::new() };
         let previous = NOTES.with(|current| current.borrow_mut().replace(notes));
-        let inner = Inner {
-            state: AtomicU8::new(AWAKE),
-            thread: thread::current(),
-            eventfd: OnceLock::new(),
-        };
+        let inner =
+            Inner { word: SleepWord::new(), thread: thread::current(), eventfd: OnceLock::new() };
         Self {
             alarm: Alarm(Arc::new(inner)),
             buffers: RefCell::default(),
@@ -160,17 +205,17 @@ impl OwnWaitPoint {
         // The descriptor's owner and the detector have given the others up.
         list.retain(|note| Arc::strong_count(&note.source) > 1);
         if list.is_empty() {
-            if inner.moves_to(PARKED) {
-                while inner.state.load(Ordering::SeqCst) != RUNG {
+            if inner.word.begin_sleep(Place::Parked) {
+                while !inner.word.is_rung() {
                     thread::park();
                 }
             }
-            inner.state.swap(AWAKE, Ordering::SeqCst);
+            inner.word.end_sleep();
             return list;
         }
         let eventfd = inner.eventfd();
-        if !inner.moves_to(POLLING) {
-            inner.state.swap(AWAKE, Ordering::SeqCst);
+        if !inner.word.begin_sleep(Place::Polling) {
+            inner.word.end_sleep();
             return list;
         }
         let mut buffers = self.buffers.borrow_mut();
@@ -185,7 +230,7 @@ impl OwnWaitPoint {
         {
             tracing::error!(%error, "the descriptors of a thread could not be polled");
         }
-        inner.state.swap(AWAKE, Ordering::SeqCst);
+        inner.word.end_sleep();
         if fds[0].revents != 0
             && let Some(eventfd) = eventfd
         {
@@ -222,25 +267,21 @@ impl Drop for OwnWaitPoint {
 impl Alarm {
     /// Rings: the thread wakes, or does not sleep the next time.
     pub fn ring(&self) {
-        match self.0.state.swap(RUNG, Ordering::SeqCst) {
-            POLLING => {
+        match self.0.word.ring() {
+            Some(Place::Polling) => {
                 if let Some(eventfd) = self.0.eventfd.get()
                     && let Err(error) = rustix::io::write(eventfd, &1u64.to_ne_bytes())
                 {
                     tracing::error!(%error, "a task's thread could not be woken");
                 }
             }
-            PARKED => self.0.thread.unpark(),
-            _ => {}
+            Some(Place::Parked) => self.0.thread.unpark(),
+            None => {}
         }
     }
 }
 
 impl Inner {
-    fn moves_to(&self, place: u8) -> bool {
-        self.state.compare_exchange(AWAKE, place, Ordering::SeqCst, Ordering::SeqCst).is_ok()
-    }
-
     fn eventfd(&self) -> Option<&OwnedFd> {
         if self.eventfd.get().is_none() {
             match eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC) {

@@ -4,7 +4,7 @@
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{
-    Mutex, MutexGuard,
+    Condvar, Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
 /// For memory that is shared with the kernel, which no model knows.
@@ -12,7 +12,7 @@ pub(crate) use loom::sync::{
 pub(crate) use std::sync::atomic::AtomicU16;
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
-    Mutex, MutexGuard,
+    Condvar, Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
 /// For what signal handlers write, which no model knows.
@@ -20,7 +20,7 @@ pub(crate) mod signal_safe {
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 }
 /// For what blocks whole threads and is never part of a model.
-pub(crate) use std::sync::{Condvar, Mutex as RealMutex, MutexGuard as RealGuard};
+pub(crate) use std::sync::{Mutex as RealMutex, MutexGuard as RealGuard};
 pub(crate) use std::{
     sync::{Arc, OnceLock, PoisonError, Weak},
     thread, thread_local,

@@ -27,6 +27,11 @@ use vigie_detect::{
     loom_exports::{ParkWord, Readiness, Slot},
 };
 
+#[path = "loom/helper_thread.rs"]
+mod helper_thread;
+#[path = "loom/own_sleep.rs"]
+mod own_sleep;
+
 /// Expects loom to find an interleaving in which `model` fails.
 fn fails(model: impl Fn() + Sync + Send + 'static) {
     let outcome = panic::catch_unwind(AssertUnwindSafe(|| loom::model(model)));

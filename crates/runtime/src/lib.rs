@@ -45,9 +45,12 @@
 //! delay no other task's event. On the hybrid flavor, when every worker is inside a long poll (200 µs), a
 //! reserve thread watches for events and serves the tasks that they wake, and one more for each of those
 //! that holds its thread in turn. What such tasks need not wait for: sockets, timers, channels and other
-//! wake-ups, new connections. What they do wait for: a lock that the task holds, and the task itself. On
-//! the user-level flavor there is one thread: long computations should reach a
-//! [`task::checkpoint`] now and then. On the kernel-level flavor the kernel takes turns.
+//! wake-ups, new connections. What they do wait for: a lock that the task holds, and the task itself. A
+//! task that blocks on a `std::sync::Mutex` occupies its thread, like a long poll, until the holder lets go;
+//! meanwhile other threads deliver the events of all others, as long as no more tasks block than there are
+//! [reserve threads](RuntimeBuilder::reserve_threads). On the user-level flavor there is one thread: long
+//! computations should reach a [`task::checkpoint`] now and then. On the kernel-level flavor the kernel
+//! takes turns.
 //!
 //! # What this crate does not do
 //! It has no I/O of its own, no reactor that is not a detector, and no `async` file system yet.

@@ -3,6 +3,11 @@
 //! Two threads that compute use such a quota up in half of each period; for the other half the kernel
 //! stops the whole group, and no runtime can react then. So the mark is one period. This case cannot be
 //! measured where no control group can be made; it says so.
+//!
+//! Beside the client's times stand those of the server's own metrics, if its runtime is vigie's: how long
+//! tasks that an event woke were ready before they were polled, and how often the group was stopped. A stop
+//! that falls before the detection of an event is in no delay of the runtime's own, only in the number of
+//! stops: a program without such a client must read both.
 
 use std::time::Duration;
 
@@ -11,6 +16,7 @@ use crate::client::PingPong;
 use crate::compute::YieldEvery;
 use crate::control_group::{OneCore, PERIOD};
 use crate::error::BenchError;
+use crate::inside::Counts;
 use crate::progress::Progress;
 use crate::report::{Outcome, Row};
 use crate::server::ServerPlan;
@@ -100,7 +106,7 @@ impl ContainerPlan {
             let plan = plan.compute(self.compute, self.yield_every);
             // Dropped before the group, which can only be removed when it is empty.
             let mut server = plan.in_group(group.path().to_owned()).start()?;
-            let before = (server.usage()?, group.periods_throttled()?);
+            let before = (server.usage()?, group.periods_throttled()?, server.counts()?);
             let echoes = PingPong::new(server.address())
                 .samples(samples)
                 .budget(self.budget / self.rounds)
@@ -110,11 +116,14 @@ impl ContainerPlan {
                 .run(&mut |done| progress.part(done, samples as usize))?;
             let spent = server.usage()?.since(before.0);
             let throttled = group.periods_throttled()?.saturating_sub(before.1);
-            Ok(Turn::new(echoes.priority)
+            let inside = server.counts()?.zip(before.2).map(|(now, before)| now.since(&before));
+            let seconds = spent.at_ns as f64 / 1e9;
+            let turn = Turn::new(echoes.priority)
                 .samples(REACTION, echoes.samples)
                 .figure("cores", spent.cpu_ns as f64 / spent.at_ns as f64)
-                .figure("throttled_per_s", throttled as f64 / (spent.at_ns as f64 / 1e9))
-                .figure(WORK_PER_S, spent.work_per_s()))
+                .figure("throttled_per_s", throttled as f64 / seconds)
+                .figure(WORK_PER_S, spent.work_per_s());
+            Ok(own_figures(turn, inside.as_ref(), seconds))
         })
     }
 
@@ -133,7 +142,33 @@ impl ContainerPlan {
             ("max", Show::Time("max_us")),
             ("cores used", Show::Number("cores")),
             ("stopped / s", Show::Number("throttled_per_s")),
+            ("own p99", Show::Time("own_p99_us")),
+            ("own max", Show::Time("own_us_max")),
+            ("own stopped / s", Show::Number("own_throttled_per_s")),
+            ("own ms stopped / s", Show::Number("own_throttled_ms_per_s")),
         ];
-        table(&title, rows, &columns)
+        let shown = table(&title, rows, &columns);
+        format!(
+            "{shown}own: by the metrics of the server's runtime, from ready to polled (upper ends of \
+             buckets; without stops before the detection), and what it reads of its control group\n"
+        )
     }
+}
+
+/// Adds what the server's own runtime says of `seconds`, if it says anything.
+fn own_figures(mut turn: Turn, inside: Option<&Counts>, seconds: f64) -> Turn {
+    let Some(inside) = inside else { return turn };
+    let periods = inside.throttled_periods().map(|periods| periods as f64 / seconds);
+    let millis = inside.throttled_ns().map(|nanos| nanos as f64 / 1e6 / seconds);
+    for (key, value) in [
+        ("own_p99_us", inside.delay_us(99)),
+        ("own_us_max", inside.delay_us(100)),
+        ("own_throttled_per_s", periods),
+        ("own_throttled_ms_per_s", millis),
+    ] {
+        if let Some(value) = value {
+            turn = turn.figure(key, value);
+        }
+    }
+    turn
 }

@@ -155,13 +155,18 @@ impl Shared {
         let mut future = pin!(future);
         let local = &*installed.local;
         let mut now = monotonic_now();
+        context::bound_processor_time(now.as_nanos());
         loop {
             if core.lookout.is_due(now) {
                 local.cause.set(Cause::Detection);
                 contained("a look", || core.lookout.detect());
                 // Who hogs matters only where somebody computes.
-                context::sample_processor_time(!local.lanes.borrow().compute.is_empty());
+                let judges = !local.lanes.borrow().compute.is_empty();
+                context::sample_processor_time(judges);
                 now = monotonic_now();
+                if !judges {
+                    context::bound_processor_time(now.as_nanos());
+                }
             }
             if main.is_woken.swap(false, Ordering::AcqRel) {
                 let lane = if main.is_reaction.load(Ordering::Relaxed) {
@@ -191,6 +196,7 @@ impl Shared {
                     })
                 });
                 now = monotonic_now();
+                context::bound_processor_time(now.as_nanos());
             }
         }
     }

@@ -2,9 +2,10 @@
 //! other programs such as `vigie-bench watch`.
 //!
 //! ```
-//! use vigie_runtime::{Runtime, spawn};
+//! use vigie_runtime::{Flavor, Runtime, spawn};
 //!
-//! let runtime = Runtime::builder().workers(1).build()?;
+//! // One thread, which has counted a poll before it goes on; others may count a little later.
+//! let runtime = Runtime::builder().flavor(Flavor::UserLevel).build()?;
 //! let metrics = runtime.block_on(async {
 //!     spawn(async {}).await?;
 //!     Ok::<_, Box<dyn std::error::Error>>(vigie_runtime::Handle::current()?.metrics())

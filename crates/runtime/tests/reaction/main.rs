@@ -13,4 +13,5 @@ mod delivery;
 mod growth;
 mod hogs;
 mod kernel;
+mod locks;
 mod shutdown;

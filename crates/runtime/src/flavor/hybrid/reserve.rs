@@ -41,6 +41,8 @@ struct State {
     is_shutdown: bool,
     /// The kernel refused a thread, which was reported.
     was_refused: bool,
+    /// More threads were needed than there may be, which was reported.
+    was_at_bound: bool,
 }
 
 enum Slot {
@@ -70,6 +72,7 @@ impl Reserves {
                 threads: Vec::new(),
                 is_shutdown: false,
                 was_refused: false,
+                was_at_bound: false,
             }),
             called: (0..limit).map(|_| Condvar::new()).collect(),
             keep_alive,
@@ -111,6 +114,13 @@ impl Reserves {
         }
         let is_empty = |slot: &Slot| matches!(slot, Slot::Empty(_));
         let Some(slot) = state.slots.iter().position(is_empty) else {
+            // A thread on its way out has its slot still.
+            let is_at_bound = self.serving().count() == self.limit();
+            let is_news = is_at_bound && !std::mem::replace(&mut state.was_at_bound, true);
+            drop(state);
+            if is_news {
+                self.tell_of_bound();
+            }
             return Activated::Refused;
         };
         let Slot::Empty(queues) = std::mem::replace(&mut state.slots[slot], Slot::Serving) else {
@@ -155,6 +165,15 @@ impl Reserves {
                 Activated::Refused
             }
         }
+    }
+
+    fn tell_of_bound(&self) {
+        let reserve_threads = self.limit();
+        tracing::warn!(
+            reserve_threads,
+            "every worker and every reserve thread is inside a long poll: events wait for the first of \
+             them that switches; `Handle::metrics` names the tasks, `reserve_threads` is the bound"
+        );
     }
 
     /// The thread of `slot` has nothing to do. Returns whether it is called again before its

@@ -108,6 +108,7 @@ impl Worker {
 
     fn work(&mut self) {
         let mut now = monotonic_now();
+        context::bound_processor_time(now.as_nanos());
         while !self.shared.is_shutdown.load(Ordering::Relaxed) {
             now = self.look_if_due(now);
             if let Some((task, lane)) = self.next() {
@@ -121,6 +122,7 @@ impl Worker {
                 self.rest();
                 self.sleep();
                 now = monotonic_now();
+                context::bound_processor_time(now.as_nanos());
                 self.lookout.resume(now);
             }
         }
@@ -219,7 +221,11 @@ impl Worker {
         let judges = self.local.is_reserve || !self.local.queues.compute.is_empty();
         context::sample_processor_time(judges);
         // The look is no part of the poll that follows, nor older than the tasks that it made ready.
-        monotonic_now()
+        let now = monotonic_now();
+        if !judges {
+            context::bound_processor_time(now.as_nanos());
+        }
+        now
     }
 
     /// The next task of this worker's own queues or of the injected ones.

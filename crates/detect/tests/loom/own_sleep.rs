@@ -1,0 +1,170 @@
+//! The sleep of a thread that has a wait point of its own, and the alarm that ends it.
+
+use std::sync::Arc;
+
+use loom::{
+    sync::atomic::{AtomicU8, AtomicUsize, Ordering},
+    thread,
+};
+use vigie_detect::loom_exports::SleepWord;
+
+use crate::{Gate, fails};
+
+/// What a word must be able to do; the real one, and its mutants.
+trait Word: Send + Sync + 'static {
+    fn new() -> Self;
+    fn begin_sleep(&self, polls: bool) -> bool;
+    fn is_rung(&self) -> bool;
+    fn end_sleep(&self);
+    fn ring(&self) -> bool;
+}
+
+impl Word for SleepWord {
+    fn new() -> Self {
+        Self::new()
+    }
+    fn begin_sleep(&self, polls: bool) -> bool {
+        self.begin_sleep(polls)
+    }
+    fn is_rung(&self) -> bool {
+        self.is_rung()
+    }
+    fn end_sleep(&self) {
+        self.end_sleep();
+    }
+    fn ring(&self) -> bool {
+        self.ring()
+    }
+}
+
+const AWAKE: u8 = 0;
+const RUNG: u8 = 1;
+const ASLEEP: u8 = 2;
+
+/// What a mutant leaves out.
+const IN_TWO_STEPS: u8 = 0;
+const WITHOUT_ORDER: u8 = 1;
+const ASKS_FIRST: u8 = 2;
+const KEEPS_THE_RING: u8 = 3;
+const NOTHING: u8 = 4;
+
+struct Mutant<const FAULT: u8>(AtomicU8);
+
+impl<const FAULT: u8> Word for Mutant<FAULT> {
+    fn new() -> Self {
+        Self(AtomicU8::new(AWAKE))
+    }
+    fn begin_sleep(&self, _: bool) -> bool {
+        if FAULT == IN_TWO_STEPS {
+            let may = self.0.load(Ordering::SeqCst) == AWAKE;
+            // A ring from in between is overwritten.
+            self.0.store(ASLEEP, Ordering::SeqCst);
+            return may;
+        }
+        self.0.compare_exchange(AWAKE, ASLEEP, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+    fn is_rung(&self) -> bool {
+        self.0.load(Ordering::SeqCst) == RUNG
+    }
+    fn end_sleep(&self) {
+        self.0.swap(AWAKE, Ordering::SeqCst);
+        if FAULT == KEEPS_THE_RING {
+            // For whoever rang while the thread was on its way: too often, and without end.
+            self.0.store(RUNG, Ordering::SeqCst);
+        }
+    }
+    fn ring(&self) -> bool {
+        match FAULT {
+            WITHOUT_ORDER => self.0.swap(RUNG, Ordering::Relaxed) == ASLEEP,
+            ASKS_FIRST => {
+                let is_asleep = self.0.load(Ordering::SeqCst) == ASLEEP;
+                self.0.store(RUNG, Ordering::SeqCst);
+                is_asleep
+            }
+            _ => self.0.swap(RUNG, Ordering::SeqCst) == ASLEEP,
+        }
+    }
+}
+
+/// A thread that sleeps until it has seen the work of `ringers` others, each of which does its work, then
+/// rings. If it `polls`, its first sleep ends early, as one in `poll(2)` does when a descriptor is ready.
+fn rings<W: Word>(ringers: usize, polls: bool) {
+    let word = Arc::new(W::new());
+    let gate = Arc::new(Gate::new());
+    let work = Arc::new(AtomicUsize::new(0));
+    let threads: Vec<_> = (0..ringers)
+        .map(|_| {
+            let (word, gate, work) = (word.clone(), gate.clone(), work.clone());
+            thread::spawn(move || {
+                work.fetch_add(1, Ordering::Relaxed);
+                if word.ring() {
+                    gate.wake();
+                }
+            })
+        })
+        .collect();
+    let mut ends_early = polls;
+    let mut turns = 0;
+    loop {
+        if word.begin_sleep(polls) {
+            if !polls {
+                while !word.is_rung() {
+                    gate.sleep();
+                }
+            } else if !std::mem::take(&mut ends_early) {
+                gate.sleep();
+            }
+        }
+        word.end_sleep();
+        if work.load(Ordering::Relaxed) == ringers {
+            break;
+        }
+        turns += 1;
+        // One for each ring and its late wake-up, and the early one.
+        assert!(turns <= 2 * ringers + 1, "the thread does not come to rest");
+    }
+    for thread in threads {
+        thread.join().expect("no panic");
+    }
+}
+
+#[test]
+fn no_ring_is_lost() {
+    loom::model(|| rings::<SleepWord>(1, false));
+    loom::model(|| rings::<SleepWord>(1, true));
+}
+
+#[test]
+fn no_second_ring_is_lost() {
+    loom::model(|| rings::<SleepWord>(2, false));
+    loom::model(|| rings::<SleepWord>(2, true));
+}
+
+#[test]
+fn mutant_sleeping_in_two_steps_is_found() {
+    fails(|| rings::<Mutant<IN_TWO_STEPS>>(1, false));
+    fails(|| rings::<Mutant<IN_TWO_STEPS>>(1, true));
+}
+
+#[test]
+fn mutant_ringing_without_order_is_found() {
+    fails(|| rings::<Mutant<WITHOUT_ORDER>>(1, false));
+}
+
+#[test]
+fn mutant_asking_before_it_rings_is_found() {
+    fails(|| rings::<Mutant<ASKS_FIRST>>(1, false));
+    fails(|| rings::<Mutant<ASKS_FIRST>>(1, true));
+}
+
+#[test]
+fn mutant_keeping_the_ring_is_found() {
+    fails(|| rings::<Mutant<KEEPS_THE_RING>>(1, true));
+}
+
+/// Goal: what is found in the mutants is their fault and nothing else. Method: the same without one.
+#[test]
+fn mutant_without_a_fault_passes() {
+    loom::model(|| rings::<Mutant<NOTHING>>(2, false));
+    loom::model(|| rings::<Mutant<NOTHING>>(2, true));
+}

@@ -1,0 +1,365 @@
+//! A lock that a hog holds delays those who need it, each on one thread, and nobody else.
+
+use std::{
+    fmt,
+    io::{Read, Write},
+    os::unix::net::UnixStream as StdUnixStream,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tracing::{
+    Event, Level, Metadata, Subscriber,
+    field::{Field, Visit},
+    span,
+};
+use vigie_detect::net::UnixStream;
+use vigie_runtime::{JoinHandle, Runtime, task, time, yield_now};
+
+use crate::{
+    child::in_child,
+    guard::against_hang,
+    hogs::{Hogs, each, each_with, eventually},
+    settle,
+};
+
+/// The default of [`vigie_runtime::RuntimeBuilder::long_poll`].
+const LONG_POLL: Duration = Duration::from_micros(200);
+
+/// A poll that lasts for so long, and computes, makes a hog of its task by default.
+const HOG: Duration = Duration::from_millis(10);
+
+/// A lock, whose holder is in no hurry, and what has happened under it.
+#[derive(Clone, Default)]
+struct Locked {
+    log: Arc<Mutex<Vec<&'static str>>>,
+    is_held: Arc<AtomicBool>,
+    /// How many are about to take the lock.
+    comers: Arc<AtomicUsize>,
+}
+
+impl Locked {
+    /// Starts the hog, and waits until it holds the lock. It lets go once `is_over`.
+    fn hold(
+        &self,
+        runtime: &Runtime,
+        is_over: impl Fn() -> bool + Send + 'static,
+    ) -> JoinHandle<()> {
+        let this = self.clone();
+        let hog = task::Builder::new().name("holder").spawn_on(runtime.handle(), async move {
+            let mut log = this.log.lock().expect("not poisoned");
+            this.is_held.store(true, Ordering::SeqCst);
+            while !is_over() {
+                std::hint::spin_loop();
+            }
+            log.push("holder");
+        });
+        settle::until(|| self.is_held.load(Ordering::SeqCst));
+        hog
+    }
+
+    /// A task that takes the lock for each byte from the peer that is returned, then answers.
+    fn need(&self, runtime: &Runtime) -> StdUnixStream {
+        let this = self.clone();
+        let (mut stream, peer) = pair(runtime);
+        task::Builder::new()
+            .name("comer")
+            .spawn_on(runtime.handle(), async move {
+                while let Ok(byte) = stream.read_u8().await {
+                    this.comers.fetch_add(1, Ordering::SeqCst);
+                    this.log.lock().expect("not poisoned").push("comer");
+                    stream.write_u8(byte).await.expect("open");
+                }
+            })
+            .detach();
+        peer
+    }
+
+    /// Sends a byte to each of the tasks that need the lock, and waits until all of them are stuck.
+    fn send_all_in(&self, peers: &mut [StdUnixStream]) {
+        for (index, peer) in peers.iter_mut().enumerate() {
+            peer.write_all(&[1]).expect("open");
+            // One by one: so each is woken by its own event, behind those that are stuck.
+            settle::until(|| self.comers.load(Ordering::SeqCst) == index + 1);
+        }
+    }
+
+    fn log(&self) -> Vec<&'static str> {
+        self.log.lock().expect("not poisoned").clone()
+    }
+}
+
+fn pair(runtime: &Runtime) -> (UnixStream, StdUnixStream) {
+    let (stream, peer) = StdUnixStream::pair().expect("a pair of sockets");
+    (UnixStream::from_std_on(runtime.server(), stream).expect("watched"), peer)
+}
+
+fn receive(peer: &mut StdUnixStream) {
+    peer.read_exact(&mut [0]).expect("answered");
+}
+
+/// Goal: tasks that block on a lock which a hog holds occupy a thread each; events of the others are
+/// delivered, and when the hog lets go, everything ends. Method: the hog holds the lock until another
+/// task has echoed, slept and spawned, which nobody outside of the runtime could do for it. The log
+/// says in which order the lock was had. One worker, so that only reserve threads can serve, and two.
+#[test]
+fn a_lock_that_a_hog_holds() {
+    const COMERS: usize = 3;
+    const ROUNDS: usize = 50;
+    against_hang(|| {
+        each(|runtime| {
+            let locked = Locked::default();
+            let mut peers: Vec<_> = (0..COMERS).map(|_| locked.need(runtime)).collect();
+            let (mut stream, mut peer) = pair(runtime);
+            let rounds = Arc::new(AtomicUsize::new(0));
+            let served = Arc::clone(&rounds);
+            let bystander = runtime.spawn(async move {
+                for _ in 0..ROUNDS {
+                    let byte = stream.read_u8().await.expect("a byte");
+                    time::sleep(Duration::from_micros(50)).await;
+                    vigie_runtime::spawn(yield_now()).await.expect("no panic");
+                    stream.write_u8(byte).await.expect("open");
+                    served.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+            let rounds_left = move || rounds.load(Ordering::SeqCst) < ROUNDS;
+            let hog = locked.hold(runtime, move || !rounds_left());
+            locked.send_all_in(&mut peers);
+            for _ in 0..ROUNDS {
+                peer.write_all(&[1]).expect("open");
+                receive(&mut peer);
+            }
+            peers.iter_mut().for_each(receive);
+            runtime.block_on(hog).expect("no panic");
+            runtime.block_on(bystander).expect("no panic");
+            // All came while the lock was held, and none had it before.
+            assert_eq!(locked.log(), ["holder", "comer", "comer", "comer"]);
+        });
+    });
+}
+
+/// Goal: whoever blocks on a lock is seen as what it is: a long poll, on one thread. Method: the metrics
+/// name the tasks that are polled while the lock is held, and count their polls afterwards.
+#[test]
+fn each_blocked_task_is_one_long_poll() {
+    const COMERS: usize = 4;
+    against_hang(|| {
+        each(|runtime| {
+            let locked = Locked::default();
+            let mut peers: Vec<_> = (0..COMERS).map(|_| locked.need(runtime)).collect();
+            let is_over = Arc::new(AtomicBool::new(false));
+            let over = Arc::clone(&is_over);
+            let hog = locked.hold(runtime, move || over.load(Ordering::SeqCst));
+            locked.send_all_in(&mut peers);
+            let caught = |name: &str| {
+                let threads = runtime.handle().metrics().threads.into_iter();
+                let polls = threads.filter_map(|thread| thread.current);
+                let is_it = |poll: &vigie_runtime::metrics::CurrentPoll| {
+                    poll.name.as_deref() == Some(name) && poll.elapsed > LONG_POLL
+                };
+                polls.filter(is_it).count()
+            };
+            eventually(|| caught("comer") >= COMERS && caught("holder") >= 1);
+            assert_eq!((caught("comer"), caught("holder")), (COMERS, 1));
+            let before = runtime.handle().metrics().long_polls;
+            is_over.store(true, Ordering::SeqCst);
+            peers.iter_mut().for_each(receive);
+            runtime.block_on(hog).expect("no panic");
+            // They have ended: the answers were written after them, or their successors have begun.
+            eventually(|| caught("comer") == 0 && caught("holder") == 0);
+            eventually(|| runtime.handle().metrics().long_polls > before + COMERS as u64);
+            let latest = runtime.handle().metrics().latest_long_polls;
+            let told = |name| latest.iter().any(|poll| poll.name.as_deref() == Some(name));
+            assert!(told("comer") && told("holder"), "{latest:?}");
+        });
+    });
+}
+
+/// Goal: whoever has blocked on a lock once does not count as computing, and its next event is delivered
+/// while the worker hogs. Method: the test holds the lock until the poll has lasted for longer than that of
+/// any hog; then a hog holds the worker until the task has echoed.
+#[test]
+fn who_was_blocked_does_not_count_as_computing() {
+    against_hang(|| {
+        each(|runtime| {
+            let locked = Locked::default();
+            let held = locked.log.lock().expect("not poisoned");
+            let (mut stream, mut peer) = pair(runtime);
+            let (this, echoes) = (locked.clone(), Arc::new(AtomicUsize::new(0)));
+            let count = Arc::clone(&echoes);
+            runtime
+                .spawn(async move {
+                    this.log.lock().expect("not poisoned").push("comer");
+                    while let Ok(byte) = stream.read_u8().await {
+                        stream.write_u8(byte).await.expect("open");
+                        count.fetch_add(1, Ordering::SeqCst);
+                    }
+                })
+                .detach();
+            let is_long = || {
+                let threads = runtime.handle().metrics().threads.into_iter();
+                let mut polls = threads.filter_map(|thread| thread.current);
+                polls.any(|poll| poll.elapsed > 2 * HOG)
+            };
+            eventually(is_long);
+            drop(held);
+            settle::until(|| !locked.log().is_empty());
+            let over = Arc::clone(&echoes);
+            let hog = locked.hold(runtime, move || over.load(Ordering::SeqCst) >= 3);
+            let other = Hogs::start(runtime.handle(), 1, 1);
+            for _ in 0..3 {
+                peer.write_all(&[1]).expect("open");
+                receive(&mut peer);
+            }
+            runtime.block_on(hog).expect("no panic");
+            drop(other);
+        });
+    });
+}
+
+/// Goal: more tasks than threads may block on the lock: events then wait, but there is no deadlock, and
+/// everything ends when the hog lets go. Method: six of them, for which one thread beside the workers is
+/// not enough; the hog lets go when all threads are stuck.
+#[test]
+fn more_comers_than_threads() {
+    const COMERS: usize = 6;
+    against_hang(|| {
+        each_with(|builder| builder.reserve_threads(1), &mut |runtime: &Runtime| {
+            let locked = Locked::default();
+            let mut peers: Vec<_> = (0..COMERS).map(|_| locked.need(runtime)).collect();
+            let (mut stream, mut peer) = pair(runtime);
+            let bystander = runtime.spawn(async move {
+                let byte = stream.read_u8().await.expect("a byte");
+                stream.write_u8(byte).await.expect("open");
+            });
+            let is_over = Arc::new(AtomicBool::new(false));
+            let over = Arc::clone(&is_over);
+            let hog = locked.hold(runtime, move || over.load(Ordering::SeqCst));
+            for peer in &mut peers {
+                peer.write_all(&[1]).expect("open");
+            }
+            // One thread is the hog's.
+            let threads = runtime.handle().metrics().workers;
+            settle::until(|| locked.comers.load(Ordering::SeqCst) == threads);
+            peer.write_all(&[1]).expect("open");
+            let refused = || runtime.handle().metrics().reserve.map(|reserve| reserve.refused);
+            eventually(|| refused().is_some_and(|count| count > 0));
+            assert!(!bystander.is_finished(), "there was a thread: this test shows nothing");
+            is_over.store(true, Ordering::SeqCst);
+            peers.iter_mut().for_each(receive);
+            receive(&mut peer);
+            runtime.block_on(hog).expect("no panic");
+            runtime.block_on(bystander).expect("no panic");
+            let log = locked.log();
+            assert_eq!((log.len(), log[0]), (COMERS + 1, "holder"));
+        });
+    });
+}
+
+/// Keeps the text of each warning.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == Level::WARN
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        self.0.lock().expect("not poisoned").push(text.0);
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+struct Text(String);
+
+impl Visit for Text {
+    fn record_debug(&mut self, _: &Field, value: &dyn fmt::Debug) {
+        self.0 += &format!("{value:?} ");
+    }
+}
+
+/// Goal: a warning says once that the bound is reached. Method: one worker and one reserve thread hog, in a
+/// process of its own, since the supervisor's events go to the listener of the process.
+#[test]
+fn the_bound_is_told_of_once() {
+    in_child("locks::the_bound_is_told_of_once", || {
+        let warnings = Warnings::default();
+        tracing::subscriber::set_global_default(warnings.clone()).expect("there was none");
+        let runtime = Runtime::builder().workers(1).reserve_threads(1).build().expect("a runtime");
+        let count = || {
+            let texts = warnings.0.lock().expect("not poisoned");
+            texts.iter().filter(|text| text.contains("every reserve thread")).count()
+        };
+        assert_eq!(count(), 0);
+        let hogs = Hogs::start(runtime.handle(), 4, 2);
+        let refused = || runtime.handle().metrics().reserve.map_or(0, |reserve| reserve.refused);
+        eventually(|| refused() > 3);
+        drop(hogs);
+        runtime.block_on(runtime.spawn(async {})).expect("no panic");
+        assert_eq!(count(), 1);
+    });
+}
+
+/// Goal: the future of `block_on`, too, may block on the lock: its thread is its own, and the runtime's
+/// threads go on. Method: the hog lets go when another task has had its echoes while `block_on` is stuck.
+#[test]
+fn a_blocked_main_future() {
+    const ROUNDS: usize = 20;
+    against_hang(|| {
+        each(|runtime| {
+            let locked = Locked::default();
+            let mut comer = locked.need(runtime);
+            let (mut stream, mut peer) = pair(runtime);
+            let rounds = Arc::new(AtomicUsize::new(0));
+            let served = Arc::clone(&rounds);
+            runtime
+                .spawn(async move {
+                    while let Ok(byte) = stream.read_u8().await {
+                        stream.write_u8(byte).await.expect("open");
+                        served.fetch_add(1, Ordering::SeqCst);
+                    }
+                })
+                .detach();
+            let hog = locked.hold(runtime, move || rounds.load(Ordering::SeqCst) >= ROUNDS);
+            locked.send_all_in(std::slice::from_mut(&mut comer));
+            let client = {
+                let locked = locked.clone();
+                std::thread::spawn(move || {
+                    settle::until(|| locked.comers.load(Ordering::SeqCst) == 2);
+                    for _ in 0..ROUNDS {
+                        peer.write_all(&[1]).expect("open");
+                        receive(&mut peer);
+                    }
+                })
+            };
+            runtime.block_on(async {
+                locked.comers.fetch_add(1, Ordering::SeqCst);
+                locked.log.lock().expect("not poisoned").push("main");
+            });
+            receive(&mut comer);
+            runtime.block_on(hog).expect("no panic");
+            client.join().expect("all is echoed");
+            let mut log = locked.log();
+            log[1..].sort_unstable();
+            assert_eq!(log, ["holder", "comer", "main"]);
+        });
+    });
+}
