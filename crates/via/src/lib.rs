@@ -50,4 +50,5 @@
 
 #![deny(unsafe_code)]
 
+pub mod protocol;
 pub mod vi;
