@@ -50,7 +50,9 @@
 
 #![deny(unsafe_code)]
 
+pub mod message;
 mod nic;
+pub mod protocol;
 mod spin;
 pub mod vi;
 

@@ -1,0 +1,464 @@
+//! Sending and receiving in one context.
+
+use std::{fmt, io::IoSlice, sync::Arc};
+
+use super::{
+    MessageError,
+    endpoint::{Found, Inner, Want},
+    request::{Matched, Owned, ReceiveRequest, SendRequest, UntilReady},
+};
+use crate::{
+    protocol::{Engine, Mode, Pattern, Payload, SendState, Sink, Status},
+    vi::{Provider, Region},
+};
+
+/// From whom a message may come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_enums, reason = "one or any")]
+pub enum Source {
+    /// From any rank: `MPI_ANY_SOURCE`.
+    Any,
+    /// From this one.
+    Rank(u32),
+}
+
+impl From<u32> for Source {
+    fn from(rank: u32) -> Self {
+        Self::Rank(rank)
+    }
+}
+
+/// Which tag a message may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_enums, reason = "one or any")]
+pub enum Tag {
+    /// Any: `MPI_ANY_TAG`.
+    Any,
+    /// This one.
+    Is(u32),
+}
+
+impl From<u32> for Tag {
+    fn from(tag: u32) -> Self {
+        Self::Is(tag)
+    }
+}
+
+/// A message that was received.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Message {
+    /// From whom, with which tag, how long.
+    pub status: Status,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// Sends and receives in one context: messages of different communicators never meet. Clones are the same
+/// communicator.
+pub struct Communicator<P: Provider> {
+    inner: Arc<Inner<P>>,
+    context: u16,
+    rank: u32,
+    size: u32,
+}
+
+impl<P: Provider> Communicator<P> {
+    pub(super) fn new(inner: Arc<Inner<P>>, context: u16) -> Self {
+        let (rank, size) = inner.shared.with(|engine| (engine.rank(), engine.size()));
+        Self { inner, context, rank, size }
+    }
+
+    /// Returns this process's rank, from 0.
+    #[must_use]
+    pub const fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// Returns how many ranks there are.
+    #[must_use]
+    pub const fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// Makes another communicator of the same ranks, whose messages are apart from this one's. All ranks make
+    /// theirs in the same order, or messages get lost: nothing is exchanged for it.
+    ///
+    /// # Errors
+    /// [`MessageError::NoContext`].
+    pub fn duplicate(&self) -> Result<Self, MessageError> {
+        let context = self.inner.shared.next_context().ok_or(MessageError::NoContext)?;
+        Ok(Self { inner: Arc::clone(&self.inner), context, rank: self.rank, size: self.size })
+    }
+
+    fn pattern(&self, source: Source, tag: Tag) -> Pattern {
+        Pattern {
+            context: self.context,
+            source: match source {
+                Source::Any => None,
+                Source::Rank(rank) => Some(rank),
+            },
+            tag: match tag {
+                Tag::Any => None,
+                Tag::Is(tag) => Some(tag),
+            },
+        }
+    }
+
+    // ------------------------------------------------------------------ sends
+
+    /// Sends a message: done when `bytes` may be changed again, which for short messages does not wait for the
+    /// receiver.
+    ///
+    /// # Cancel safety
+    /// A short message is sent whole or not at all. A long one whose future is dropped half way is given up,
+    /// and its receiver told so.
+    ///
+    /// # Errors
+    /// [`MessageError`].
+    #[inline]
+    pub async fn send(&self, dest: u32, tag: u32, bytes: &[u8]) -> Result<(), MessageError> {
+        self.send_slices(dest, tag, Mode::Standard, &[IoSlice::new(bytes)]).await
+    }
+
+    /// Sends a message without waiting for anybody: what cannot leave is copied to the endpoint's buffer for
+    /// such messages.
+    ///
+    /// # Errors
+    /// [`SendError::BufferFull`](crate::protocol::SendError::BufferFull), or as [`send`](Self::send).
+    pub fn send_buffered(&self, dest: u32, tag: u32, bytes: &[u8]) -> Result<(), MessageError> {
+        let body = [IoSlice::new(bytes)];
+        let sent = self.inner.shared.with(|engine| {
+            engine.send(dest, self.context, tag, Mode::Buffered, Payload::Borrowed(&body))
+        })?;
+        match sent {
+            SendState::Done => {}
+            // It goes on without us.
+            SendState::Pending(id) => self.inner.shared.with(|engine| engine.drop_send(id)),
+        }
+        Ok(())
+    }
+
+    /// Sends a message and waits until a receive has matched it.
+    ///
+    /// # Cancel safety
+    /// As [`send`](Self::send); whether the message was received is not known then.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub async fn send_sync(&self, dest: u32, tag: u32, bytes: &[u8]) -> Result<(), MessageError> {
+        self.send_slices(dest, tag, Mode::Synchronous, &[IoSlice::new(bytes)]).await
+    }
+
+    /// Sends a message to a receive that is known to be posted. If it is not, the message is sent all the
+    /// same, and counted ([`Counters::ready_unexpected`](crate::protocol::Counters)).
+    ///
+    /// # Cancel safety
+    /// As [`send`](Self::send).
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub async fn send_ready(&self, dest: u32, tag: u32, bytes: &[u8]) -> Result<(), MessageError> {
+        self.send_slices(dest, tag, Mode::Ready, &[IoSlice::new(bytes)]).await
+    }
+
+    /// Sends one message made of several pieces, in any mode: vectored, or strided by
+    /// [`Layout::slices`](crate::protocol::Layout::slices).
+    ///
+    /// # Cancel safety
+    /// As [`send`](Self::send).
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    #[inline]
+    pub async fn send_slices(
+        &self,
+        dest: u32,
+        tag: u32,
+        mode: Mode,
+        slices: &[IoSlice<'_>],
+    ) -> Result<(), MessageError> {
+        let sent = self
+            .inner
+            .shared
+            .with(|engine| engine.send(dest, self.context, tag, mode, Payload::Borrowed(slices)))?;
+        match sent {
+            SendState::Done => Ok(()),
+            SendState::Pending(id) => {
+                let mut owned = Owned::new(&self.inner, id, true);
+                let result = UntilReady::new(&self.inner, id, |engine: &mut Engine<P>, id| {
+                    engine.poll_send(id, Some(slices))
+                })
+                .await;
+                owned.is_over();
+                result
+            }
+        }
+    }
+
+    /// Begins to send bytes that are given away. It goes on whether or not it is awaited.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn start_send(
+        &self,
+        dest: u32,
+        tag: u32,
+        mode: Mode,
+        bytes: Vec<u8>,
+    ) -> Result<SendRequest<P>, MessageError> {
+        self.start(dest, tag, mode, Payload::Owned(bytes))
+    }
+
+    /// Begins to send a piece of registered memory, which the receiver takes in one copy where both sides can.
+    /// It must not be changed before the request ends.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn start_send_region(
+        &self,
+        dest: u32,
+        tag: u32,
+        mode: Mode,
+        (region, offset, length): (&Region, u64, u64),
+    ) -> Result<SendRequest<P>, MessageError> {
+        self.start(dest, tag, mode, Payload::Region { region: region.clone(), offset, length })
+    }
+
+    fn start(
+        &self,
+        dest: u32,
+        tag: u32,
+        mode: Mode,
+        payload: Payload<'_>,
+    ) -> Result<SendRequest<P>, MessageError> {
+        let sent =
+            self.inner.shared.with(|engine| engine.send(dest, self.context, tag, mode, payload))?;
+        let id = match sent {
+            SendState::Done => None,
+            SendState::Pending(id) => Some(id),
+        };
+        Ok(SendRequest { inner: Arc::clone(&self.inner), id })
+    }
+
+    // ------------------------------------------------------------------ receives
+
+    /// Receives a message.
+    ///
+    /// # Cancel safety
+    /// A message that was matched to this receive when the future is dropped is lost: keep a
+    /// [`start_receive`](Self::start_receive) across a `select` instead.
+    ///
+    /// # Errors
+    /// [`MessageError`].
+    pub async fn receive(
+        &self,
+        source: impl Into<Source>,
+        tag: impl Into<Tag>,
+    ) -> Result<Message, MessageError> {
+        let mut bytes = Vec::new();
+        let status = self.receive_into(source, tag, &mut bytes).await?;
+        Ok(Message { status, bytes })
+    }
+
+    /// Receives a message into `sink`: a slice, a vector, or pieces of a buffer
+    /// ([`Layout::sink`](crate::protocol::Layout::sink)). What does not fit is thrown away, and
+    /// [`Status::is_truncated`] set.
+    ///
+    /// # Cancel safety
+    /// As [`receive`](Self::receive).
+    ///
+    /// # Errors
+    /// [`MessageError`].
+    #[inline]
+    pub async fn receive_into<S: Sink + ?Sized>(
+        &self,
+        source: impl Into<Source>,
+        tag: impl Into<Tag>,
+        sink: &mut S,
+    ) -> Result<Status, MessageError> {
+        let pattern = self.pattern(source.into(), tag.into());
+        let shared = &self.inner.shared;
+        let now = shared.spin.until(|| shared.with(|engine| engine.receive_now(pattern, sink)));
+        if let Some(status) = now {
+            return Ok(status);
+        }
+        self.receive_posted(pattern, sink).await
+    }
+
+    async fn receive_posted<S: Sink + ?Sized>(
+        &self,
+        pattern: Pattern,
+        sink: &mut S,
+    ) -> Result<Status, MessageError> {
+        let id = self.inner.shared.with(|engine| engine.post_receive(pattern));
+        let mut owned = Owned::new(&self.inner, id, false);
+        let result = UntilReady::new(&self.inner, id, |engine: &mut Engine<P>, id| {
+            engine.poll_receive(id, sink)
+        })
+        .await;
+        owned.is_over();
+        result
+    }
+
+    /// Posts a receive: from now on a message that fits belongs to it.
+    pub fn start_receive(
+        &self,
+        source: impl Into<Source>,
+        tag: impl Into<Tag>,
+    ) -> ReceiveRequest<P> {
+        let pattern = self.pattern(source.into(), tag.into());
+        let id = self.inner.shared.with(|engine| engine.post_receive(pattern));
+        ReceiveRequest { inner: Arc::clone(&self.inner), id: Some(id) }
+    }
+
+    // ------------------------------------------------------------------ probes
+
+    /// Waits for a message that fits, and leaves it: the next receive with the same source and tag gets it,
+    /// unless another task takes it before.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// [`MessageError`].
+    pub async fn probe(
+        &self,
+        source: impl Into<Source>,
+        tag: impl Into<Tag>,
+    ) -> Result<Status, MessageError> {
+        let pattern = self.pattern(source.into(), tag.into());
+        match self.inner.handle.wait(Want::Probe(pattern)).await? {
+            Found::Probed(status) => Ok(status),
+            other => unreachable!("invariant: {other:?} is no answer to a probe"),
+        }
+    }
+
+    /// Returns what [`probe`](Self::probe) would, if it is there.
+    #[must_use]
+    pub fn try_probe(&self, source: impl Into<Source>, tag: impl Into<Tag>) -> Option<Status> {
+        let pattern = self.pattern(source.into(), tag.into());
+        self.inner.shared.with(|engine| engine.probe(pattern))
+    }
+
+    /// Waits for a message that fits, and takes it off the list: nobody else can receive it.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// [`MessageError`].
+    pub async fn matched_probe(
+        &self,
+        source: impl Into<Source>,
+        tag: impl Into<Tag>,
+    ) -> Result<Matched<P>, MessageError> {
+        let (source, tag) = (source.into(), tag.into());
+        loop {
+            if let Some(matched) = self.try_matched_probe(source, tag) {
+                return Ok(matched);
+            }
+            self.probe(source, tag).await?;
+        }
+    }
+
+    /// Returns what [`matched_probe`](Self::matched_probe) would, if it is there.
+    pub fn try_matched_probe(
+        &self,
+        source: impl Into<Source>,
+        tag: impl Into<Tag>,
+    ) -> Option<Matched<P>> {
+        let pattern = self.pattern(source.into(), tag.into());
+        let (id, status) = self.inner.shared.with(|engine| engine.matched_probe(pattern))?;
+        let request = ReceiveRequest { inner: Arc::clone(&self.inner), id: Some(id) };
+        Some(Matched { status, request })
+    }
+
+    // ------------------------------------------------------------------ persistent requests
+
+    /// Returns a send that can be started again and again with the same envelope: `MPI_Send_init`.
+    #[must_use]
+    pub fn persistent_send(&self, dest: u32, tag: u32, mode: Mode) -> PersistentSend<P> {
+        PersistentSend { communicator: self.clone(), dest, tag, mode }
+    }
+
+    /// Returns a receive that can be started again and again: `MPI_Recv_init`.
+    #[must_use]
+    pub fn persistent_receive(
+        &self,
+        source: impl Into<Source>,
+        tag: impl Into<Tag>,
+    ) -> PersistentReceive<P> {
+        PersistentReceive { communicator: self.clone(), source: source.into(), tag: tag.into() }
+    }
+}
+
+impl<P: Provider> Clone for Communicator<P> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner), ..*self }
+    }
+}
+
+impl<P: Provider> fmt::Debug for Communicator<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Communicator")
+            .field("context", &self.context)
+            .field("rank", &self.rank)
+            .field("size", &self.size)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A send to one rank with one tag and mode, started as often as wanted.
+#[derive(Debug)]
+pub struct PersistentSend<P: Provider> {
+    communicator: Communicator<P>,
+    dest: u32,
+    tag: u32,
+    mode: Mode,
+}
+
+impl<P: Provider> PersistentSend<P> {
+    /// Begins to send: see [`Communicator::start_send`].
+    ///
+    /// # Errors
+    /// [`MessageError`].
+    pub fn start(&self, bytes: Vec<u8>) -> Result<SendRequest<P>, MessageError> {
+        self.communicator.start_send(self.dest, self.tag, self.mode, bytes)
+    }
+
+    /// Sends: see [`Communicator::send_slices`].
+    ///
+    /// # Errors
+    /// [`MessageError`].
+    pub async fn send(&self, bytes: &[u8]) -> Result<(), MessageError> {
+        let slices = [IoSlice::new(bytes)];
+        self.communicator.send_slices(self.dest, self.tag, self.mode, &slices).await
+    }
+}
+
+/// A receive from one source with one tag, started as often as wanted.
+#[derive(Debug)]
+pub struct PersistentReceive<P: Provider> {
+    communicator: Communicator<P>,
+    source: Source,
+    tag: Tag,
+}
+
+impl<P: Provider> PersistentReceive<P> {
+    /// Posts the receive: see [`Communicator::start_receive`].
+    pub fn start(&self) -> ReceiveRequest<P> {
+        self.communicator.start_receive(self.source, self.tag)
+    }
+
+    /// Receives: see [`Communicator::receive_into`].
+    ///
+    /// # Errors
+    /// [`MessageError`].
+    pub async fn receive_into<S: Sink + ?Sized>(
+        &self,
+        sink: &mut S,
+    ) -> Result<Status, MessageError> {
+        self.communicator.receive_into(self.source, self.tag, sink).await
+    }
+}

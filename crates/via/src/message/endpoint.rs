@@ -1,0 +1,300 @@
+//! The message engine of one rank as a detector.
+
+use std::{
+    collections::BTreeMap,
+    fmt, io,
+    os::fd::{AsFd, OwnedFd},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+};
+
+use vigie_detect::{
+    Armed, Bell, Cancel, Detector, EventStream, Handle, Instant, Interest, Key, Methods, Mode,
+    Notice, RegisterError, Registration, Round, Server, Site, Submitted, WaitError,
+};
+
+use super::Communicator;
+use crate::{
+    protocol::{Engine, EngineEvent, Pattern, RequestId, Status},
+    spin::Spin,
+    vi::Provider,
+};
+
+/// What a wait on an endpoint is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Want {
+    /// The request may have become ready: poll it.
+    Request(RequestId),
+    /// A message that fits, to be left where it is.
+    Probe(Pattern),
+    /// Of the engine: connections, failures.
+    Event,
+    /// Nothing: keeps the engine at work while nobody waits.
+    Background,
+}
+
+#[derive(Debug)]
+pub(super) enum Found {
+    Ready,
+    Probed(Status),
+    Event(EngineEvent),
+}
+
+pub(super) struct Shared<P: Provider> {
+    engine: Mutex<Engine<P>>,
+    /// Somebody waits for a request: the host has to be told what became ready elsewhere.
+    has_waiters: AtomicBool,
+    bell: OnceLock<Bell>,
+    pub(super) spin: Spin,
+    /// The context of the next communicator.
+    contexts: AtomicU32,
+}
+
+impl<P: Provider> Shared<P> {
+    /// Nothing behind the lock is left half done by a panic: of foreign code, only a sink runs inside.
+    #[inline]
+    fn lock(&self) -> MutexGuard<'_, Engine<P>> {
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls `f` with the engine, and sees to it that those whose requests became ready by it are told.
+    #[inline]
+    pub(super) fn with<T>(&self, f: impl FnOnce(&mut Engine<P>) -> T) -> T {
+        let mut engine = self.lock();
+        let result = f(&mut engine);
+        if engine.has_ready() {
+            self.tell(engine);
+        }
+        result
+    }
+
+    #[cold]
+    fn tell(&self, mut engine: MutexGuard<'_, Engine<P>>) {
+        if !self.has_waiters.load(Ordering::Relaxed) {
+            // Whoever begins to wait now looks once more after that.
+            engine.clear_ready();
+            return;
+        }
+        drop(engine);
+        if let Some(bell) = self.bell.get() {
+            bell.ring();
+        }
+    }
+
+    pub(super) fn next_context(&self) -> Option<u16> {
+        u16::try_from(self.contexts.fetch_add(1, Ordering::Relaxed)).ok()
+    }
+}
+
+pub(super) struct Inner<P: Provider> {
+    pub(super) shared: Arc<Shared<P>>,
+    pub(super) handle: Handle<Watch<P>>,
+    /// Keeps the engine at work.
+    _background: EventStream<Watch<P>>,
+}
+
+/// The message engine of one rank, hosted by a detection server. Clones are the same endpoint; its
+/// connections end with the last of them and of its communicators and requests.
+pub struct Endpoint<P: Provider> {
+    pub(super) inner: Arc<Inner<P>>,
+}
+
+impl<P: Provider> Endpoint<P> {
+    /// Brings an engine to a detection server: [`Server::current`] inside a vigie runtime, or a host thread's
+    /// elsewhere.
+    ///
+    /// # Errors
+    /// As [`Server::register`].
+    pub fn new(server: &Server, engine: Engine<P>) -> Result<Self, RegisterError> {
+        let name = engine.nic().attributes().name;
+        let descriptor = engine.descriptor().map(|descriptor| descriptor.try_clone_to_owned());
+        let shared = Arc::new(Shared {
+            engine: Mutex::new(engine),
+            has_waiters: AtomicBool::new(false),
+            bell: OnceLock::new(),
+            spin: Spin::default(),
+            contexts: AtomicU32::new(1),
+        });
+        let watch = Watch {
+            shared: Arc::clone(&shared),
+            descriptor: descriptor.transpose(),
+            site: None,
+            requests: BTreeMap::new(),
+            others: Vec::new(),
+            ready: Vec::new(),
+        };
+        let handle = server.register(watch, Registration::named(name))?;
+        let background =
+            handle.stream(Want::Background).map_err(|_| RegisterError::ServerClosed)?;
+        Ok(Self { inner: Arc::new(Inner { shared, handle, _background: background }) })
+    }
+
+    /// Calls `f` with the engine, under the endpoint's lock: for everything that does not wait.
+    #[inline]
+    pub fn with<T>(&self, f: impl FnOnce(&mut Engine<P>) -> T) -> T {
+        self.inner.shared.with(f)
+    }
+
+    /// Returns the communicator of all ranks, in context 0. Each call returns the same context.
+    #[must_use]
+    pub fn communicator(&self) -> Communicator<P> {
+        Communicator::new(Arc::clone(&self.inner), 0)
+    }
+
+    /// Waits for the next event of the engine: a connection that came about, was refused or asked for, and a
+    /// rank that failed.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// [`WaitError`] when the server ends.
+    pub async fn event(&self) -> Result<EngineEvent, WaitError> {
+        match self.inner.handle.wait(Want::Event).await? {
+            Found::Event(event) => Ok(event),
+            other => unreachable!("invariant: {other:?} is no event"),
+        }
+    }
+}
+
+impl<P: Provider> Clone for Endpoint<P> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner) }
+    }
+}
+
+impl<P: Provider> fmt::Debug for Endpoint<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint").field("handle", &self.inner.handle).finish_non_exhaustive()
+    }
+}
+
+/// The endpoint as a detector.
+pub(super) struct Watch<P: Provider> {
+    shared: Arc<Shared<P>>,
+    descriptor: io::Result<Option<OwnedFd>>,
+    site: Option<Site>,
+    requests: BTreeMap<RequestId, Key>,
+    /// Waits for events and probes, oldest first.
+    others: Vec<(Key, Want)>,
+    /// Became ready, and not yet told.
+    ready: Vec<RequestId>,
+}
+
+impl<P: Provider> Watch<P> {
+    fn note_waiters(&self) {
+        self.shared.has_waiters.store(!self.requests.is_empty(), Ordering::Relaxed);
+    }
+
+    fn take_other(engine: &mut Engine<P>, want: Want) -> Option<Found> {
+        match want {
+            Want::Event => engine.event().map(Found::Event),
+            Want::Probe(pattern) => engine.probe(pattern).map(Found::Probed),
+            Want::Request(_) | Want::Background => None,
+        }
+    }
+}
+
+impl<P: Provider> Detector for Watch<P> {
+    type Request = Want;
+    type Event = Found;
+
+    fn methods(&self) -> Methods {
+        match &self.descriptor {
+            Ok(None) => Methods::GROUP,
+            _ => Methods::GROUP | Methods::NOTIFY,
+        }
+    }
+
+    fn attach(&mut self, site: &Site) -> io::Result<()> {
+        match &self.descriptor {
+            Ok(Some(descriptor)) => site.watch(descriptor.as_fd(), 0, Interest::Readable)?,
+            Ok(None) => {}
+            Err(error) => return Err(io::Error::new(error.kind(), error.to_string())),
+        }
+        let _ = self.shared.bell.set(site.bell());
+        self.site = Some(site.clone());
+        Ok(())
+    }
+
+    fn submit(&mut self, key: Key, want: &mut Want, _: Mode) -> Submitted<Found> {
+        match *want {
+            Want::Request(id) => {
+                self.requests.insert(id, key);
+                self.note_waiters();
+                // The waiter polls its request once more, now that it is known here.
+                Submitted::Pending
+            }
+            Want::Background => Submitted::Pending,
+            other => match Self::take_other(&mut self.shared.lock(), other) {
+                Some(found) => Submitted::Ready(found),
+                None => {
+                    self.others.push((key, other));
+                    Submitted::Queued
+                }
+            },
+        }
+    }
+
+    fn poll(&mut self, round: &mut Round<'_, Self>) {
+        let shared = Arc::clone(&self.shared);
+        let mut engine = shared.lock();
+        if let Some(site) = &self.site {
+            engine.progress(site.now());
+        }
+        engine.take_ready(&mut self.ready);
+        self.others.retain(|(key, want)| match Self::take_other(&mut engine, *want) {
+            Some(found) => {
+                round.complete(*key, found);
+                false
+            }
+            None => true,
+        });
+        drop(engine);
+        while !round.is_full()
+            && let Some(id) = self.ready.pop()
+        {
+            if let Some(key) = self.requests.remove(&id) {
+                round.complete(key, Found::Ready);
+            }
+        }
+        if !self.ready.is_empty() {
+            round.more();
+        }
+        self.note_waiters();
+    }
+
+    fn notified(&mut self, _: &[Notice], round: &mut Round<'_, Self>) {
+        self.shared.lock().quiet();
+        self.poll(round);
+    }
+
+    fn arm(&mut self) -> io::Result<Armed> {
+        self.shared.lock().arm()
+    }
+
+    fn cancel(&mut self, key: Key, want: &mut Want) -> Cancel {
+        match want {
+            Want::Request(id) => drop(self.requests.remove(id)),
+            _ => self.others.retain(|(other, _)| *other != key),
+        }
+        self.note_waiters();
+        Cancel::Released
+    }
+
+    fn unclaimed(&mut self, found: Found) -> Option<Found> {
+        match found {
+            Found::Event(event) => {
+                self.shared.lock().give_back_event(event);
+                None
+            }
+            Found::Ready | Found::Probed(_) => Some(found),
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.shared.lock().next_deadline()
+    }
+}

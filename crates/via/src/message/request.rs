@@ -1,0 +1,300 @@
+//! Requests that have begun: futures of their own, which may be dropped, cancelled or awaited later.
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use vigie_detect::{Handle, Wait};
+
+use super::{
+    Message, MessageError,
+    endpoint::{Inner, Want, Watch},
+};
+use crate::{
+    protocol::{CancelState, Engine, RequestError, RequestId, Sink, Status},
+    vi::Provider,
+};
+
+/// Polls a request until it is ready: inline, looking again for a while, then as the scheduler decides.
+pub(super) struct UntilReady<'a, P: Provider, F> {
+    inner: &'a Inner<P>,
+    id: RequestId,
+    attempt: F,
+    wait: Option<Wait<Watch<P>, &'a Handle<Watch<P>>>>,
+}
+
+impl<'a, P: Provider, T, F> UntilReady<'a, P, F>
+where
+    F: FnMut(&mut Engine<P>, RequestId) -> Poll<Result<T, RequestError>> + Unpin,
+{
+    pub(super) const fn new(inner: &'a Inner<P>, id: RequestId, attempt: F) -> Self {
+        Self { inner, id, attempt, wait: None }
+    }
+
+    #[inline]
+    fn attempt(&mut self) -> Option<Result<T, RequestError>> {
+        let Self { inner, id, attempt, .. } = self;
+        match inner.shared.with(|engine| attempt(engine, *id)) {
+            Poll::Ready(result) => Some(result),
+            Poll::Pending => None,
+        }
+    }
+}
+
+impl<P: Provider, T, F> Future for UntilReady<'_, P, F>
+where
+    F: FnMut(&mut Engine<P>, RequestId) -> Poll<Result<T, RequestError>> + Unpin,
+{
+    type Output = Result<T, MessageError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        loop {
+            if let Some(wait) = &mut this.wait {
+                match Pin::new(wait).poll(cx) {
+                    Poll::Ready(Ok(_)) => this.wait = None,
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
+            let inner = this.inner;
+            if let Some(result) = inner.shared.spin.until(|| this.attempt()) {
+                return Poll::Ready(result.map_err(Into::into));
+            }
+            let wait = this.wait.insert(inner.handle.wait(Want::Request(this.id)));
+            if let Poll::Ready(result) = Pin::new(wait).poll(cx) {
+                this.wait = None;
+                result?;
+                continue;
+            }
+            // Whatever made it ready before the wait was known was told to nobody.
+            if let Some(result) = this.attempt() {
+                this.wait = None;
+                return Poll::Ready(result.map_err(Into::into));
+            }
+        }
+    }
+}
+
+/// Forgets a request whose owner goes before it has ended.
+pub(super) struct Owned<'a, P: Provider> {
+    inner: &'a Inner<P>,
+    id: Option<RequestId>,
+    is_send: bool,
+}
+
+impl<'a, P: Provider> Owned<'a, P> {
+    pub(super) const fn new(inner: &'a Inner<P>, id: RequestId, is_send: bool) -> Self {
+        Self { inner, id: Some(id), is_send }
+    }
+
+    pub(super) const fn is_over(&mut self) {
+        self.id = None;
+    }
+}
+
+impl<P: Provider> Drop for Owned<'_, P> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            forget(self.inner, id, self.is_send);
+        }
+    }
+}
+
+fn forget<P: Provider>(inner: &Inner<P>, id: RequestId, is_send: bool) {
+    inner
+        .shared
+        .with(|engine| if is_send { engine.drop_send(id) } else { engine.drop_receive(id) });
+}
+
+/// A send that has begun and owns its bytes: `MPI_Isend`. It goes on by itself; dropping it lets the message
+/// go on its way.
+#[must_use = "whether the message was sent is told to whoever awaits this"]
+pub struct SendRequest<P: Provider> {
+    pub(super) inner: Arc<Inner<P>>,
+    /// `None` once it has ended.
+    pub(super) id: Option<RequestId>,
+}
+
+impl<P: Provider> SendRequest<P> {
+    /// Waits until the send is done, as its mode says.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: the request goes on, and can be waited for again.
+    ///
+    /// # Errors
+    /// [`MessageError`]; [`RequestError::Cancelled`] if [`cancel`](Self::cancel) came in time.
+    pub async fn wait(&mut self) -> Result<(), MessageError> {
+        let Some(id) = self.id else { return Ok(()) };
+        let result = UntilReady::new(&self.inner, id, |engine: &mut Engine<P>, id| {
+            engine.poll_send(id, None)
+        })
+        .await;
+        self.id = None;
+        result
+    }
+
+    /// Returns whether the send is done, without waiting.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub fn test(&mut self) -> Result<bool, MessageError> {
+        let Some(id) = self.id else { return Ok(true) };
+        match self.inner.shared.with(|engine| engine.poll_send(id, None)) {
+            Poll::Ready(result) => {
+                self.id = None;
+                result?;
+                Ok(true)
+            }
+            Poll::Pending => Ok(false),
+        }
+    }
+
+    /// Takes the message back if its receiver has not matched it. Returns whether it was taken back; delivered
+    /// and cancelled exclude each other.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub async fn cancel(mut self) -> Result<bool, MessageError> {
+        let Some(id) = self.id else { return Ok(false) };
+        if self.inner.shared.with(|engine| engine.cancel_send(id)) == CancelState::Cancelled {
+            self.id = None;
+            return Ok(true);
+        }
+        match self.wait().await {
+            Ok(()) => Ok(false),
+            Err(MessageError::Request(RequestError::Cancelled)) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl<P: Provider> Drop for SendRequest<P> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            forget(&self.inner, id, true);
+        }
+    }
+}
+
+impl<P: Provider> fmt::Debug for SendRequest<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SendRequest").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// A receive that is posted: `MPI_Irecv`. Messages are matched with it from its beginning on, whether or not
+/// it is awaited.
+#[must_use = "the message goes to whoever awaits this, and is lost if it is dropped"]
+pub struct ReceiveRequest<P: Provider> {
+    pub(super) inner: Arc<Inner<P>>,
+    pub(super) id: Option<RequestId>,
+}
+
+impl<P: Provider> ReceiveRequest<P> {
+    /// Waits for the message.
+    ///
+    /// # Cancel safety
+    /// Dropping the future drops the request: a message that was matched to it is lost.
+    ///
+    /// # Errors
+    /// [`MessageError`].
+    pub async fn wait(self) -> Result<Message, MessageError> {
+        let mut bytes = Vec::new();
+        let status = self.wait_into(&mut bytes).await?;
+        Ok(Message { status, bytes })
+    }
+
+    /// Waits for the message and puts it into `sink`.
+    ///
+    /// # Cancel safety
+    /// As [`wait`](Self::wait).
+    ///
+    /// # Errors
+    /// [`MessageError`].
+    pub async fn wait_into<S: Sink + ?Sized>(
+        mut self,
+        sink: &mut S,
+    ) -> Result<Status, MessageError> {
+        let id = self.id.ok_or(RequestError::Unknown)?;
+        let result = UntilReady::new(&self.inner, id, |engine: &mut Engine<P>, id| {
+            engine.poll_receive(id, sink)
+        })
+        .await;
+        self.id = None;
+        result
+    }
+
+    /// Takes the receive back. Returns whether that was in time; a message was matched to it otherwise, and
+    /// the request is given back to be awaited.
+    ///
+    /// # Errors
+    /// The request, to which a message belongs already.
+    pub fn cancel(mut self) -> Result<(), Self> {
+        let Some(id) = self.id else { return Ok(()) };
+        if self.inner.shared.with(|engine| engine.cancel_receive(id)) == CancelState::Cancelled {
+            self.id = None;
+            return Ok(());
+        }
+        Err(self)
+    }
+}
+
+impl<P: Provider> Drop for ReceiveRequest<P> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            forget(&self.inner, id, false);
+        }
+    }
+}
+
+impl<P: Provider> fmt::Debug for ReceiveRequest<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReceiveRequest").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// A message that a probe has taken off the list: it can be received through this alone.
+#[derive(Debug)]
+#[must_use = "the message is lost if this is dropped"]
+pub struct Matched<P: Provider> {
+    pub(super) status: Status,
+    pub(super) request: ReceiveRequest<P>,
+}
+
+impl<P: Provider> Matched<P> {
+    /// Returns what is known of the message.
+    #[must_use]
+    pub const fn status(&self) -> Status {
+        self.status
+    }
+
+    /// Receives the message.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses the message.
+    ///
+    /// # Errors
+    /// [`MessageError`].
+    pub async fn receive(self) -> Result<Message, MessageError> {
+        self.request.wait().await
+    }
+
+    /// Receives the message into `sink`.
+    ///
+    /// # Cancel safety
+    /// As [`receive`](Self::receive).
+    ///
+    /// # Errors
+    /// [`MessageError`].
+    pub async fn receive_into<S: Sink + ?Sized>(
+        self,
+        sink: &mut S,
+    ) -> Result<Status, MessageError> {
+        self.request.wait_into(sink).await
+    }
+}

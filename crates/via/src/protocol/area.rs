@@ -1,0 +1,391 @@
+//! The arithmetic of the RDMA area: where the next frame goes, and how much of the area is free.
+//!
+//! ```text
+//!   0          released      ReadPointer        WritePointer          size
+//!   |   free   |  held, done  |  sent, not read  |   RDMAmaxwrite ...  |
+//! ```
+//!
+//! The sender owns `WritePointer` and counts what it wrote; the receiver owns `ReadPointer` and counts what
+//! it has given back. Both counters only grow (modulo 2^32, in units of 64 bytes), so a late or repeated
+//! update says nothing wrong. Frames begin at multiples of a cache line; a frame that does not fit before
+//! the end starts at the beginning, which a negative immediate tells [via-lam, §4.2].
+
+use std::collections::VecDeque;
+
+use super::wide;
+
+/// What the area is divided into, in bytes: a cache line.
+pub const UNIT: u32 = 64;
+
+/// The largest area, in bytes: lengths of frames stay clear of the immediates of control entries.
+pub const AREA_BYTES_MAX: u32 = 1 << 26;
+
+/// Returns how many units `length_bytes` take.
+#[inline]
+const fn units(length_bytes: u32) -> u32 {
+    length_bytes.div_ceil(UNIT)
+}
+
+/// Where a frame goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Place {
+    /// From the beginning of the area, in bytes.
+    pub offset: u32,
+    /// The immediate that announces it: its length, negative if it starts at the beginning.
+    pub immediate: i32,
+}
+
+/// The sender's view of the area at its peer: `WritePointer` and what is free.
+///
+/// # Source
+/// [via-lam, §4.2]. *Deviation:* `RDMAmaxread` is a cumulative count of what was given back, not the
+/// amount that is free, so that an update may be lost, repeated or late.
+#[derive(Clone, Copy, Debug)]
+pub struct AreaWriter {
+    size_units: u32,
+    /// `WritePointer`, in units.
+    write_pointer: u32,
+    /// Units ever taken, with what was skipped at the wraps.
+    taken: u32,
+    /// Units ever given back by the peer: what `RDMAmaxread` said last.
+    freed: u32,
+}
+
+impl AreaWriter {
+    /// Returns a writer for an empty area of `size_bytes`, rounded down to whole units.
+    #[must_use]
+    pub const fn new(size_bytes: u32) -> Self {
+        Self { size_units: size_bytes / UNIT, write_pointer: 0, taken: 0, freed: 0 }
+    }
+
+    /// Returns the longest frame that always finds a place once the area is empty, in bytes: half the area.
+    #[must_use]
+    pub const fn frame_bytes_max(&self) -> u32 {
+        self.size_units / 2 * UNIT
+    }
+
+    /// Returns how many units are not known to be free.
+    #[inline]
+    #[must_use]
+    pub const fn outstanding(&self) -> u32 {
+        self.taken.wrapping_sub(self.freed)
+    }
+
+    /// Returns `RDMAmaxwrite`: the bytes that can be written from `WritePointer` on without asking.
+    #[must_use]
+    pub const fn max_write(&self) -> u32 {
+        let free = self.size_units - self.outstanding();
+        let to_end = self.size_units - self.write_pointer;
+        (if free < to_end { free } else { to_end }) * UNIT
+    }
+
+    /// Finds the place of a frame, and moves `WritePointer` behind it. `None`: no room is known.
+    #[inline]
+    pub fn take(&mut self, length_bytes: u32) -> Option<Place> {
+        let needed = units(length_bytes);
+        let free = self.size_units - self.outstanding();
+        let to_end = self.size_units - self.write_pointer;
+        let length = i32::try_from(length_bytes).ok()?;
+        if needed <= to_end {
+            if needed > free {
+                return None;
+            }
+            let offset = self.write_pointer * UNIT;
+            self.write_pointer += needed;
+            self.taken = self.taken.wrapping_add(needed);
+            return Some(Place { offset, immediate: length });
+        }
+        // The rest of the area is skipped; it counts as taken until the frame behind it is given back.
+        if needed.checked_add(to_end)? > free {
+            return None;
+        }
+        self.write_pointer = needed;
+        self.taken = self.taken.wrapping_add(needed + to_end);
+        Some(Place { offset: 0, immediate: -length })
+    }
+
+    /// Takes note of `RDMAmaxread`: `freed` units were ever given back, as far as the low `bits` bits tell.
+    /// Returns whether there is news, or `None` if the peer claims more than was ever taken.
+    #[inline]
+    pub fn update(&mut self, freed: u32, bits: u32) -> Option<bool> {
+        let mask = (1_u32 << bits) - 1;
+        let more = freed.wrapping_sub(self.freed) & mask;
+        if more > self.outstanding() {
+            return None;
+        }
+        self.freed = self.freed.wrapping_add(more);
+        Some(more > 0)
+    }
+}
+
+/// A frame that stays in the area after it was read.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    /// Units ever taken up to its end.
+    end: u32,
+    is_released: bool,
+}
+
+/// Names a frame that is held in the area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hold(u64);
+
+/// The receiver's view of its area: `ReadPointer` and what was given back.
+#[derive(Clone, Debug)]
+pub struct AreaReader {
+    size_units: u32,
+    /// `ReadPointer`, in units.
+    read_pointer: u32,
+    /// Units ever read, with what was skipped at the wraps.
+    read: u32,
+    /// Units ever given back.
+    released: u32,
+    /// What was read and not given back, oldest first; no two neighbours are both released.
+    spans: VecDeque<Span>,
+    /// The number of the first span.
+    first: u64,
+}
+
+/// A frame as the receiver finds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Found {
+    /// From the beginning of the area, in bytes.
+    pub offset: u32,
+    /// In bytes.
+    pub length: u32,
+}
+
+impl AreaReader {
+    /// Returns a reader of an empty area of `size_bytes`, rounded down to whole units.
+    #[must_use]
+    pub const fn new(size_bytes: u32) -> Self {
+        Self {
+            size_units: size_bytes / UNIT,
+            read_pointer: 0,
+            read: 0,
+            released: 0,
+            spans: VecDeque::new(),
+            first: 0,
+        }
+    }
+
+    /// Finds the frame that an immediate announces and moves `ReadPointer` behind it. `None`: no sender
+    /// that keeps to the protocol would have sent that. Each frame is then released or held.
+    #[inline]
+    pub fn find(&mut self, immediate: i32) -> Option<Found> {
+        let length = immediate.unsigned_abs();
+        let needed = units(length);
+        let to_end = self.size_units - self.read_pointer;
+        let (offset, skipped) = if immediate < 0 { (0, to_end) } else { (self.read_pointer, 0) };
+        if needed == 0 || needed > self.size_units - offset {
+            return None;
+        }
+        let free = self.size_units - self.read.wrapping_sub(self.released);
+        if skipped + needed > free {
+            return None;
+        }
+        self.read_pointer = offset + needed;
+        self.read = self.read.wrapping_add(skipped + needed);
+        Some(Found { offset: offset * UNIT, length })
+    }
+
+    /// Gives back the frame that was found last.
+    #[inline]
+    pub fn release(&mut self) {
+        if self.spans.is_empty() {
+            self.released = self.read;
+        } else {
+            self.release_behind_others();
+        }
+    }
+
+    #[cold]
+    fn release_behind_others(&mut self) {
+        match self.spans.back_mut() {
+            Some(last) if last.is_released => last.end = self.read,
+            _ => self.spans.push_back(Span { end: self.read, is_released: true }),
+        }
+    }
+
+    /// Keeps the frame that was found last in the area.
+    pub fn hold(&mut self) -> Hold {
+        self.spans.push_back(Span { end: self.read, is_released: false });
+        Hold(self.first + wide(self.spans.len()) - 1)
+    }
+
+    /// Gives a held frame back. It counts once all before it were given back.
+    pub fn release_held(&mut self, hold: Hold) {
+        let Some(index) = hold.0.checked_sub(self.first) else { return };
+        let Some(span) = usize::try_from(index).ok().and_then(|index| self.spans.get_mut(index))
+        else {
+            return;
+        };
+        span.is_released = true;
+        while let Some(span) = self.spans.front()
+            && span.is_released
+        {
+            self.released = span.end;
+            self.spans.pop_front();
+            self.first += 1;
+        }
+    }
+
+    /// Returns the units ever given back: what `RDMAmaxread` is to say.
+    #[inline]
+    #[must_use]
+    pub const fn released(&self) -> u32 {
+        self.released
+    }
+
+    /// Returns the size of the area, in units.
+    #[inline]
+    #[must_use]
+    pub const fn size_units(&self) -> u32 {
+        self.size_units
+    }
+
+    /// Returns the units that are held, and those behind them.
+    #[must_use]
+    pub const fn held(&self) -> u32 {
+        self.read.wrapping_sub(self.released)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Goal: the pointers of the paper's example. Method: three frames in an area that holds two and a half.
+    #[test]
+    fn a_frame_that_does_not_fit_starts_at_the_beginning() {
+        let mut writer = AreaWriter::new(640);
+        let mut reader = AreaReader::new(640);
+        assert_eq!(writer.max_write(), 640);
+        assert_eq!(writer.take(250), Some(Place { offset: 0, immediate: 250 }));
+        assert_eq!(writer.take(200), Some(Place { offset: 256, immediate: 200 }));
+        assert_eq!(writer.max_write(), 128);
+        assert_eq!(writer.take(250), None, "the rest is too short and the beginning is taken");
+        assert_eq!(reader.find(250), Some(Found { offset: 0, length: 250 }));
+        reader.release();
+        assert_eq!(writer.take(250), None, "nobody has told the sender");
+        assert_eq!(writer.update(reader.released(), 22), Some(true));
+        assert_eq!(writer.take(250), Some(Place { offset: 0, immediate: -250 }));
+        assert_eq!(writer.update(reader.released(), 22), Some(false), "an update may be repeated");
+        assert_eq!(reader.find(200), Some(Found { offset: 256, length: 200 }));
+        reader.release();
+        assert_eq!(reader.find(-250), Some(Found { offset: 0, length: 250 }));
+        reader.release();
+        assert_eq!(writer.update(reader.released(), 22), Some(true));
+        assert_eq!(writer.outstanding(), 0);
+        assert_eq!(writer.update(reader.released().wrapping_add(1), 22), None, "more than taken");
+    }
+
+    /// Goal: immediates of no honest sender are refused and change nothing. Method: each kind.
+    #[test]
+    fn impossible_immediates_are_refused() {
+        let mut reader = AreaReader::new(640);
+        for immediate in [0, 641, i32::MAX, i32::MIN, -641] {
+            assert_eq!(reader.find(immediate), None, "{immediate}");
+        }
+        assert_eq!(reader.find(600), Some(Found { offset: 0, length: 600 }));
+        let hold = reader.hold();
+        for immediate in [1, -1, -600] {
+            assert_eq!(reader.find(immediate), None, "{immediate} while the area is full");
+        }
+        reader.release_held(hold);
+        assert_eq!(reader.find(1), None, "no room before the end");
+        assert_eq!(reader.find(-1), Some(Found { offset: 0, length: 1 }));
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Send(u32),
+        Receive { is_held: bool },
+        ReleaseOldest,
+        ReleaseNewest,
+        Tell,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            4 => (1_u32..700).prop_map(Step::Send),
+            4 => any::<bool>().prop_map(|is_held| Step::Receive { is_held }),
+            1 => Just(Step::ReleaseOldest),
+            1 => Just(Step::ReleaseNewest),
+            2 => Just(Step::Tell),
+        ]
+    }
+
+    proptest! {
+        /// Goal: frames are found where they were put, no frame is put over one that is not given back,
+        /// and nothing leaks. Method: random steps, against a list of the bytes in use.
+        #[test]
+        fn frames_never_overlap(
+            units_count in 2_u32..40,
+            steps in proptest::collection::vec(step(), 1..300),
+        ) {
+            let size = units_count * UNIT;
+            let mut writer = AreaWriter::new(size);
+            let mut reader = AreaReader::new(size);
+            let mut sent: VecDeque<(Place, u32)> = VecDeque::new();
+            let mut held: Vec<(Hold, Found)> = Vec::new();
+            // What the sender must not touch: sent and not yet told of as free.
+            let mut in_use: Vec<(u32, u32)> = Vec::new();
+            let mut done: Vec<(u32, u32)> = Vec::new();
+            for step in steps {
+                match step {
+                    Step::Send(length) => if let Some(place) = writer.take(length) {
+                        let range = (place.offset, place.offset + units(length) * UNIT);
+                        prop_assert!(range.1 <= size);
+                        prop_assert!(in_use.iter().all(|one| one.1 <= range.0 || range.1 <= one.0));
+                        in_use.push(range);
+                        sent.push_back((place, length));
+                    },
+                    Step::Receive { is_held } => if let Some((place, length)) = sent.pop_front() {
+                        let found = reader.find(place.immediate).expect("an honest sender");
+                        prop_assert_eq!(found, Found { offset: place.offset, length });
+                        if is_held {
+                            held.push((reader.hold(), found));
+                        } else {
+                            reader.release();
+                            done.push((found.offset, found.offset + units(length) * UNIT));
+                        }
+                    },
+                    Step::ReleaseOldest | Step::ReleaseNewest => if !held.is_empty() {
+                        let index =
+                            if matches!(step, Step::ReleaseOldest) { 0 } else { held.len() - 1 };
+                        let (hold, found) = held.remove(index);
+                        reader.release_held(hold);
+                        done.push((found.offset, found.offset + units(found.length) * UNIT));
+                    },
+                    Step::Tell => {
+                        prop_assert!(writer.update(reader.released(), 22).is_some());
+                        // The model gives back what is done, up to the first that is held.
+                        while let Some(first) = in_use.first()
+                            && let Some(index) = done.iter().position(|one| one == first)
+                        {
+                            done.remove(index);
+                            in_use.remove(0);
+                        }
+                        let used: u32 = in_use.iter().map(|one| (one.1 - one.0) / UNIT).sum();
+                        prop_assert!(writer.outstanding() >= used, "free before its time");
+                    }
+                }
+            }
+            for (place, _) in sent {
+                prop_assert!(reader.find(place.immediate).is_some());
+                reader.release();
+            }
+            for (hold, _) in held {
+                reader.release_held(hold);
+            }
+            prop_assert!(writer.update(reader.released(), 22).is_some());
+            prop_assert_eq!(writer.outstanding(), 0);
+            prop_assert!(writer.take(writer.frame_bytes_max()).is_some(), "always finds a place");
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! What an engine can be told, and why it may not come about.
+
+use std::time::Duration;
+
+use thiserror::Error;
+
+use super::{area::AREA_BYTES_MAX, credits::DESCRIPTORS_MAX};
+use crate::vi::{Reason, Reliability, ViError};
+
+/// How an engine is set up. Both ends of a connection may differ in all but the reliability.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Config {
+    /// The RDMA area for each peer, in bytes: a multiple of 64, from 4 KiB to 64 MiB. Default 256 KiB.
+    pub area_bytes: u32,
+    /// Receive descriptors that are preposted for each peer: more than `control_entries` and 8. Default 512,
+    /// or what the provider holds.
+    pub descriptors: u32,
+    /// Entries of the ring for control messages of each peer, 4 to 1024. Default 64.
+    pub control_entries: u32,
+    /// The longest frame, in bytes with its envelope, at most half the area: longer messages are sent in
+    /// several, so that both sides copy at the same time. Default 16 KiB.
+    pub frame_bytes_max: u32,
+    /// So much of a message is sent before a receive matched it, and so much is on its way to a receive
+    /// that nobody polls, in bytes. Default 128 KiB.
+    pub window_bytes: u32,
+    /// Messages of one peer that no receive matched may take so much heap, in bytes, before the peer is told
+    /// to pause; what is on its way then is taken too. Default 1 MiB.
+    pub unexpected_bytes_max: u64,
+    /// The buffer for sends in buffered mode, in bytes. Default 1 MiB.
+    pub buffered_bytes_max: u64,
+    /// Registered buffers for frames that are too long to be inline. Default 16.
+    pub staging_frames: u32,
+    /// What is asked of the VIs. Over [`Reliability::Unreliable`] the engine does the error control itself.
+    pub reliability: Reliability,
+    /// The first time-out after which a frame is sent again over an unreliable VI; it doubles up to 64 times.
+    /// Default 2 ms.
+    pub retransmit_after: Duration,
+    /// A peer that has answered nothing for so long over an unreliable VI has failed. Default 30 s.
+    pub give_up_after: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            area_bytes: 256 << 10,
+            descriptors: 512,
+            control_entries: 64,
+            frame_bytes_max: 16 << 10,
+            window_bytes: 128 << 10,
+            unexpected_bytes_max: 1 << 20,
+            buffered_bytes_max: 1 << 20,
+            staging_frames: 16,
+            reliability: Reliability::ReliableDelivery,
+            retransmit_after: Duration::from_millis(2),
+            give_up_after: Duration::from_secs(30),
+        }
+    }
+}
+
+impl Config {
+    pub(super) const fn is_unreliable(&self) -> bool {
+        matches!(self.reliability, Reliability::Unreliable)
+    }
+
+    pub(super) fn check(&self) -> Result<(), EngineError> {
+        let bad = |what| Err(EngineError::Config { what });
+        if !(4096..=AREA_BYTES_MAX).contains(&self.area_bytes)
+            || !self.area_bytes.is_multiple_of(64)
+        {
+            return bad("area_bytes: a multiple of 64 from 4 KiB to 64 MiB");
+        }
+        if !(128..=self.area_bytes / 2).contains(&self.frame_bytes_max) {
+            return bad("frame_bytes_max: from 128 bytes to half the area");
+        }
+        if !(4..=1024).contains(&self.control_entries) {
+            return bad("control_entries: from 4 to 1024");
+        }
+        if self.descriptors < self.control_entries + 8 || self.descriptors > DESCRIPTORS_MAX {
+            return bad("descriptors: at least 8 more than control_entries");
+        }
+        if self.staging_frames == 0 || self.window_bytes < 128 {
+            return bad("staging_frames and window_bytes: at least 1 frame and 128 bytes");
+        }
+        Ok(())
+    }
+}
+
+/// Why an engine or a connection of it could not be made.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// A value of [`Config`] is out of its range.
+    #[error("the configuration does not do: {what}")]
+    Config {
+        /// What it must be.
+        what: &'static str,
+    },
+    /// The provider cannot carry the protocol.
+    #[error("the provider {provider} does not do for messages: {what}")]
+    Provider {
+        /// Which.
+        provider: &'static str,
+        /// What it lacks.
+        what: &'static str,
+    },
+    /// No such rank.
+    #[error("there is no rank {rank} among {size}, or it is this one")]
+    NoSuchRank {
+        /// Which was asked for.
+        rank: u32,
+        /// How many there are.
+        size: u32,
+    },
+    /// The peer's greeting is not one of this protocol and version, or of another rank.
+    #[error("the greeting of rank {rank} does not do: {what}")]
+    Greeting {
+        /// Who it should be.
+        rank: u32,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// The provider's error.
+    #[error(transparent)]
+    Vi(#[from] ViError),
+}
+
+/// Why a send could not begin. Nothing was sent.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum SendError {
+    /// No such rank.
+    #[error("there is no rank {rank} among {size}")]
+    NoSuchRank {
+        /// Which was asked for.
+        rank: u32,
+        /// How many there are.
+        size: u32,
+    },
+    /// There is no connection to that rank yet.
+    #[error("rank {rank} is not connected yet")]
+    NotConnected {
+        /// Which.
+        rank: u32,
+    },
+    /// That rank has failed.
+    #[error("rank {rank} has failed: {reason}")]
+    PeerFailed {
+        /// Which.
+        rank: u32,
+        /// Why.
+        reason: Reason,
+    },
+    /// The buffer for sends in buffered mode is too full.
+    #[error(
+        "{needed} bytes do not fit into the {free} that the buffer for buffered sends has left"
+    )]
+    BufferFull {
+        /// The message's length, in bytes.
+        needed: u64,
+        /// What is free, in bytes.
+        free: u64,
+    },
+    /// The piece is not inside the region.
+    #[error("{length} bytes at {offset} are not inside the registered memory")]
+    OutOfBounds {
+        /// Where it begins.
+        offset: u64,
+        /// Its length in bytes.
+        length: u64,
+    },
+    /// Too long for a loan: half the area of the peer at most.
+    #[error("a loan has at most {limit} bytes at this peer")]
+    TooLong {
+        /// How much it does.
+        limit: u64,
+    },
+}
+
+/// Why a request that had begun did not end well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum RequestError {
+    /// The rank that it waited for has failed.
+    #[error("rank {rank} has failed: {reason}")]
+    PeerFailed {
+        /// Which.
+        rank: u32,
+        /// Why.
+        reason: Reason,
+    },
+    /// The sender gave the message up before all of it was sent.
+    #[error("rank {rank} gave the message up while it was sent")]
+    Aborted {
+        /// The sender.
+        rank: u32,
+    },
+    /// There is no such request: it has ended, and was told so.
+    #[error("there is no such request: it has ended before")]
+    Unknown,
+    /// It was cancelled.
+    #[error("the request was cancelled")]
+    Cancelled,
+    /// No such rank.
+    #[error("there is no rank {rank}")]
+    NoSuchRank {
+        /// Which was asked for.
+        rank: u32,
+    },
+}

@@ -1,0 +1,595 @@
+//! The engine: one NIC, a VI to each rank, one completion queue, and the lists of requests.
+
+use std::{collections::VecDeque, io, os::fd::BorrowedFd};
+
+use vigie_detect::{Armed, Instant};
+
+use super::{
+    Config, EngineError, RequestId, greeting,
+    incoming::{Arrival, Direct, Origin},
+    link::{self, COOKIE_STAGED, Own, Sent, Staging, cookie_of, rank_of},
+    matching::{Posted, Unexpected},
+    payload::{Nowhere, Sink},
+    peer::{Link, Loop, Peer},
+    request::{Message, Request},
+    slots::Slots,
+};
+use crate::vi::{
+    Address, Attributes, Completion, CqId, MemoryAttributes, NicEvent, ProtectionTag, Provider,
+    Queue, Reason, ReceiveDescriptor, Reliability, ViAttributes, ViError, ViId,
+};
+
+/// Completions that one call takes at most.
+const BUDGET: usize = 64;
+
+/// What happened to a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EngineEvent {
+    /// A peer wants to connect: [`Engine::accept`] it, or reject it at the NIC.
+    Requested {
+        /// Names the request.
+        request: crate::vi::RequestId,
+        /// The rank that it claims to be, if its greeting is one of this protocol.
+        rank: Option<u32>,
+        /// What was listened for.
+        discriminator: Vec<u8>,
+    },
+    /// A rank can be sent to.
+    Connected {
+        /// Which.
+        rank: u32,
+    },
+    /// No connection to a rank came about: try again, or give it up.
+    Refused {
+        /// Which.
+        rank: u32,
+        /// Why.
+        reason: Reason,
+    },
+    /// A rank has failed; what waited for it has ended with an error.
+    Failed {
+        /// Which.
+        rank: u32,
+        /// Why.
+        reason: Reason,
+    },
+}
+
+/// What an engine has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Messages that were sent.
+    pub messages_sent: u64,
+    /// Messages whose first frame arrived.
+    pub messages_received: u64,
+    /// Of these, those that no receive waited for.
+    pub unexpected: u64,
+    /// Of these, those in ready mode.
+    pub ready_unexpected: u64,
+    /// Frames that found no credit when they were to be sent.
+    pub blocked: u64,
+    /// Times that a peer was told to pause.
+    pub pauses: u64,
+    /// Messages that were read from the sender's memory in one copy.
+    pub remote_reads: u64,
+}
+
+/// The message engine of one rank.
+///
+/// # Source
+/// [via-lam, §4].
+#[derive(Debug)]
+pub struct Engine<P: Provider> {
+    pub(super) nic: P,
+    pub(super) cq: CqId,
+    tag: ProtectionTag,
+    pub(super) rank: u32,
+    pub(super) config: Config,
+    attributes: Attributes,
+    pub(super) peers: Vec<Peer>,
+    pub(super) staging: Staging,
+    pub(super) requests: Slots<Request>,
+    pub(super) messages: Slots<Message>,
+    pub(super) posted: Posted,
+    pub(super) unexpected: Unexpected,
+    /// Requests that became ready while their owners did not look.
+    pub(super) ready: Vec<RequestId>,
+    /// Peers for which something waits.
+    pub(super) listed: Vec<u32>,
+    /// Peers that may be owed credits.
+    touched: Vec<u32>,
+    pub(super) buffered_bytes: u64,
+    pub(super) counters: Counters,
+    pub(super) events: VecDeque<EngineEvent>,
+}
+
+fn region_attributes(tag: ProtectionTag, allows_write: bool) -> MemoryAttributes {
+    MemoryAttributes { allows_write, ..MemoryAttributes::private(tag) }
+}
+
+impl<P: Provider> Engine<P> {
+    /// Makes the engine of `rank` among `size` ranks, on a NIC of its own.
+    ///
+    /// # Errors
+    /// [`EngineError`]: a value out of range, a NIC that cannot carry the protocol, or the NIC's.
+    pub fn new(mut nic: P, rank: u32, size: u32, mut config: Config) -> Result<Self, EngineError> {
+        config.check()?;
+        if rank >= size || size > 1 << 24 {
+            return Err(EngineError::NoSuchRank { rank, size });
+        }
+        let attributes = nic.attributes();
+        let lacks = |what| Err(EngineError::Provider { provider: attributes.name, what });
+        if attributes.max_inline < 64 {
+            return lacks("it takes less than 64 bytes inline");
+        }
+        let holds = u32::try_from(attributes.max_descriptors).unwrap_or(u32::MAX);
+        config.descriptors = config.descriptors.min(holds);
+        config.control_entries = config.control_entries.min(holds / 4);
+        config.check()?;
+        if attributes.reliability < config.reliability {
+            return lacks("its VIs are less reliable than asked for");
+        }
+        let (tag, cq) = (nic.create_tag(), nic.create_cq()?);
+        let staging_bytes = config.staging_frames as usize * config.frame_bytes_max as usize;
+        let region = nic.allocate(staging_bytes, region_attributes(tag, false))?;
+        let staging = Staging::new(
+            region,
+            config.frame_bytes_max,
+            config.staging_frames,
+            attributes.max_inline,
+        );
+        let mut peers: Vec<Peer> = (0..size).map(|_| Peer::new(Link::Absent)).collect();
+        if let Some(own) = peers.get_mut(rank as usize) {
+            own.link = Link::Loop(Loop::new(config.area_bytes));
+            own.frame_bytes_max = config.frame_bytes_max;
+            own.window_out = u64::from(config.window_bytes);
+        }
+        Ok(Self {
+            nic,
+            cq,
+            tag,
+            rank,
+            config,
+            attributes,
+            peers,
+            staging,
+            requests: Slots::new(),
+            messages: Slots::new(),
+            posted: Posted::new(),
+            unexpected: Unexpected::new(),
+            ready: Vec::new(),
+            listed: Vec::new(),
+            touched: Vec::new(),
+            buffered_bytes: 0,
+            counters: Counters::default(),
+            events: VecDeque::new(),
+        })
+    }
+
+    /// Returns this engine's rank.
+    #[must_use]
+    pub const fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// Returns how many ranks there are.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        u32::try_from(self.peers.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Returns the NIC.
+    #[must_use]
+    pub const fn nic(&self) -> &P {
+        &self.nic
+    }
+
+    /// Returns the NIC, to listen, to reject, and to register memory for [`Payload::Region`](super::Payload).
+    pub const fn nic_mut(&mut self) -> &mut P {
+        &mut self.nic
+    }
+
+    /// Returns the protection tag of the engine's VIs: what memory for them is registered with.
+    #[must_use]
+    pub const fn tag(&self) -> ProtectionTag {
+        self.tag
+    }
+
+    /// Returns what was done so far.
+    #[must_use]
+    pub const fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Returns how many requests and messages the engine keeps; zero when nothing is on its way.
+    #[must_use]
+    pub const fn kept(&self) -> usize {
+        self.requests.len() + self.messages.len()
+    }
+
+    // ------------------------------------------------------------------ connections
+
+    fn peer_to_be(&mut self, rank: u32) -> Result<&mut Peer, EngineError> {
+        let size = self.size();
+        let own = self.rank;
+        self.peers
+            .get_mut(rank as usize)
+            .filter(|_| rank != own)
+            .ok_or(EngineError::NoSuchRank { rank, size })
+    }
+
+    /// Makes a VI for a rank, with its area, its control region and its preposted descriptors, and returns
+    /// it with the greeting that is to travel with the connection. Repeated calls return the same.
+    ///
+    /// # Errors
+    /// [`EngineError::NoSuchRank`], or the NIC's.
+    pub fn greeting(&mut self, rank: u32) -> Result<(ViId, Vec<u8>), EngineError> {
+        self.peer_to_be(rank)?;
+        if !matches!(self.peers[rank as usize].link, Link::Prepared(_)) {
+            let own = self.prepare(rank)?;
+            self.peers[rank as usize].link = Link::Prepared(own);
+        }
+        let Link::Prepared(own) = &self.peers[rank as usize].link else {
+            return Err(EngineError::Greeting { rank, what: "it was made before" });
+        };
+        Ok((own.vi, greeting::encode(self.rank, self.size(), &self.config, own)))
+    }
+
+    fn prepare(&mut self, rank: u32) -> Result<Own, EngineError> {
+        let config = self.config;
+        let vi = self.nic.create_vi(ViAttributes {
+            reliability: config.reliability,
+            tag: self.tag,
+            send_cq: Some(self.cq),
+            receive_cq: Some(self.cq),
+            allows_write: true,
+            allows_read: config.reliability != Reliability::Unreliable,
+        })?;
+        let writable = region_attributes(self.tag, true);
+        let area = self.nic.allocate(config.area_bytes as usize, writable)?;
+        let bytes = link::control_region_bytes(config.control_entries);
+        let control = self.nic.allocate(bytes, writable)?;
+        let cookie = cookie_of(rank);
+        for _ in 0..config.descriptors {
+            self.nic.post_receive(vi, &ReceiveDescriptor { cookie, segments: &[] })?;
+        }
+        Ok(Own {
+            vi,
+            area,
+            control,
+            area_bytes: config.area_bytes,
+            descriptors: config.descriptors,
+            control_entries: config.control_entries,
+            cookie,
+            signal_every: u32::try_from(self.attributes.max_descriptors / 4).unwrap_or(64).max(1),
+        })
+    }
+
+    /// Takes the greeting of a rank whose VI is connected: it can be sent to from now on.
+    ///
+    /// # Errors
+    /// [`EngineError::Greeting`]; the VI should be disconnected then.
+    pub fn accept_greeting(&mut self, rank: u32, bytes: &[u8]) -> Result<(), EngineError> {
+        let (size, config) = (self.size(), self.config);
+        let peer = self.peer_to_be(rank)?;
+        let terms = greeting::decode(bytes, rank, size, &config)?;
+        match std::mem::replace(&mut peer.link, Link::Absent) {
+            Link::Prepared(own) => {
+                peer.frame_bytes_max = config.frame_bytes_max.min(terms.area_bytes / 2);
+                peer.window_out = u64::from(terms.window_bytes);
+                peer.failed = None;
+                peer.link = Link::Direct(link::Direct::new(own, terms));
+                Ok(())
+            }
+            other => {
+                peer.link = other;
+                Err(EngineError::Greeting { rank, what: "nobody waited for it" })
+            }
+        }
+    }
+
+    /// Asks for a connection to a rank: ends in [`EngineEvent::Connected`] or [`EngineEvent::Refused`].
+    ///
+    /// # Errors
+    /// As [`greeting`](Self::greeting), and those of [`Provider::connect`].
+    pub fn connect(
+        &mut self,
+        rank: u32,
+        address: &Address,
+        discriminator: &[u8],
+        deadline: Instant,
+    ) -> Result<(), EngineError> {
+        let (vi, greeting) = self.greeting(rank)?;
+        Ok(self.nic.connect(vi, address, discriminator, &greeting, deadline)?)
+    }
+
+    /// Accepts the request of a rank.
+    ///
+    /// # Errors
+    /// As [`greeting`](Self::greeting), and those of [`Provider::accept`].
+    pub fn accept(&mut self, request: crate::vi::RequestId, rank: u32) -> Result<(), EngineError> {
+        let (vi, greeting) = self.greeting(rank)?;
+        Ok(self.nic.accept(request, vi, &greeting)?)
+    }
+
+    fn rank_with(&self, vi: ViId) -> Option<u32> {
+        (0..self.size()).zip(&self.peers).find_map(|(rank, peer)| {
+            let found = match &peer.link {
+                Link::Prepared(own) => own.vi,
+                Link::Direct(direct) => direct.vi,
+                Link::Absent | Link::Loop(_) => return None,
+            };
+            (found == vi).then_some(rank)
+        })
+    }
+
+    /// Takes the next event of a connection.
+    pub fn event(&mut self) -> Option<EngineEvent> {
+        self.take_nic_events();
+        self.events.pop_front()
+    }
+
+    fn take_nic_events(&mut self) -> bool {
+        let mut is_any = false;
+        while let Some(event) = self.nic.event() {
+            is_any = true;
+            match event {
+                NicEvent::Requested { request, discriminator, greeting } => {
+                    let rank = greeting::rank(&greeting);
+                    self.events.push_back(EngineEvent::Requested { request, rank, discriminator });
+                }
+                NicEvent::Connected { vi, greeting } => self.connected(vi, &greeting),
+                NicEvent::Refused { vi, reason } => {
+                    if let Some(rank) = self.rank_with(vi) {
+                        self.events.push_back(EngineEvent::Refused { rank, reason });
+                    }
+                }
+                NicEvent::Broken { vi, reason } => {
+                    if let Some(rank) = self.rank_with(vi) {
+                        self.peer_failed(rank, reason);
+                    }
+                }
+            }
+        }
+        is_any
+    }
+
+    fn connected(&mut self, vi: ViId, greeting: &[u8]) {
+        let Some(rank) = self.rank_with(vi) else { return };
+        match self.accept_greeting(rank, greeting) {
+            Ok(()) => self.events.push_back(EngineEvent::Connected { rank }),
+            Err(_) => self.peer_failed(rank, Reason::Mismatch("the greeting is of no such rank")),
+        }
+    }
+
+    // ------------------------------------------------------------------ progress
+
+    /// Takes what has arrived, and sends what waited for credit. Returns whether anything was done.
+    pub fn progress(&mut self, now: Instant) -> bool {
+        let mut has_worked = self.nic.progress(now);
+        has_worked |= self.take_nic_events();
+        for _ in 0..BUDGET {
+            if !self.step(&mut Direct::<Nowhere>::nothing(&mut Nowhere)) {
+                break;
+            }
+            has_worked = true;
+        }
+        has_worked | self.flush()
+    }
+
+    /// Takes one completion. Returns whether there was one.
+    #[inline]
+    pub(super) fn step<S: Sink + ?Sized>(&mut self, direct: &mut Direct<'_, S>) -> bool {
+        if let Some(completion) = self.nic.poll(self.cq) {
+            self.complete(&completion, direct);
+            return true;
+        }
+        self.step_own(direct)
+    }
+
+    /// Takes one frame of this rank to itself.
+    #[inline]
+    fn step_own<S: Sink + ?Sized>(&mut self, direct: &mut Direct<'_, S>) -> bool {
+        let rank = self.rank;
+        let Some(Peer { link: Link::Loop(own), .. }) = self.peers.get_mut(rank as usize) else {
+            return false;
+        };
+        if own.is_idle() {
+            return false;
+        }
+        let control = own.controls.pop_front();
+        let frame = own.take();
+        if let Some(control) = control {
+            let handled = self.control(rank, control);
+            debug_assert!(handled.is_ok(), "from ourselves");
+        }
+        if let Some(bytes) = frame {
+            let arrival = Arrival::new(rank, bytes.len(), Origin::Heap(bytes));
+            let handled = self.frame(arrival, direct);
+            debug_assert!(handled.is_ok(), "from ourselves: {handled:?}");
+        }
+        true
+    }
+
+    #[inline]
+    fn complete<S: Sink + ?Sized>(&mut self, completion: &Completion, direct: &mut Direct<'_, S>) {
+        let rank = rank_of(completion.cookie);
+        if completion.queue == Queue::Receive && completion.status.is_done() {
+            let immediate = completion.immediate.unwrap_or(i32::MIN);
+            if let Err(what) = self.arrived(rank, immediate, direct) {
+                self.peer_fault(rank, what);
+            }
+            return;
+        }
+        if completion.cookie & COOKIE_STAGED != 0 {
+            self.staging.give_back(completion.cookie);
+        }
+        if !completion.status.is_done() {
+            // The event of the broken VI says why, if there is one.
+            self.take_nic_events();
+            self.peer_failed(rank, Reason::DescriptorFailed);
+        }
+    }
+
+    #[inline]
+    fn arrived<S: Sink + ?Sized>(
+        &mut self,
+        rank: u32,
+        immediate: i32,
+        direct: &mut Direct<'_, S>,
+    ) -> Result<(), &'static str> {
+        let Some(Peer { link: Link::Direct(link), failed: None, is_touched, .. }) =
+            self.peers.get_mut(rank as usize)
+        else {
+            return Ok(());
+        };
+        link.consumed();
+        if !std::mem::replace(is_touched, true) {
+            self.touched.push(rank);
+        }
+        match immediate {
+            link::CONTROL_IMMEDIATE => {
+                let control = link.take_control().ok_or("an unknown control entry")?;
+                self.control(rank, control)?;
+            }
+            link::NOTICE_IMMEDIATE => {
+                link.noticed()?;
+                self.flush_peer(rank);
+            }
+            link::WISH_IMMEDIATE => link.wished(),
+            _ => {
+                let found = link.find(immediate).ok_or("an impossible place or length")?;
+                let arrival = Arrival::new(rank, found.length as usize, Origin::Area(found.offset));
+                self.frame(arrival, direct)?;
+            }
+        }
+        self.give_back(rank, false);
+        Ok(())
+    }
+
+    /// Gives credits back to a peer, if enough have gathered or it waits for them.
+    #[inline]
+    fn give_back(&mut self, rank: u32, is_forced: bool) {
+        let Some(Peer { link: Link::Direct(link), failed: None, .. }) =
+            self.peers.get_mut(rank as usize)
+        else {
+            return;
+        };
+        if !(is_forced || link.owes() || link.is_due()) {
+            return;
+        }
+        match link.give_back(&mut self.nic, is_forced) {
+            Sent::Done => {}
+            Sent::Blocked => self.touch(rank),
+            Sent::Fault(what) => self.peer_fault(rank, what),
+        }
+    }
+
+    fn touch(&mut self, rank: u32) {
+        if let Some(peer) = self.peers.get_mut(rank as usize)
+            && !std::mem::replace(&mut peer.is_touched, true)
+        {
+            self.touched.push(rank);
+        }
+    }
+
+    /// Sends what waits for any peer. Returns whether anything was sent.
+    #[inline]
+    pub(super) fn flush(&mut self) -> bool {
+        if self.listed.is_empty() {
+            return false;
+        }
+        let mut has_worked = false;
+        for rank in std::mem::take(&mut self.listed) {
+            if let Some(peer) = self.peers.get_mut(rank as usize) {
+                peer.is_listed = false;
+            }
+            has_worked |= self.flush_peer(rank);
+        }
+        has_worked
+    }
+
+    /// Remembers that something waits for a peer.
+    pub(super) fn list(&mut self, rank: u32) {
+        if let Some(peer) = self.peers.get_mut(rank as usize)
+            && peer.failed.is_none()
+            && !std::mem::replace(&mut peer.is_listed, true)
+        {
+            self.listed.push(rank);
+        }
+    }
+
+    /// Moves the requests that became ready since the last call, by anybody's progress, to `ready`.
+    /// A request may be named that has ended since, or more than once.
+    pub fn take_ready(&mut self, ready: &mut Vec<RequestId>) {
+        ready.append(&mut self.ready);
+    }
+
+    // ------------------------------------------------------------------ sleep
+
+    /// Prepares for sleep: gives all credits back, asks peers to ring for those that are missed here, and
+    /// arms the NIC.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn arm(&mut self) -> io::Result<Armed> {
+        for rank in std::mem::take(&mut self.touched) {
+            if let Some(peer) = self.peers.get_mut(rank as usize) {
+                peer.is_touched = false;
+            }
+            self.give_back(rank, true);
+        }
+        let mut is_blocked = !self.touched.is_empty();
+        for index in 0..self.listed.len() {
+            let rank = self.listed[index];
+            let Some(Peer { link: Link::Direct(link), failed: None, .. }) =
+                self.peers.get_mut(rank as usize)
+            else {
+                continue;
+            };
+            match link.wish(&mut self.nic) {
+                Sent::Done => {}
+                Sent::Blocked => is_blocked = true,
+                Sent::Fault(what) => {
+                    self.peer_fault(rank, what);
+                    is_blocked = true;
+                }
+            }
+        }
+        let is_own_idle = match self.peers.get(self.rank as usize) {
+            Some(Peer { link: Link::Loop(own), .. }) => own.is_idle(),
+            _ => true,
+        };
+        if is_blocked || !is_own_idle || !self.ready.is_empty() || !self.events.is_empty() {
+            return Ok(Armed::Ready);
+        }
+        self.nic.arm()
+    }
+
+    /// Makes the descriptor quiet: see [`Provider::quiet`].
+    pub fn quiet(&mut self) {
+        self.nic.quiet();
+    }
+
+    /// Returns what becomes readable while the engine is armed: see [`Provider::descriptor`].
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.nic.descriptor()
+    }
+
+    /// Returns when [`progress`](Self::progress) has work that only time brings.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.nic.next_deadline()
+    }
+}
+
+impl From<EngineError> for io::Error {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::Vi(ViError::Io(error)) => error,
+            other => Self::other(other),
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! What travels: envelopes of frames, and control entries. All fields are little-endian; whatever arrives
+//! was copied out of shared memory once, and is checked here.
+
+/// The length of an envelope, in bytes.
+pub const ENVELOPE_BYTES: usize = 16;
+
+/// The length of what follows the envelope of a message in several frames, in bytes.
+pub const OPENING_BYTES: usize = 32;
+
+/// The length of a control entry, in bytes.
+pub const CONTROL_BYTES: usize = 32;
+
+/// What a frame in the RDMA area is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FrameKind {
+    /// A whole message.
+    Eager,
+    /// The beginning of a message in several frames: an [`Opening`] follows, then the first bytes.
+    First,
+    /// More of a message: its `id` is the stream that [`Self::First`] opened.
+    Data,
+    /// The rest of a message will not come: its `id` is the stream.
+    Abort,
+    /// A whole message whose bytes were put in place before: an [`Opening`] says where.
+    Loaned,
+    /// A piece of the area that will be filled later, or is not used.
+    Reserved,
+}
+
+/// The message wants to be told when a receive matches it: synchronous mode.
+pub(super) const FLAG_SYNCHRONOUS: u8 = 1;
+/// The sender believes that a receive is posted: ready mode.
+pub(super) const FLAG_READY: u8 = 2;
+/// The opening has the key of memory that holds the message.
+pub(super) const FLAG_KEY: u8 = 4;
+/// The last frame of its message.
+pub(super) const FLAG_LAST: u8 = 8;
+
+/// The head of a frame: 16 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "the wire's format is fixed")]
+pub struct Envelope {
+    /// What the frame is.
+    pub kind: FrameKind,
+    /// `FLAG_…` bits.
+    pub flags: u8,
+    /// The communicator's context.
+    pub context: u16,
+    /// The message's tag.
+    pub tag: u32,
+    /// The index of the sender's request, if it waits for an answer; of data, the stream.
+    pub id: u32,
+    /// The bytes of payload in this frame.
+    pub length: u32,
+}
+
+/// Why a frame was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Malformed(pub(super) &'static str);
+
+impl Envelope {
+    /// Returns the bytes on the wire.
+    #[inline]
+    #[must_use]
+    pub fn encode(&self) -> [u8; ENVELOPE_BYTES] {
+        let kind = match self.kind {
+            FrameKind::Eager => 1,
+            FrameKind::First => 2,
+            FrameKind::Data => 3,
+            FrameKind::Abort => 4,
+            FrameKind::Loaned => 5,
+            FrameKind::Reserved => 6_u128,
+        };
+        let bits = kind
+            | u128::from(self.flags) << 8
+            | u128::from(self.context) << 16
+            | u128::from(self.tag) << 32
+            | u128::from(self.id) << 64
+            | u128::from(self.length) << 96;
+        bits.to_le_bytes()
+    }
+
+    /// Returns the envelope of these bytes, or `None` if there is no such kind or flag.
+    #[inline]
+    #[must_use]
+    pub fn decode(bytes: [u8; ENVELOPE_BYTES]) -> Option<Self> {
+        let [kind, flags, c0, c1, t0, t1, t2, t3, i0, i1, i2, i3, l0, l1, l2, l3] = bytes;
+        let kind = match kind {
+            1 => FrameKind::Eager,
+            2 => FrameKind::First,
+            3 => FrameKind::Data,
+            4 => FrameKind::Abort,
+            5 => FrameKind::Loaned,
+            6 => FrameKind::Reserved,
+            _ => return None,
+        };
+        if flags > 15 {
+            return None;
+        }
+        Some(Self {
+            kind,
+            flags,
+            context: u16::from_le_bytes([c0, c1]),
+            tag: u32::from_le_bytes([t0, t1, t2, t3]),
+            id: u32::from_le_bytes([i0, i1, i2, i3]),
+            length: u32::from_le_bytes([l0, l1, l2, l3]),
+        })
+    }
+
+    /// Returns whether a flag is set.
+    #[inline]
+    #[must_use]
+    pub const fn has(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// What a message in several frames begins with: 32 bytes after the envelope.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "the wire's format is fixed")]
+pub struct Opening {
+    /// The length of the whole message, in bytes.
+    pub total: u64,
+    /// The sender's request.
+    pub request: u64,
+    /// The key of the memory that holds the message, with [`FLAG_KEY`]; of a loan, nothing.
+    pub key: u64,
+    /// Where in that memory; of a loan, where in the area.
+    pub offset: u64,
+}
+
+impl Opening {
+    /// Returns the bytes on the wire.
+    #[must_use]
+    pub fn encode(&self) -> [u8; OPENING_BYTES] {
+        let mut bytes = [0; OPENING_BYTES];
+        for (to, word) in
+            bytes.chunks_exact_mut(8).zip([self.total, self.request, self.key, self.offset])
+        {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Returns the opening in these bytes.
+    #[must_use]
+    pub fn decode(bytes: [u8; OPENING_BYTES]) -> Self {
+        let word = |index: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[index * 8..index * 8 + 8]);
+            u64::from_le_bytes(word)
+        };
+        Self { total: word(0), request: word(1), key: word(2), offset: word(3) }
+    }
+}
+
+/// What one engine tells another beside the messages: in a ring of its own, whose entries are taken at once,
+/// so that no flood of messages can hold it up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Control {
+    /// A receive matched the peer's message, whose request has this index.
+    Matched {
+        /// The index of the sender's request.
+        request: u32,
+    },
+    /// The peer may send its message up to this many bytes.
+    Grant {
+        /// The sender's request.
+        request: u64,
+        /// From the beginning of the message.
+        limit: u64,
+    },
+    /// The message was read from the peer's memory: its owner may have it back.
+    Finished {
+        /// The sender's request.
+        request: u64,
+    },
+    /// The peer wants its message back, unless it was matched.
+    Cancel {
+        /// The sender's request.
+        request: u64,
+    },
+    /// Too much waits for receives: begin no more messages, and go on with none that has no grant.
+    Pause,
+    /// Takes [`Self::Pause`] back.
+    Resume,
+    /// The answer to [`Self::Cancel`].
+    Cancelled {
+        /// The sender's request.
+        request: u64,
+        /// Whether no receive will ever see the message.
+        is_cancelled: bool,
+    },
+}
+
+impl Control {
+    /// Returns the bytes on the wire.
+    #[must_use]
+    pub fn encode(&self) -> [u8; CONTROL_BYTES] {
+        let (kind, request, value) = match *self {
+            Self::Matched { request } => (1_u64, u64::from(request), 0),
+            Self::Grant { request, limit } => (2, request, limit),
+            Self::Finished { request } => (3, request, 0),
+            Self::Cancel { request } => (4, request, 0),
+            Self::Cancelled { request, is_cancelled } => (5, request, u64::from(is_cancelled)),
+            Self::Pause => (6, 0, 0),
+            Self::Resume => (7, 0, 0),
+        };
+        let mut bytes = [0; CONTROL_BYTES];
+        bytes[..8].copy_from_slice(&kind.to_le_bytes());
+        bytes[8..16].copy_from_slice(&request.to_le_bytes());
+        bytes[16..24].copy_from_slice(&value.to_le_bytes());
+        bytes
+    }
+
+    /// Returns the entry in these bytes, or `None` if there is no such kind.
+    #[must_use]
+    pub fn decode(bytes: [u8; CONTROL_BYTES]) -> Option<Self> {
+        let word = |index: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[index * 8..index * 8 + 8]);
+            u64::from_le_bytes(word)
+        };
+        let (request, value) = (word(1), word(2));
+        match word(0) {
+            1 => Some(Self::Matched { request: u32::try_from(request).ok()? }),
+            2 => Some(Self::Grant { request, limit: value }),
+            3 => Some(Self::Finished { request }),
+            4 => Some(Self::Cancel { request }),
+            5 if value <= 1 => Some(Self::Cancelled { request, is_cancelled: value == 1 }),
+            6 => Some(Self::Pause),
+            7 => Some(Self::Resume),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Goal: whatever bytes arrive, decoding ends, and what it accepts encodes to the same bytes again.
+        /// Method: random bytes.
+        #[test]
+        fn envelopes_round_trip(mut bytes in any::<[u8; ENVELOPE_BYTES]>(), is_plausible: bool) {
+            if is_plausible {
+                bytes[0] = bytes[0] % 6 + 1;
+                bytes[1] %= 16;
+            }
+            let decoded = Envelope::decode(bytes);
+            prop_assert_eq!(decoded.is_some(), (1..=6).contains(&bytes[0]) && bytes[1] < 16);
+            if let Some(envelope) = decoded {
+                prop_assert_eq!(envelope.encode(), bytes);
+            }
+        }
+
+        /// Goal: the same for openings and control entries. Method: random words.
+        #[test]
+        fn control_round_trips(kind in 0_u64..10, request: u64, value in prop_oneof![0_u64..3, any::<u64>()]) {
+            let mut bytes = [0; CONTROL_BYTES];
+            bytes[..8].copy_from_slice(&kind.to_le_bytes());
+            bytes[8..16].copy_from_slice(&request.to_le_bytes());
+            bytes[16..24].copy_from_slice(&value.to_le_bytes());
+            if let Some(control) = Control::decode(bytes) {
+                prop_assert_eq!(Control::decode(control.encode()), Some(control));
+            } else {
+                prop_assert!(kind == 0 || kind > 7 || (kind == 5 && value > 1) || request > u64::from(u32::MAX));
+            }
+            let opening = Opening { total: request, request: value, key: kind, offset: !value };
+            prop_assert_eq!(Opening::decode(opening.encode()), opening);
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! When a rank fails: everything that waits for it ends in an error that names it.
+
+use super::{
+    Engine, EngineEvent, RequestError, RequestId,
+    matching::Pattern,
+    peer::Link,
+    request::{ReceiveState, Request},
+};
+use crate::vi::{Provider, Reason};
+
+impl<P: Provider> Engine<P> {
+    /// A peer broke the protocol: it is cut off, and nobody else.
+    #[cold]
+    pub(super) fn peer_fault(&mut self, rank: u32, what: &'static str) {
+        self.peer_failed(rank, Reason::PeerFault(what));
+    }
+
+    /// Takes note that a rank has failed. Sends to it and receives from it end in
+    /// [`RequestError::PeerFailed`], as do receives from any source that are posted now, since they may have
+    /// waited for it; later ones wait for those ranks that are left. Messages that had wholly arrived can
+    /// still be received. Does nothing for a rank that has failed before.
+    #[cold]
+    pub fn peer_failed(&mut self, rank: u32, reason: Reason) {
+        let own = self.rank;
+        let Some(peer) = self.peers.get_mut(rank as usize).filter(|_| rank != own) else { return };
+        if peer.failed.is_some() {
+            return;
+        }
+        peer.failed = Some(reason);
+        peer.outbox.clear();
+        peer.pumps.clear();
+        peer.controls.clear();
+        peer.stalled.clear();
+        peer.streams_in.clear();
+        let vi = match &peer.link {
+            Link::Direct(direct) => Some((direct.vi, direct.area.handle, direct.control.handle)),
+            Link::Prepared(own) => Some((own.vi, own.area.handle, own.control.handle)),
+            Link::Absent | Link::Loop(_) => None,
+        };
+        if let Some((vi, area, control)) = vi {
+            // Whatever these say, the peer is out of reach now.
+            drop(self.nic.disconnect(vi));
+            drop(self.nic.deregister(area));
+            drop(self.nic.deregister(control));
+        }
+        self.events.push_back(EngineEvent::Failed { rank, reason });
+        let error = RequestError::PeerFailed { rank, reason };
+        let incomplete: Vec<u64> = self
+            .messages
+            .keys()
+            .filter(|key| {
+                self.messages.get(*key).is_some_and(|message| {
+                    message.label.source == rank && !message.has_all_arrived()
+                })
+            })
+            .collect();
+        for key in incomplete {
+            self.fail_message(key, error);
+        }
+        self.fail_requests(rank, error);
+    }
+
+    fn fail_requests(&mut self, rank: u32, error: RequestError) {
+        for key in self.requests.keys().collect::<Vec<_>>() {
+            match self.requests.get_mut(key) {
+                Some(Request::Send(send)) if send.peer == rank => {
+                    send.stage = super::request::Stage::Sent;
+                    if send.result.is_none() {
+                        self.end_send(key, Err(error));
+                    } else if send.is_detached {
+                        self.requests.remove(key);
+                    }
+                }
+                Some(Request::Receive(receive)) => {
+                    let ReceiveState::Posted { node } = receive.state else { continue };
+                    if receive.pattern.source.is_none_or(|source| source == rank) {
+                        receive.state = ReceiveState::Failed(error);
+                        self.posted.remove(node);
+                        self.ready.push(RequestId(key));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Returns why nothing that fits can come any more, if that is so.
+    pub(super) fn hopeless(&self, pattern: &Pattern) -> Option<RequestError> {
+        let failed = |rank: u32| {
+            let reason = self.peers.get(rank as usize)?.failed?;
+            Some(RequestError::PeerFailed { rank, reason })
+        };
+        match pattern.source {
+            Some(rank) if rank as usize >= self.peers.len() => {
+                Some(RequestError::NoSuchRank { rank })
+            }
+            Some(rank) => failed(rank),
+            None => {
+                let mut others = (0..self.size()).filter(|rank| *rank != self.rank).peekable();
+                others.peek()?;
+                others.map(failed).collect::<Option<Vec<_>>>()?.pop()
+            }
+        }
+    }
+
+    /// Returns why a rank has failed, if it has.
+    #[must_use]
+    pub fn failure(&self, rank: u32) -> Option<Reason> {
+        self.peers.get(rank as usize)?.failed
+    }
+}

@@ -1,0 +1,83 @@
+//! How two engines get to know each other: a greeting that travels with the connection.
+
+use super::{
+    EngineError,
+    area::AREA_BYTES_MAX,
+    config::Config,
+    credits::DESCRIPTORS_MAX,
+    link::{Own, Terms},
+};
+use crate::vi::RemoteKey;
+
+const MAGIC: u32 = u32::from_be_bytes(*b"vgm1");
+
+/// The length of a greeting, in bytes.
+const GREETING_BYTES: usize = 48;
+
+/// Returns the greeting of `rank` for a peer.
+pub(super) fn encode(rank: u32, size: u32, config: &Config, own: &Own) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(GREETING_BYTES);
+    for word in [MAGIC, rank, size] {
+        bytes.extend_from_slice(&word.to_le_bytes());
+    }
+    for word in [own.area_bytes, own.descriptors, own.control_entries, config.window_bytes] {
+        bytes.extend_from_slice(&word.to_le_bytes());
+    }
+    for key in [own.area.key, own.control.key] {
+        bytes.extend_from_slice(&key.0.to_le_bytes());
+    }
+    bytes.extend_from_slice(&u32::from(config.is_unreliable()).to_le_bytes());
+    bytes
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(word)
+}
+
+fn long(bytes: &[u8], at: usize) -> u64 {
+    u64::from(word(bytes, at)) | u64::from(word(bytes, at + 4)) << 32
+}
+
+/// Returns the rank that a greeting claims to be from, if it is one.
+pub(super) fn rank(bytes: &[u8]) -> Option<u32> {
+    (bytes.len() == GREETING_BYTES && word(bytes, 0) == MAGIC).then(|| word(bytes, 4))
+}
+
+/// Returns the terms in the greeting of `rank`.
+pub(super) fn decode(
+    bytes: &[u8],
+    rank: u32,
+    size: u32,
+    config: &Config,
+) -> Result<Terms, EngineError> {
+    let bad = |what| Err(EngineError::Greeting { rank, what });
+    match self::rank(bytes) {
+        None => return bad("it is none of this version"),
+        Some(found) if found != rank => return bad("it is from another rank"),
+        Some(_) => {}
+    }
+    if word(bytes, 8) != size {
+        return bad("it counts other ranks");
+    }
+    if word(bytes, 44) != u32::from(config.is_unreliable()) {
+        return bad("it expects another kind of VI");
+    }
+    let terms = Terms {
+        area_bytes: word(bytes, 12),
+        descriptors: word(bytes, 16),
+        control_entries: word(bytes, 20),
+        window_bytes: word(bytes, 24),
+        area_key: RemoteKey(long(bytes, 28)),
+        control_key: RemoteKey(long(bytes, 36)),
+    };
+    let is_area =
+        (4096..=AREA_BYTES_MAX).contains(&terms.area_bytes) && terms.area_bytes.is_multiple_of(64);
+    let is_queue = (4..=1024).contains(&terms.control_entries)
+        && (terms.control_entries + 8..=DESCRIPTORS_MAX).contains(&terms.descriptors);
+    if !is_area || !is_queue || terms.window_bytes < 128 {
+        return bad("its sizes are out of range");
+    }
+    Ok(terms)
+}

@@ -1,0 +1,607 @@
+//! What is done with what arrives.
+
+use super::{
+    Counters, Engine, RequestError, RequestId,
+    envelope::{
+        Control, ENVELOPE_BYTES, Envelope, FLAG_KEY, FLAG_LAST, FLAG_READY, FLAG_SYNCHRONOUS,
+        FrameKind, OPENING_BYTES, Opening,
+    },
+    matching::{Label, Pattern},
+    payload::{Nowhere, Sink, put},
+    peer::{Link, Peer},
+    request::{Message, Part, ReceiveState, Request, Status},
+    wide,
+};
+use crate::vi::{Provider, RemoteKey};
+
+/// Where a frame is.
+#[derive(Debug)]
+pub(super) enum Origin {
+    /// In the peer's area here, from this offset on.
+    Area(u32),
+    Heap(Vec<u8>),
+}
+
+/// A frame that has arrived. Once its envelope was read, `start` and `length` are those of its payload.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    pub(super) rank: u32,
+    origin: Origin,
+    start: usize,
+    length: usize,
+}
+
+impl Arrival {
+    #[inline]
+    pub(super) const fn new(rank: u32, length: usize, origin: Origin) -> Self {
+        Self { rank, origin, start: 0, length }
+    }
+
+    /// Cuts off what was read.
+    #[inline]
+    const fn skip(&mut self, count: usize) {
+        self.start += count;
+        self.length -= count;
+    }
+}
+
+/// What the caller wants for itself: its data goes straight to its sink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Want {
+    Nothing,
+    /// Any message that fits and comes in one frame.
+    Now(Pattern),
+    /// That of this request.
+    Request(u64),
+}
+
+/// The caller's own receive.
+#[derive(Debug)]
+pub(super) struct Direct<'a, S: Sink + ?Sized> {
+    pub(super) want: Want,
+    pub(super) sink: &'a mut S,
+    pub(super) result: Option<Status>,
+}
+
+impl<'a, S: Sink + ?Sized> Direct<'a, S> {
+    #[inline]
+    pub(super) const fn new(want: Want, sink: &'a mut S) -> Self {
+        Self { want, sink, result: None }
+    }
+
+    pub(super) const fn nothing(sink: &'a mut S) -> Self {
+        Self::new(Want::Nothing, sink)
+    }
+}
+
+impl<P: Provider> Engine<P> {
+    /// Handles a frame. An error means that no honest peer would have sent it.
+    #[inline]
+    pub(super) fn frame<S: Sink + ?Sized>(
+        &mut self,
+        mut arrival: Arrival,
+        direct: &mut Direct<'_, S>,
+    ) -> Result<(), &'static str> {
+        let mut head = [0; ENVELOPE_BYTES];
+        self.read(&mut arrival, &mut head)?;
+        let envelope = Envelope::decode(head).ok_or("an unknown kind of frame")?;
+        let is_area = matches!(arrival.origin, Origin::Area(_));
+        let rank = arrival.rank;
+        let handled = if envelope.kind == FrameKind::Eager {
+            self.eager(&envelope, arrival, direct)
+        } else {
+            self.other_frame(&envelope, arrival, direct)
+        };
+        if is_area
+            && let Some(Peer { link: Link::Direct(link), .. }) = self.peers.get_mut(rank as usize)
+        {
+            link.reader.release();
+        }
+        handled
+    }
+
+    fn other_frame<S: Sink + ?Sized>(
+        &mut self,
+        envelope: &Envelope,
+        arrival: Arrival,
+        direct: &mut Direct<'_, S>,
+    ) -> Result<(), &'static str> {
+        match envelope.kind {
+            FrameKind::First => self.first(envelope, arrival, direct),
+            FrameKind::Data => self.data(envelope, arrival, direct),
+            FrameKind::Abort => self.abort(envelope.id, arrival.rank),
+            FrameKind::Eager | FrameKind::Loaned | FrameKind::Reserved => {
+                Err("a frame out of turn")
+            }
+        }
+    }
+
+    /// Reads the next bytes of a frame.
+    #[inline]
+    fn read(&self, arrival: &mut Arrival, bytes: &mut [u8]) -> Result<(), &'static str> {
+        if arrival.length < bytes.len() {
+            return Err("a frame that is too short");
+        }
+        match &arrival.origin {
+            Origin::Area(offset) => {
+                let Some(Peer { link: Link::Direct(link), .. }) =
+                    self.peers.get(arrival.rank as usize)
+                else {
+                    return Err("a frame without a link");
+                };
+                let at = u64::from(*offset) + wide(arrival.start);
+                link.area.memory.read(at, bytes).map_err(|_| "a frame outside the area")?;
+            }
+            Origin::Heap(frame) => {
+                bytes.copy_from_slice(&frame[arrival.start..arrival.start + bytes.len()]);
+            }
+        }
+        arrival.skip(bytes.len());
+        Ok(())
+    }
+
+    /// Copies a frame's payload to a sink. Returns how much it took.
+    #[inline]
+    fn copy<S: Sink + ?Sized>(&self, arrival: &Arrival, sink: &mut S, offset: u64) -> usize {
+        let from = match &arrival.origin {
+            Origin::Area(from) => u64::from(*from) + wide(arrival.start),
+            Origin::Heap(frame) => {
+                let end = arrival.start + arrival.length;
+                return put(sink, offset, &frame[arrival.start..end]);
+            }
+        };
+        let Some(Peer { link: Link::Direct(link), .. }) = self.peers.get(arrival.rank as usize)
+        else {
+            return 0;
+        };
+        let mut done = 0;
+        while done < arrival.length {
+            let space = sink.space(offset + wide(done), arrival.length - done);
+            let length = space.len().min(arrival.length - done);
+            if length == 0
+                || link.area.memory.read(from + wide(done), &mut space[..length]).is_err()
+            {
+                break;
+            }
+            done += length;
+        }
+        done
+    }
+
+    /// Moves a frame's payload to the heap.
+    fn take(&self, arrival: Arrival) -> Part {
+        match arrival.origin {
+            Origin::Heap(bytes) => Part { bytes, start: arrival.start },
+            Origin::Area(offset) => {
+                let mut bytes = Vec::new();
+                if let Some(Peer { link: Link::Direct(link), .. }) =
+                    self.peers.get(arrival.rank as usize)
+                {
+                    let at = u64::from(offset) + wide(arrival.start);
+                    let read = link.area.memory.read_onto(at, arrival.length, &mut bytes);
+                    debug_assert!(read.is_ok(), "found inside");
+                }
+                Part { bytes, start: 0 }
+            }
+        }
+    }
+
+    /// A whole message.
+    #[inline]
+    fn eager<S: Sink + ?Sized>(
+        &mut self,
+        envelope: &Envelope,
+        arrival: Arrival,
+        direct: &mut Direct<'_, S>,
+    ) -> Result<(), &'static str> {
+        if arrival.length != envelope.length as usize {
+            return Err("a frame whose length is not the one announced");
+        }
+        self.counters.messages_received += 1;
+        let label = Label { context: envelope.context, source: arrival.rank, tag: envelope.tag };
+        let taker = self.posted.take(label);
+        let is_direct = match direct.want {
+            Want::Request(own) => taker == Some(own),
+            Want::Now(pattern) => {
+                taker.is_none() && direct.result.is_none() && pattern.matches(label)
+            }
+            Want::Nothing => false,
+        };
+        if is_direct {
+            let taken = self.copy(&arrival, direct.sink, 0);
+            direct.result = Some(Status {
+                source: label.source,
+                tag: label.tag,
+                length: u64::from(envelope.length),
+                is_truncated: taken < arrival.length,
+            });
+            if let Some(own) = taker {
+                self.requests.remove(own);
+            }
+            if envelope.has(FLAG_SYNCHRONOUS) {
+                self.tell(arrival.rank, Control::Matched { request: envelope.id });
+            }
+            return Ok(());
+        }
+        self.eager_to_heap(envelope, label, arrival, taker)
+    }
+
+    fn eager_to_heap(
+        &mut self,
+        envelope: &Envelope,
+        label: Label,
+        arrival: Arrival,
+        taker: Option<u64>,
+    ) -> Result<(), &'static str> {
+        let total = u64::from(envelope.length);
+        let mut message = Message::new(label, envelope.flags, u64::from(envelope.id), total);
+        message.park(self.take(arrival));
+        self.arrange(message, taker).map(|_| ())
+    }
+
+    /// Gives a message that begins to the receive that takes it, or to the list of those that nobody takes.
+    fn arrange(&mut self, message: Message, taker: Option<u64>) -> Result<u64, &'static str> {
+        let label = message.label;
+        let key = self.messages.insert(message);
+        if let Some(request) = taker {
+            self.matched(key, request);
+            self.ready.push(RequestId(request));
+            return Ok(key);
+        }
+        let node = self.unexpected.insert(label, key);
+        let Counters { unexpected, ready_unexpected, .. } = &mut self.counters;
+        *unexpected += 1;
+        let Some(message) = self.messages.get_mut(key) else { return Ok(key) };
+        *ready_unexpected += u64::from(message.flags & FLAG_READY != 0);
+        message.node = Some(node);
+        message.parked = message.granted + wide(size_of::<Message>());
+        let parked = message.parked;
+        self.park(label.source, parked)?;
+        Ok(key)
+    }
+
+    /// Counts heap that a peer's messages take, and tells it to pause when it is much.
+    fn park(&mut self, rank: u32, bytes: u64) -> Result<(), &'static str> {
+        let limit = self.config.unexpected_bytes_max;
+        // What is on its way when the peer is told: each unit of the area may begin a message of which a
+        // window follows, but an honest peer stops those that have no grant.
+        let overshoot = 4 * u64::from(self.config.area_bytes)
+            + (u64::from(self.config.area_bytes) / 64)
+                * (wide(size_of::<Message>()) + u64::from(self.config.window_bytes));
+        let Some(peer) = self.peers.get_mut(rank as usize) else { return Ok(()) };
+        peer.parked_bytes += bytes;
+        if peer.parked_bytes > limit.saturating_add(overshoot) {
+            return Err("more messages than it was told to send");
+        }
+        if peer.parked_bytes <= limit || std::mem::replace(&mut peer.has_paused, true) {
+            return Ok(());
+        }
+        self.counters.pauses += 1;
+        self.tell(rank, Control::Pause);
+        // Those that a receive takes go on all the same.
+        let open: Vec<(u64, u64)> = self
+            .messages
+            .keys()
+            .filter_map(|key| self.messages.get(key))
+            .filter(|one| one.label.source == rank && one.request.is_some())
+            .filter(|one| !one.has_all_arrived())
+            .map(|one| (one.sender, one.granted))
+            .collect();
+        for (request, limit) in open {
+            self.tell(rank, Control::Grant { request, limit });
+        }
+        Ok(())
+    }
+
+    /// Takes heap back that a message counted for.
+    pub(super) fn unpark(&mut self, key: u64) {
+        let Some(message) = self.messages.get_mut(key) else { return };
+        let (rank, parked) = (message.label.source, std::mem::take(&mut message.parked));
+        let limit = self.config.unexpected_bytes_max;
+        let Some(peer) = self.peers.get_mut(rank as usize) else { return };
+        peer.parked_bytes = peer.parked_bytes.saturating_sub(parked);
+        if peer.has_paused && peer.parked_bytes <= limit / 2 {
+            peer.has_paused = false;
+            self.tell(rank, Control::Resume);
+        }
+    }
+
+    /// Binds a message to a receive that fits: a synchronous sender is told, and one that was told to pause
+    /// gets its grant.
+    pub(super) fn matched(&mut self, key: u64, request: u64) {
+        let Some(message) = self.messages.get_mut(key) else { return };
+        message.request = Some(request);
+        let (rank, sender) = (message.label.source, message.sender);
+        let is_synchronous = message.flags & FLAG_SYNCHRONOUS != 0;
+        let grant = (!message.has_all_arrived()).then_some(message.granted);
+        if let Some(Request::Receive(receive)) = self.requests.get_mut(request) {
+            receive.state = ReceiveState::Matched { message: key };
+        }
+        if is_synchronous {
+            self.tell(rank, Control::Matched { request: super::slots::index_of(sender) });
+        }
+        let has_paused = self.peers.get(rank as usize).is_some_and(|peer| peer.has_paused);
+        if let Some(limit) = grant
+            && has_paused
+        {
+            self.tell(rank, Control::Grant { request: sender, limit });
+        }
+    }
+
+    /// The first frame of a message in several.
+    fn first<S: Sink + ?Sized>(
+        &mut self,
+        envelope: &Envelope,
+        mut arrival: Arrival,
+        direct: &mut Direct<'_, S>,
+    ) -> Result<(), &'static str> {
+        let mut bytes = [0; OPENING_BYTES];
+        self.read(&mut arrival, &mut bytes)?;
+        let opening = Opening::decode(bytes);
+        if arrival.length != envelope.length as usize || wide(arrival.length) > opening.total {
+            return Err("a first frame whose length is not the one announced");
+        }
+        let rank = arrival.rank;
+        let label = Label { context: envelope.context, source: rank, tag: envelope.tag };
+        self.counters.messages_received += 1;
+        let mut message = Message::new(label, envelope.flags, opening.request, opening.total);
+        message.granted = opening.total.min(u64::from(self.config.window_bytes));
+        if envelope.has(FLAG_KEY) {
+            message.remote = Some((RemoteKey(opening.key), opening.offset));
+            message.granted = 0;
+        }
+        if wide(arrival.length) > message.granted {
+            return Err("more of a message than was granted");
+        }
+        let is_whole = wide(arrival.length) == opening.total;
+        let taker = self.posted.take(label);
+        let key = self.arrange(message, taker)?;
+        if !is_whole
+            && !self.peers.get_mut(rank as usize).is_some_and(|p| p.set_stream(envelope.id, key))
+        {
+            return Err("a stream that is in use");
+        }
+        if let Some(message) = self.messages.get_mut(key) {
+            message.stream = envelope.id;
+        }
+        if arrival.length == 0 { Ok(()) } else { self.more(key, arrival, direct) }
+    }
+
+    /// More of a message.
+    fn data<S: Sink + ?Sized>(
+        &mut self,
+        envelope: &Envelope,
+        arrival: Arrival,
+        direct: &mut Direct<'_, S>,
+    ) -> Result<(), &'static str> {
+        let Some(peer) = self.peers.get_mut(arrival.rank as usize) else { return Ok(()) };
+        let key = peer.stream(envelope.id).ok_or("data of no message")?;
+        let message = self.messages.get(key).ok_or("data of no message")?;
+        let arrived = message.arrived + wide(arrival.length);
+        if arrival.length != envelope.length as usize || arrival.length == 0 {
+            return Err("a frame whose length is not the one announced");
+        }
+        if arrived > message.granted {
+            return Err("more of a message than was granted");
+        }
+        if (arrived == message.total) != envelope.has(FLAG_LAST) {
+            return Err("a message of another length than was announced");
+        }
+        if arrived == message.total {
+            peer.set_stream(envelope.id, 0);
+        }
+        self.more(key, arrival, direct)
+    }
+
+    /// Takes data of a message: to the caller's sink, if it is the caller's own; else to the heap.
+    fn more<S: Sink + ?Sized>(
+        &mut self,
+        key: u64,
+        arrival: Arrival,
+        direct: &mut Direct<'_, S>,
+    ) -> Result<(), &'static str> {
+        let Some(message) = self.messages.get(key) else { return Ok(()) };
+        let own = match direct.want {
+            Want::Request(own) => message.request == Some(own) && message.parts.is_empty(),
+            _ => false,
+        };
+        let length = wide(arrival.length);
+        if own || message.is_discarded {
+            let taken = if message.is_discarded {
+                0
+            } else {
+                self.copy(&arrival, direct.sink, message.consumed)
+            };
+            if let Some(message) = self.messages.get_mut(key) {
+                message.arrived += length;
+                message.is_truncated |= taken < arrival.length;
+            }
+            self.consumed(key, length);
+            if self.messages.get(key).is_some_and(|message| message.is_discarded) {
+                self.end_discarded(key);
+            } else {
+                direct.result = direct.result.or_else(|| self.complete_receive(key));
+            }
+            return Ok(());
+        }
+        let request = message.request;
+        let part = self.take(arrival);
+        if let Some(message) = self.messages.get_mut(key) {
+            message.park(part);
+        }
+        self.ready.extend(request.map(RequestId));
+        Ok(())
+    }
+
+    /// Ends the receive of a message that is wholly with its receiver.
+    pub(super) fn complete_receive(&mut self, key: u64) -> Option<Status> {
+        let message = self.messages.get(key)?;
+        if message.consumed < message.total || message.error.is_some() {
+            return None;
+        }
+        let (status, request) = (message.status(), message.request?);
+        self.messages.remove(key);
+        self.requests.remove(request);
+        Some(status)
+    }
+
+    fn end_discarded(&mut self, key: u64) {
+        if self.messages.get(key).is_some_and(|message| message.consumed == message.total) {
+            self.messages.remove(key);
+        }
+    }
+
+    /// Notes that the receiver took so many bytes more, and grants more in their place.
+    pub(super) fn consumed(&mut self, key: u64, length: u64) {
+        let window = u64::from(self.config.window_bytes);
+        let Some(message) = self.messages.get_mut(key) else { return };
+        message.consumed += length;
+        if message.granted == message.total
+            || message.remote.is_some()
+            || message.granted - message.consumed > window / 2
+        {
+            return;
+        }
+        message.granted = message.total.min(message.consumed.saturating_add(window));
+        let grant = Control::Grant { request: message.sender, limit: message.granted };
+        let rank = message.label.source;
+        self.tell(rank, grant);
+    }
+
+    /// The sender gave a message up.
+    fn abort(&mut self, stream: u32, rank: u32) -> Result<(), &'static str> {
+        let peer = self.peers.get_mut(rank as usize).ok_or("no such rank")?;
+        let key = peer.stream(stream).ok_or("the end of no message")?;
+        peer.set_stream(stream, 0);
+        self.fail_message(key, RequestError::Aborted { rank });
+        Ok(())
+    }
+
+    /// Ends a message of which nothing more will come.
+    pub(super) fn fail_message(&mut self, key: u64, error: RequestError) {
+        let Some(message) = self.messages.get_mut(key) else { return };
+        message.error = Some(error);
+        let (node, request) = (message.node.take(), message.request);
+        self.unpark(key);
+        if let Some(node) = node {
+            self.unexpected.remove(node);
+        }
+        self.messages.remove(key);
+        if let Some(request) = request
+            && let Some(Request::Receive(receive)) = self.requests.get_mut(request)
+        {
+            receive.state = ReceiveState::Failed(error);
+            self.ready.push(RequestId(request));
+        }
+    }
+
+    /// Sends a control entry, now or as soon as there is credit.
+    pub(super) fn tell(&mut self, rank: u32, control: Control) {
+        let Some(peer) = self.peers.get_mut(rank as usize) else { return };
+        if peer.failed.is_some() {
+            return;
+        }
+        peer.controls.push_back(control);
+        self.flush_controls(rank);
+    }
+
+    /// Handles a control entry.
+    pub(super) fn control(&mut self, rank: u32, control: Control) -> Result<(), &'static str> {
+        match control {
+            Control::Matched { request } => {
+                let key = self.requests.key_at(request).ok_or("a match of no message")?;
+                self.send_matched(rank, key)
+            }
+            Control::Grant { request, limit } => {
+                self.send_granted(rank, request, limit);
+                Ok(())
+            }
+            Control::Finished { request } => self.send_finished(rank, request),
+            Control::Cancel { request } => {
+                self.cancel_wanted(rank, request);
+                Ok(())
+            }
+            Control::Cancelled { request, is_cancelled } => {
+                self.cancel_answered(rank, request, is_cancelled)
+            }
+            Control::Pause | Control::Resume => {
+                let Some(peer) = self.peers.get_mut(rank as usize) else { return Ok(()) };
+                peer.is_paused = control == Control::Pause;
+                self.flush_peer(rank);
+                Ok(())
+            }
+        }
+    }
+
+    /// A sender wants its message back: it gets it, unless a receive has matched it.
+    fn cancel_wanted(&mut self, rank: u32, request: u64) {
+        let found = self.messages.keys().find(|key| {
+            self.messages.get(*key).is_some_and(|message| {
+                message.label.source == rank
+                    && message.node.is_some()
+                    && super::slots::index_of(message.sender) == super::slots::index_of(request)
+            })
+        });
+        if let Some(key) = found {
+            self.unpark(key);
+            let node = self.messages.get_mut(key).and_then(|message| message.node.take());
+            node.and_then(|node| self.unexpected.remove(node));
+            if self.messages.get(key).is_some_and(|message| message.remote.is_some()) {
+                // No data is on its way; the sender closes the stream.
+                self.messages.remove(key);
+            } else {
+                self.discard(key);
+            }
+        }
+        self.tell(rank, Control::Cancelled { request, is_cancelled: found.is_some() });
+    }
+
+    /// Throws away what has come of a message and what will come.
+    pub(super) fn discard(&mut self, key: u64) {
+        let Some(message) = self.messages.get_mut(key) else { return };
+        message.is_discarded = true;
+        message.request = None;
+        let remote = message.remote.take();
+        let waiting: u64 =
+            message.parts.drain(..).map(|part| wide(part.bytes.len() - part.start)).sum();
+        debug_assert_eq!(message.consumed + waiting, message.arrived);
+        if remote.is_some() {
+            self.finish_remote(key);
+            self.messages.remove(key);
+            return;
+        }
+        self.consumed(key, waiting);
+        self.end_discarded(key);
+    }
+
+    /// Tells the sender that its memory is not needed any more.
+    pub(super) fn finish_remote(&mut self, key: u64) {
+        let Some(message) = self.messages.get_mut(key) else { return };
+        message.remote = None;
+        let (rank, sender, stream) = (message.label.source, message.sender, message.stream);
+        if let Some(peer) = self.peers.get_mut(rank as usize) {
+            peer.set_stream(stream, 0);
+        }
+        self.tell(rank, Control::Finished { request: sender });
+    }
+
+    /// Hands the heap's part of a message to its receiver.
+    pub(super) fn drain<S: Sink + ?Sized>(&mut self, key: u64, sink: &mut S) {
+        let mut taken = 0;
+        let Some(message) = self.messages.get_mut(key) else { return };
+        for part in message.parts.drain(..) {
+            let bytes = &part.bytes[part.start..];
+            let done = put(sink, message.consumed + taken, bytes);
+            message.is_truncated |= done < bytes.len();
+            taken += wide(bytes.len());
+        }
+        if taken > 0 {
+            self.consumed(key, taken);
+        }
+    }
+
+    /// Reads what the caller did not want for itself.
+    pub(super) fn step_aside(&mut self) -> bool {
+        self.step(&mut Direct::nothing(&mut Nowhere))
+    }
+}

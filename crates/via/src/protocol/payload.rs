@@ -1,0 +1,256 @@
+//! Where a message comes from and where it goes.
+
+use std::io::IoSlice;
+
+use super::wide;
+use crate::vi::Region;
+
+/// What is sent.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Payload<'a> {
+    /// Bytes of the caller, in order. They are read during the call, and again whenever the caller hands
+    /// them to [`Engine::poll_send`](super::Engine::poll_send): never in between.
+    Borrowed(&'a [IoSlice<'a>]),
+    /// Bytes that the engine keeps until they are sent: it needs no further help.
+    Owned(Vec<u8>),
+    /// A piece of registered memory. Where both sides can, the receiver takes it from there in one copy.
+    Region {
+        /// The memory. It is not to be changed until the request ends.
+        region: Region,
+        /// Where the message begins, in bytes.
+        offset: u64,
+        /// Its length in bytes.
+        length: u64,
+    },
+}
+
+/// Where a message goes: the receiver's own memory, in whatever layout.
+pub trait Sink {
+    /// Returns the place for the bytes from `offset` on, of which at most `length` will come: at least one
+    /// byte long, or empty if the message is clipped there.
+    fn space(&mut self, offset: u64, length: usize) -> &mut [u8];
+}
+
+impl Sink for [u8] {
+    #[inline]
+    fn space(&mut self, offset: u64, length: usize) -> &mut [u8] {
+        let start = usize::try_from(offset).map_or(self.len(), |offset| offset.min(self.len()));
+        let end = start.saturating_add(length).min(self.len());
+        &mut self[start..end]
+    }
+}
+
+impl Sink for Vec<u8> {
+    /// Grows as the message arrives.
+    fn space(&mut self, offset: u64, length: usize) -> &mut [u8] {
+        let Ok(start) = usize::try_from(offset) else { return &mut [] };
+        let end = start.saturating_add(length);
+        if self.len() < end {
+            self.resize(end, 0);
+        }
+        &mut self[start..end]
+    }
+}
+
+/// A sink that takes nothing: the message is thrown away.
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct Nowhere;
+
+impl Sink for Nowhere {
+    #[inline]
+    fn space(&mut self, _offset: u64, _length: usize) -> &mut [u8] {
+        &mut []
+    }
+}
+
+/// Pieces of a buffer, in the order in which a message fills them or is made of them: a strided or vectored
+/// layout.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Layout {
+    /// Offset and length of each piece in the buffer, and where it begins in the message.
+    pieces: Vec<(usize, usize, u64)>,
+    length: u64,
+}
+
+impl Layout {
+    /// Returns the layout of these pieces: offset and length of each, in bytes.
+    #[must_use]
+    pub fn new(pieces: impl IntoIterator<Item = (usize, usize)>) -> Self {
+        let mut layout = Self::default();
+        for (offset, length) in pieces.into_iter().filter(|(_, length)| *length > 0) {
+            layout.pieces.push((offset, length, layout.length));
+            layout.length += wide(length);
+        }
+        layout
+    }
+
+    /// Returns a layout of `count` blocks of `block_bytes`, whose beginnings are `stride_bytes` apart.
+    #[must_use]
+    pub fn strided(count: usize, block_bytes: usize, stride_bytes: usize) -> Self {
+        Self::new((0..count).map(|index| (index.saturating_mul(stride_bytes), block_bytes)))
+    }
+
+    /// Returns the length of the message, in bytes.
+    #[must_use]
+    pub const fn len(&self) -> u64 {
+        self.length
+    }
+
+    /// Returns whether the message is empty.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Returns the pieces of `buffer`, to be sent. `None` if one is not inside.
+    #[must_use]
+    pub fn slices<'a>(&self, buffer: &'a [u8]) -> Option<Vec<IoSlice<'a>>> {
+        let slice = |&(offset, length, _): &(usize, usize, u64)| {
+            buffer.get(offset..offset.checked_add(length)?).map(IoSlice::new)
+        };
+        self.pieces.iter().map(slice).collect()
+    }
+
+    /// Returns a sink that fills the pieces of `buffer`. What is not inside is clipped.
+    #[must_use]
+    pub const fn sink<'a>(&'a self, buffer: &'a mut [u8]) -> Scattered<'a> {
+        Scattered { layout: self, buffer }
+    }
+}
+
+/// A buffer that is filled piece by piece.
+#[derive(Debug)]
+pub struct Scattered<'a> {
+    layout: &'a Layout,
+    buffer: &'a mut [u8],
+}
+
+impl Sink for Scattered<'_> {
+    fn space(&mut self, offset: u64, length: usize) -> &mut [u8] {
+        let behind = self.layout.pieces.partition_point(|piece| piece.2 <= offset);
+        let Some(&(start, piece, begin)) =
+            behind.checked_sub(1).and_then(|index| self.layout.pieces.get(index))
+        else {
+            return &mut [];
+        };
+        let Ok(within) = usize::try_from(offset - begin) else { return &mut [] };
+        let length = length.min(piece.saturating_sub(within));
+        let start = start.saturating_add(within);
+        self.buffer.get_mut(start..start.saturating_add(length)).unwrap_or_default()
+    }
+}
+
+/// Copies bytes to a sink from `offset` on. Returns how many it took.
+#[inline]
+pub(super) fn put<S: Sink + ?Sized>(sink: &mut S, offset: u64, bytes: &[u8]) -> usize {
+    let mut done = 0;
+    while done < bytes.len() {
+        let rest = &bytes[done..];
+        let space = sink.space(offset + wide(done), rest.len());
+        let length = space.len().min(rest.len());
+        if length == 0 {
+            break;
+        }
+        space[..length].copy_from_slice(&rest[..length]);
+        done += length;
+    }
+    done
+}
+
+/// How many slices a descriptor's inline data has at most, the envelope among them.
+pub(super) const SLICES_MAX: usize = 12;
+
+/// Puts the pieces of `body` that hold `length` bytes from `skip` on behind `head`. Returns how many slices
+/// there are, or `None` if they are too many.
+#[inline]
+pub(super) fn gather<'a>(
+    head: &'a [u8],
+    body: &'a [IoSlice<'a>],
+    skip: u64,
+    length: usize,
+    slices: &mut [IoSlice<'a>; SLICES_MAX],
+) -> Option<usize> {
+    slices[0] = IoSlice::new(head);
+    let mut count = 1;
+    let (mut skip, mut rest) = (skip, length);
+    for slice in body {
+        if rest == 0 {
+            break;
+        }
+        if skip >= wide(slice.len()) {
+            skip -= wide(slice.len());
+            continue;
+        }
+        let start = usize::try_from(skip).unwrap_or(usize::MAX);
+        skip = 0;
+        let end = slice.len().min(start.saturating_add(rest));
+        *slices.get_mut(count)? = IoSlice::new(&slice[start..end]);
+        rest -= end - start;
+        count += 1;
+    }
+    Some(count)
+}
+
+/// Copies `length` bytes of `body` from `skip` on to the end of a vector.
+pub(super) fn copy_range(body: &[IoSlice<'_>], skip: u64, length: usize, bytes: &mut Vec<u8>) {
+    let (mut skip, mut rest) = (skip, length);
+    for slice in body {
+        if rest == 0 {
+            break;
+        }
+        if skip >= wide(slice.len()) {
+            skip -= wide(slice.len());
+            continue;
+        }
+        let start = usize::try_from(skip).unwrap_or(usize::MAX);
+        skip = 0;
+        let end = slice.len().min(start.saturating_add(rest));
+        bytes.extend_from_slice(&slice[start..end]);
+        rest -= end - start;
+    }
+}
+
+/// Returns the length of all slices together.
+#[inline]
+pub(super) fn total(body: &[IoSlice<'_>]) -> u64 {
+    body.iter().map(|slice| wide(slice.len())).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a strided layout gathers and scatters the same bytes, wherever frames are cut. Method: all cuts
+    /// of a message of three blocks.
+    #[test]
+    fn a_layout_gathers_and_scatters() {
+        let layout = Layout::strided(3, 4, 10);
+        let buffer: Vec<u8> = (0..30).collect();
+        let slices = layout.slices(&buffer).expect("inside");
+        let mut message = Vec::new();
+        copy_range(&slices, 0, 12, &mut message);
+        assert_eq!(message, [0, 1, 2, 3, 10, 11, 12, 13, 20, 21, 22, 23]);
+        for cut in 0..=12 {
+            let mut target = vec![255; 30];
+            let mut sink = layout.sink(&mut target);
+            assert_eq!(put(&mut sink, 0, &message[..cut]), cut);
+            assert_eq!(put(&mut sink, wide(cut), &message[cut..]), 12 - cut);
+            let scattered: Vec<u8> = layout
+                .slices(&target)
+                .expect("inside")
+                .iter()
+                .flat_map(|slice| slice.to_vec())
+                .collect();
+            assert_eq!(scattered, message, "cut at {cut}");
+            assert_eq!(target.iter().filter(|byte| **byte == 255).count(), 18, "gaps stay");
+            let mut again = Vec::new();
+            copy_range(&slices, wide(cut), 12 - cut, &mut again);
+            assert_eq!(again, message[cut..]);
+        }
+        assert!(Layout::new([(28, 4)]).slices(&buffer).is_none(), "not inside");
+        let mut sink = [0; 5];
+        assert_eq!(put(&mut sink[..], 3, &[1, 2, 3]), 2, "clipped");
+    }
+}

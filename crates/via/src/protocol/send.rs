@@ -1,0 +1,759 @@
+//! The sending side: first frames in the order of the calls, then data as credit and grants allow.
+
+use std::{io::IoSlice, task::Poll};
+
+use super::{
+    CancelState, Engine, Mode, Payload, RequestError, RequestId, SendError, SendState,
+    envelope::{
+        Control, ENVELOPE_BYTES, Envelope, FLAG_KEY, FLAG_LAST, FLAG_READY, FLAG_SYNCHRONOUS,
+        FrameKind, OPENING_BYTES, Opening,
+    },
+    link::Sent,
+    narrow,
+    payload::{SLICES_MAX, copy_range, gather, total},
+    peer::Link,
+    request::{Body, Request, SendRequest, Stage},
+    slots::index_of,
+    wide,
+};
+use crate::vi::Provider;
+
+/// The `id` of a message that nobody will ask about.
+const NO_REQUEST: u32 = u32::MAX;
+
+/// Completions that a poll takes at most.
+const BUDGET: usize = 64;
+
+impl<P: Provider> Engine<P> {
+    /// Sends a message. What is short and finds credit has left when this returns; anything else becomes a
+    /// request. Of borrowed bytes that cannot leave, few are copied, and many are asked for again by
+    /// [`poll_send`](Self::poll_send).
+    ///
+    /// # Cost
+    /// One copy, into the receiver's area.
+    ///
+    /// # Errors
+    /// [`SendError`]; nothing was sent then.
+    #[inline]
+    pub fn send(
+        &mut self,
+        dest: u32,
+        context: u16,
+        tag: u32,
+        mode: Mode,
+        payload: Payload<'_>,
+    ) -> Result<SendState, SendError> {
+        if let Payload::Borrowed(body) = &payload
+            && mode != Mode::Synchronous
+            && self.send_at_once(dest, context, tag, mode, body)
+        {
+            return Ok(SendState::Done);
+        }
+        self.begin_send(dest, context, tag, mode, payload)
+    }
+
+    /// Sends a message in one frame, if nothing is before it and there is credit.
+    #[inline]
+    fn send_at_once(
+        &mut self,
+        dest: u32,
+        context: u16,
+        tag: u32,
+        mode: Mode,
+        body: &[IoSlice<'_>],
+    ) -> bool {
+        let Some(peer) = self.peers.get_mut(dest as usize) else { return false };
+        let length = total(body);
+        let frame = length + wide(ENVELOPE_BYTES);
+        if !peer.is_clear() || frame > u64::from(peer.frame_bytes_max) {
+            return false;
+        }
+        let (Ok(length), Ok(frame)) = (u32::try_from(length), u32::try_from(frame)) else {
+            return false;
+        };
+        let flags = if mode == Mode::Ready { FLAG_READY } else { 0 };
+        let kind = FrameKind::Eager;
+        let head = Envelope { kind, flags, context, tag, id: NO_REQUEST, length }.encode();
+        let sent = if let [one] = body {
+            let slices = [IoSlice::new(&head), *one];
+            peer.send_frame(&mut self.nic, &mut self.staging, &slices, frame)
+        } else {
+            let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+            let Some(count) = gather(&head, body, 0, length as usize, &mut slices) else {
+                return false;
+            };
+            peer.send_frame(&mut self.nic, &mut self.staging, &slices[..count], frame)
+        };
+        match sent {
+            Sent::Done => {
+                self.counters.messages_sent += 1;
+                true
+            }
+            Sent::Blocked => false,
+            Sent::Fault(what) => {
+                self.peer_fault(dest, what);
+                false
+            }
+        }
+    }
+
+    fn check_destination(&self, rank: u32) -> Result<(), SendError> {
+        let size = self.size();
+        let peer = self.peers.get(rank as usize).ok_or(SendError::NoSuchRank { rank, size })?;
+        if let Some(reason) = peer.failed {
+            return Err(SendError::PeerFailed { rank, reason });
+        }
+        if matches!(peer.link, Link::Absent | Link::Prepared(_)) {
+            return Err(SendError::NotConnected { rank });
+        }
+        Ok(())
+    }
+
+    /// Copies a message for buffered mode, if there is room for it.
+    fn buffer(&mut self, body: &[IoSlice<'_>]) -> Result<Vec<u8>, SendError> {
+        let needed = total(body);
+        let free = self.config.buffered_bytes_max.saturating_sub(self.buffered_bytes);
+        if needed > free {
+            return Err(SendError::BufferFull { needed, free });
+        }
+        let mut bytes = Vec::with_capacity(narrow(needed));
+        copy_range(body, 0, narrow(needed), &mut bytes);
+        self.buffered_bytes += needed;
+        Ok(bytes)
+    }
+
+    fn begin_send(
+        &mut self,
+        dest: u32,
+        context: u16,
+        tag: u32,
+        mode: Mode,
+        payload: Payload<'_>,
+    ) -> Result<SendState, SendError> {
+        self.check_destination(dest)?;
+        let is_synchronous = mode == Mode::Synchronous;
+        let mut request = SendRequest {
+            peer: dest,
+            context,
+            tag,
+            flags: match mode {
+                Mode::Synchronous => FLAG_SYNCHRONOUS,
+                Mode::Ready => FLAG_READY,
+                Mode::Standard | Mode::Buffered => 0,
+            },
+            total: 0,
+            sent: 0,
+            limit: 0,
+            body: Body::Borrowed,
+            stage: Stage::Queued,
+            is_matched: false,
+            needs_match: is_synchronous,
+            needs_finish: false,
+            is_detached: false,
+            buffered: 0,
+            result: None,
+        };
+        let mut borrowed: Option<&[IoSlice<'_>]> = None;
+        match payload {
+            Payload::Borrowed(body) if mode == Mode::Buffered => {
+                let bytes = self.buffer(body)?;
+                request.total = wide(bytes.len());
+                request.buffered = request.total;
+                request.body = Body::Owned(bytes);
+            }
+            Payload::Borrowed(body) => {
+                request.total = total(body);
+                borrowed = Some(body);
+            }
+            Payload::Owned(bytes) => {
+                request.total = wide(bytes.len());
+                request.body = Body::Owned(bytes);
+            }
+            Payload::Region { region, offset, length } => {
+                if offset.checked_add(length).is_none_or(|end| end > wide(region.memory.len())) {
+                    return Err(SendError::OutOfBounds { offset, length });
+                }
+                request.total = length;
+                request.body = Body::Region { region, offset };
+            }
+        }
+        // Whoever sends in buffered mode does not look back.
+        request.is_detached = mode == Mode::Buffered;
+        let key = self.requests.insert(Request::Send(request));
+        self.begin(key, dest, borrowed);
+        Ok(self.state_of(key))
+    }
+
+    /// Returns whether a send that has just begun is done already.
+    fn state_of(&mut self, key: u64) -> SendState {
+        match self.requests.get(key) {
+            Some(Request::Send(send)) if send.is_detached => SendState::Done,
+            Some(Request::Send(send)) if matches!(send.result, Some(Ok(()))) => {
+                self.requests.remove(key);
+                SendState::Done
+            }
+            Some(_) => SendState::Pending(RequestId(key)),
+            None => SendState::Done,
+        }
+    }
+
+    /// Sends the first frame of a request, or puts it at the end of the queue.
+    fn begin(&mut self, key: u64, dest: u32, borrowed: Option<&[IoSlice<'_>]>) {
+        let is_clear = self.peers.get(dest as usize).is_some_and(|peer| peer.is_clear());
+        let sent = if is_clear { self.send_head(key, borrowed) } else { Sent::Blocked };
+        match sent {
+            Sent::Done => {
+                if let Some(body) = borrowed {
+                    self.pump_borrowed(key, body);
+                } else {
+                    self.start_pump(key);
+                    self.flush_peer(dest);
+                }
+            }
+            Sent::Blocked => {
+                self.counters.blocked += 1;
+                if let Some(body) = borrowed {
+                    self.keep_if_short(key, dest, body);
+                }
+                if let Some(peer) = self.peers.get_mut(dest as usize) {
+                    peer.outbox.push_back(key);
+                }
+                self.list(dest);
+            }
+            Sent::Fault(what) => self.peer_fault(dest, what),
+        }
+    }
+
+    /// Copies borrowed bytes that must wait, if they go into one frame.
+    fn keep_if_short(&mut self, key: u64, dest: u32, body: &[IoSlice<'_>]) {
+        let max = self.peers.get(dest as usize).map_or(0, |peer| peer.frame_bytes_max);
+        let Some(Request::Send(send)) = self.requests.get_mut(key) else { return };
+        if send.total + wide(ENVELOPE_BYTES) <= u64::from(max) {
+            let mut bytes = Vec::with_capacity(narrow(send.total));
+            copy_range(body, 0, narrow(send.total), &mut bytes);
+            send.body = Body::Owned(bytes);
+        }
+    }
+
+    /// Sends one frame: an envelope (and opening), and `length` bytes of the body from `skip` on.
+    fn push_frame(
+        &mut self,
+        rank: u32,
+        head: &[u8],
+        body: &[IoSlice<'_>],
+        skip: u64,
+        length: usize,
+    ) -> Sent {
+        let Some(peer) = self.peers.get_mut(rank as usize) else { return Sent::Blocked };
+        let frame = u32::try_from(head.len() + length).unwrap_or(u32::MAX);
+        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+        if let Some(count) = gather(head, body, skip, length, &mut slices) {
+            return peer.send_frame(&mut self.nic, &mut self.staging, &slices[..count], frame);
+        }
+        let mut scratch = Vec::with_capacity(length);
+        copy_range(body, skip, length, &mut scratch);
+        let slices = [IoSlice::new(head), IoSlice::new(&scratch)];
+        peer.send_frame(&mut self.nic, &mut self.staging, &slices, frame)
+    }
+
+    /// Calls `act` with the bytes of a request, wherever they are, from what was sent on.
+    fn with_body(
+        &mut self,
+        key: u64,
+        borrowed: Option<&[IoSlice<'_>]>,
+        length: usize,
+        act: impl FnOnce(&mut Self, &[IoSlice<'_>], u64) -> Sent,
+    ) -> Sent {
+        let Some(Request::Send(send)) = self.requests.get_mut(key) else { return Sent::Blocked };
+        let skip = send.sent;
+        if let Some(body) = borrowed {
+            return act(self, body, skip);
+        }
+        let body = std::mem::replace(&mut send.body, Body::Borrowed);
+        let sent = match &body {
+            Body::Owned(bytes) => act(self, &[IoSlice::new(bytes)], skip),
+            Body::Region { region, offset } => {
+                match region.memory.read_to_vec(offset + skip, length) {
+                    Ok(bytes) => act(self, &[IoSlice::new(&bytes)], 0),
+                    Err(_) => Sent::Fault("a region that is too short"),
+                }
+            }
+            Body::Borrowed => act(self, &[], 0),
+        };
+        if let Some(Request::Send(send)) = self.requests.get_mut(key) {
+            send.body = body;
+        }
+        sent
+    }
+
+    /// Sends the first frame of a message: all of it, its beginning, or the key of its memory.
+    fn send_head(&mut self, key: u64, borrowed: Option<&[IoSlice<'_>]>) -> Sent {
+        let Some(Request::Send(send)) = self.requests.get(key) else { return Sent::Done };
+        let rank = send.peer;
+        let Some(peer) = self.peers.get(rank as usize) else { return Sent::Blocked };
+        let max = u64::from(peer.frame_bytes_max);
+        if send.total + wide(ENVELOPE_BYTES) <= max {
+            return self.send_whole(key, borrowed);
+        }
+        let window = peer.window_out;
+        let room = max - wide(ENVELOPE_BYTES + OPENING_BYTES);
+        let remote = match &send.body {
+            Body::Region { region, offset } if matches!(peer.link, Link::Direct(_)) => {
+                Some((region.key.0, *offset))
+            }
+            _ => None,
+        };
+        let has_bytes = borrowed.is_some() || matches!(send.body, Body::Owned(_));
+        let length = if has_bytes { room.min(send.total).min(window) } else { 0 };
+        let mut head = Envelope {
+            kind: FrameKind::First,
+            flags: send.flags,
+            context: send.context,
+            tag: send.tag,
+            id: 0,
+            length: u32::try_from(length).unwrap_or_default(),
+        };
+        let mut opening = Opening { total: send.total, request: key, ..Opening::default() };
+        if let Some((region, offset)) = remote {
+            head.flags |= FLAG_KEY;
+            (opening.key, opening.offset) = (region, offset);
+        }
+        let Some(stream) = self.peers.get_mut(rank as usize).and_then(|p| p.open_stream()) else {
+            return Sent::Blocked;
+        };
+        head.id = stream;
+        let mut bytes = [0; ENVELOPE_BYTES + OPENING_BYTES];
+        bytes[..ENVELOPE_BYTES].copy_from_slice(&head.encode());
+        bytes[ENVELOPE_BYTES..].copy_from_slice(&opening.encode());
+        let count = narrow(length);
+        let sent = self.with_body(key, borrowed, count, |engine, body, skip| {
+            engine.push_frame(rank, &bytes, body, skip, count)
+        });
+        if sent == Sent::Done {
+            self.counters.messages_sent += 1;
+            if let Some(Request::Send(send)) = self.requests.get_mut(key) {
+                send.stage = Stage::Open { stream };
+                send.sent = length;
+                send.limit = if remote.is_some() { 0 } else { window.min(send.total) };
+                send.needs_finish = remote.is_some();
+            }
+        } else if let Some(peer) = self.peers.get_mut(rank as usize) {
+            peer.close_stream(stream);
+        }
+        sent
+    }
+
+    fn send_whole(&mut self, key: u64, borrowed: Option<&[IoSlice<'_>]>) -> Sent {
+        let Some(Request::Send(send)) = self.requests.get(key) else { return Sent::Done };
+        let (rank, count) = (send.peer, narrow(send.total));
+        let head = Envelope {
+            kind: FrameKind::Eager,
+            flags: send.flags,
+            context: send.context,
+            tag: send.tag,
+            id: if send.needs_match { index_of(key) } else { NO_REQUEST },
+            length: u32::try_from(count).unwrap_or_default(),
+        }
+        .encode();
+        let sent = self.with_body(key, borrowed, count, |engine, body, skip| {
+            engine.push_frame(rank, &head, body, skip, count)
+        });
+        if sent == Sent::Done {
+            self.counters.messages_sent += 1;
+            if let Some(Request::Send(send)) = self.requests.get_mut(key) {
+                send.stage = Stage::Sent;
+                send.sent = send.total;
+            }
+            self.finish_send(key);
+        }
+        sent
+    }
+
+    /// Sends data of an open message as far as credit and grants allow. [`Sent::Blocked`]: for want of credit.
+    fn send_data(&mut self, key: u64, borrowed: Option<&[IoSlice<'_>]>) -> Sent {
+        loop {
+            let Some(Request::Send(send)) = self.requests.get(key) else { return Sent::Done };
+            let Stage::Open { stream } = send.stage else { return Sent::Done };
+            let rank = send.peer;
+            let Some(peer) = self.peers.get(rank as usize) else { return Sent::Done };
+            let room = u64::from(peer.frame_bytes_max) - wide(ENVELOPE_BYTES);
+            let length = send.allowed(peer.is_paused).saturating_sub(send.sent).min(room);
+            if length == 0 {
+                return Sent::Done;
+            }
+            let is_last = send.sent + length == send.total;
+            let head = Envelope {
+                kind: FrameKind::Data,
+                flags: if is_last { FLAG_LAST } else { 0 },
+                context: send.context,
+                tag: send.tag,
+                id: stream,
+                length: u32::try_from(length).unwrap_or_default(),
+            }
+            .encode();
+            let count = narrow(length);
+            let sent = self.with_body(key, borrowed, count, |engine, body, skip| {
+                engine.push_frame(rank, &head, body, skip, count)
+            });
+            if sent != Sent::Done {
+                return sent;
+            }
+            if let Some(Request::Send(send)) = self.requests.get_mut(key) {
+                send.sent += length;
+            }
+            if is_last {
+                self.close(key, rank, stream);
+                return Sent::Done;
+            }
+        }
+    }
+
+    /// All of a message has left, or its memory was read.
+    fn close(&mut self, key: u64, rank: u32, stream: u32) {
+        if let Some(peer) = self.peers.get_mut(rank as usize) {
+            peer.close_stream(stream);
+        }
+        if let Some(Request::Send(send)) = self.requests.get_mut(key) {
+            send.stage = Stage::Sent;
+            send.needs_finish = false;
+        }
+        self.finish_send(key);
+    }
+
+    /// Ends a send for which nothing is missing.
+    fn finish_send(&mut self, key: u64) {
+        let Some(Request::Send(send)) = self.requests.get_mut(key) else { return };
+        if send.stage != Stage::Sent
+            || (send.needs_match && !send.is_matched)
+            || send.needs_finish
+            || send.result.is_some()
+        {
+            return;
+        }
+        self.end_send(key, Ok(()));
+    }
+
+    /// Ends a send.
+    pub(super) fn end_send(&mut self, key: u64, result: Result<(), RequestError>) {
+        let Some(Request::Send(send)) = self.requests.get_mut(key) else { return };
+        self.buffered_bytes -= std::mem::take(&mut send.buffered);
+        send.body = Body::Borrowed;
+        send.result = Some(result);
+        if !send.is_detached {
+            self.ready.push(RequestId(key));
+        } else if !matches!(send.stage, Stage::Aborted { .. }) {
+            self.requests.remove(key);
+        }
+    }
+
+    // ------------------------------------------------------------------ what waits
+
+    fn start_pump(&mut self, key: u64) {
+        let Some(Request::Send(send)) = self.requests.get(key) else { return };
+        let (rank, is_own) = (send.peer, !matches!(send.body, Body::Borrowed));
+        let is_open = matches!(send.stage, Stage::Open { .. }) && send.sent < send.limit;
+        if !is_open {
+            return;
+        }
+        if !is_own {
+            self.ready.push(RequestId(key));
+        } else if let Some(peer) = self.peers.get_mut(rank as usize)
+            && !peer.pumps.contains(&key)
+        {
+            peer.pumps.push_back(key);
+            self.list(rank);
+        }
+    }
+
+    /// Sends control entries that wait for credit. Returns whether none is left.
+    pub(super) fn flush_controls(&mut self, rank: u32) -> bool {
+        let mut sent = Sent::Done;
+        if let Some(peer) = self.peers.get_mut(rank as usize) {
+            while let Some(control) = peer.controls.front().copied() {
+                sent = peer.send_control(&mut self.nic, control);
+                if sent != Sent::Done {
+                    break;
+                }
+                peer.controls.pop_front();
+            }
+        }
+        match sent {
+            Sent::Done => {}
+            Sent::Blocked => self.list(rank),
+            Sent::Fault(what) => self.peer_fault(rank, what),
+        }
+        sent == Sent::Done
+    }
+
+    /// Sends what waits for a peer, as far as there is credit. Returns whether anything was sent.
+    pub(super) fn flush_peer(&mut self, rank: u32) -> bool {
+        let before = self.counters.messages_sent;
+        if self.peers.get(rank as usize).is_none_or(|peer| peer.failed.is_some()) {
+            return false;
+        }
+        let mut has_worked = !self.peers[rank as usize].controls.is_empty();
+        has_worked &= self.flush_controls(rank);
+        let mut sent = Sent::Done;
+        while sent == Sent::Done
+            && let Some(peer) = self.peers.get_mut(rank as usize)
+            && peer.failed.is_none()
+            && !peer.is_paused
+            && let Some(key) = peer.outbox.front().copied()
+        {
+            sent = self.send_head(key, None);
+            if sent == Sent::Done {
+                self.peers[rank as usize].outbox.pop_front();
+                self.start_pump(key);
+            }
+        }
+        has_worked |= self.run_pumps(rank, &mut sent);
+        if let Sent::Fault(what) = sent {
+            self.peer_fault(rank, what);
+        }
+        has_worked |= self.wake_stalled(rank);
+        if self.peers.get(rank as usize).is_some_and(|peer| peer.has_work()) {
+            self.list(rank);
+        }
+        has_worked | (before != self.counters.messages_sent)
+    }
+
+    fn run_pumps(&mut self, rank: u32, sent: &mut Sent) -> bool {
+        let Some(peer) = self.peers.get_mut(rank as usize) else { return false };
+        let pumps = std::mem::take(&mut peer.pumps);
+        let mut has_worked = false;
+        for key in pumps {
+            if *sent == Sent::Done {
+                let before = self.progress_of(key);
+                *sent = match self.requests.get(key) {
+                    Some(Request::Send(SendRequest {
+                        stage: Stage::Aborted { stream }, ..
+                    })) => self.send_abort(key, rank, *stream),
+                    _ => self.send_data(key, None),
+                };
+                has_worked |= before != self.progress_of(key);
+            }
+            if *sent != Sent::Done
+                && let Some(peer) = self.peers.get_mut(rank as usize)
+            {
+                peer.pumps.push_back(key);
+            }
+        }
+        has_worked
+    }
+
+    fn progress_of(&self, key: u64) -> Option<u64> {
+        match self.requests.get(key)? {
+            Request::Send(send) => Some(send.sent),
+            Request::Receive(_) => None,
+        }
+    }
+
+    /// Tells the owners of borrowed bytes that there is credit again.
+    fn wake_stalled(&mut self, rank: u32) -> bool {
+        let Some(peer) = self.peers.get_mut(rank as usize) else { return false };
+        if peer.stalled.is_empty() || !peer.has_room(&self.staging) {
+            return false;
+        }
+        self.ready.extend(peer.stalled.drain(..).map(RequestId));
+        true
+    }
+
+    fn pump_borrowed(&mut self, key: u64, body: &[IoSlice<'_>]) {
+        let Some(Request::Send(send)) = self.requests.get(key) else { return };
+        let rank = send.peer;
+        if !matches!((&send.body, send.stage), (Body::Borrowed, Stage::Open { .. })) {
+            return;
+        }
+        match self.send_data(key, Some(body)) {
+            Sent::Done => {}
+            Sent::Blocked => {
+                if let Some(peer) = self.peers.get_mut(rank as usize)
+                    && !peer.stalled.contains(&key)
+                {
+                    peer.stalled.push(key);
+                }
+                self.list(rank);
+            }
+            Sent::Fault(what) => self.peer_fault(rank, what),
+        }
+    }
+
+    /// Goes on with a send. The owner of borrowed bytes hands them over again, the same as before; nothing of
+    /// them is kept.
+    ///
+    /// # Errors
+    /// [`RequestError`]; the request has ended then.
+    pub fn poll_send(
+        &mut self,
+        id: RequestId,
+        body: Option<&[IoSlice<'_>]>,
+    ) -> Poll<Result<(), RequestError>> {
+        for _ in 0..BUDGET {
+            let Some(Request::Send(send)) = self.requests.get(id.0) else {
+                return Poll::Ready(Err(RequestError::Unknown));
+            };
+            if let Some(result) = send.result {
+                if matches!(send.stage, Stage::Aborted { .. }) {
+                    self.detach(id.0);
+                } else {
+                    self.requests.remove(id.0);
+                }
+                return Poll::Ready(result);
+            }
+            if let Some(body) = body {
+                self.pump_borrowed(id.0, body);
+            }
+            let is_ended = matches!(self.requests.get(id.0),
+                Some(Request::Send(send)) if send.result.is_some());
+            if !is_ended && !self.step_aside() && !self.flush() {
+                break;
+            }
+        }
+        Poll::Pending
+    }
+
+    fn detach(&mut self, key: u64) {
+        if let Some(Request::Send(send)) = self.requests.get_mut(key) {
+            send.is_detached = true;
+        }
+    }
+
+    // ------------------------------------------------------------------ what the receiver says
+
+    fn send_of(&mut self, rank: u32, key: u64) -> Option<&mut SendRequest> {
+        match self.requests.get_mut(key)? {
+            Request::Send(send) if send.peer == rank => Some(send),
+            _ => None,
+        }
+    }
+
+    pub(super) fn send_matched(&mut self, rank: u32, key: u64) -> Result<(), &'static str> {
+        let send = self.send_of(rank, key).ok_or("a match of no message")?;
+        send.is_matched = true;
+        self.finish_send(key);
+        Ok(())
+    }
+
+    pub(super) fn send_granted(&mut self, rank: u32, key: u64, limit: u64) {
+        // The message may have ended since the grant was made.
+        let Some(send) = self.send_of(rank, key) else { return };
+        send.is_matched = true;
+        if matches!(send.body, Body::Region { .. }) {
+            send.needs_finish = false;
+        }
+        send.limit = send.limit.max(limit.min(send.total));
+        self.finish_send(key);
+        self.start_pump(key);
+        self.flush_peer(rank);
+    }
+
+    pub(super) fn send_finished(&mut self, rank: u32, key: u64) -> Result<(), &'static str> {
+        let send = self.send_of(rank, key).ok_or("the end of no message")?;
+        let Stage::Open { stream } = send.stage else { return Err("the end of no message") };
+        if !send.needs_finish {
+            return Err("the end of no message");
+        }
+        send.is_matched = true;
+        send.sent = send.total;
+        self.close(key, rank, stream);
+        Ok(())
+    }
+
+    // ------------------------------------------------------------------ giving up
+
+    /// Tries to take a message back. If it has begun to leave, the receiver is asked, and the request ends
+    /// in [`RequestError::Cancelled`] or in the message's delivery: never both.
+    pub fn cancel_send(&mut self, id: RequestId) -> CancelState {
+        let Some(Request::Send(send)) = self.requests.get(id.0) else {
+            return CancelState::TooLate;
+        };
+        let (rank, stage) = (send.peer, send.stage);
+        if send.result.is_some() || send.is_matched {
+            return CancelState::TooLate;
+        }
+        if stage == Stage::Queued {
+            self.unqueue(id.0, rank);
+            return CancelState::Cancelled;
+        }
+        self.tell(rank, Control::Cancel { request: id.0 });
+        CancelState::Asked
+    }
+
+    fn unqueue(&mut self, key: u64, rank: u32) {
+        if let Some(peer) = self.peers.get_mut(rank as usize) {
+            peer.outbox.retain(|one| *one != key);
+        }
+        if let Some(Request::Send(send)) = self.requests.remove(key) {
+            self.buffered_bytes -= send.buffered;
+        }
+    }
+
+    pub(super) fn cancel_answered(
+        &mut self,
+        rank: u32,
+        key: u64,
+        is_cancelled: bool,
+    ) -> Result<(), &'static str> {
+        // It may have ended, if it was matched before the wish arrived.
+        let Some(send) = self.send_of(rank, key) else { return Ok(()) };
+        if !is_cancelled || send.result.is_some() {
+            return Ok(());
+        }
+        if send.is_matched {
+            return Err("a cancelled message that was matched");
+        }
+        self.abort_stream(key);
+        self.end_send(key, Err(RequestError::Cancelled));
+        Ok(())
+    }
+
+    fn abort_stream(&mut self, key: u64) {
+        let Some(Request::Send(send)) = self.requests.get_mut(key) else { return };
+        let Stage::Open { stream } = send.stage else { return };
+        send.stage = Stage::Aborted { stream };
+        let rank = send.peer;
+        if let Some(peer) = self.peers.get_mut(rank as usize) {
+            peer.stalled.retain(|one| *one != key);
+            peer.pumps.retain(|one| *one != key);
+            peer.pumps.push_back(key);
+        }
+        self.list(rank);
+    }
+
+    fn send_abort(&mut self, key: u64, rank: u32, stream: u32) -> Sent {
+        let kind = FrameKind::Abort;
+        let head = Envelope { kind, flags: 0, context: 0, tag: 0, id: stream, length: 0 }.encode();
+        let sent = self.push_frame(rank, &head, &[], 0, 0);
+        if sent == Sent::Done {
+            if let Some(peer) = self.peers.get_mut(rank as usize) {
+                peer.close_stream(stream);
+            }
+            match self.requests.get_mut(key) {
+                Some(Request::Send(send)) if !send.is_detached => send.stage = Stage::Sent,
+                _ => drop(self.requests.remove(key)),
+            }
+        }
+        sent
+    }
+
+    /// Forgets a send whose owner has gone. Bytes that the engine has go on their way; of a borrowed message
+    /// that has not wholly left, the receiver is told that the rest will not come.
+    pub fn drop_send(&mut self, id: RequestId) {
+        let Some(Request::Send(send)) = self.requests.get_mut(id.0) else { return };
+        let (rank, stage) = (send.peer, send.stage);
+        let is_borrowed = matches!(send.body, Body::Borrowed);
+        if send.result.is_some() && !matches!(stage, Stage::Aborted { .. }) {
+            self.requests.remove(id.0);
+            return;
+        }
+        send.is_detached = true;
+        match stage {
+            Stage::Queued if is_borrowed => self.unqueue(id.0, rank),
+            Stage::Open { .. } if is_borrowed => {
+                self.abort_stream(id.0);
+                self.end_send(id.0, Err(RequestError::Cancelled));
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Values under keys that are never used twice: an index, and the generation of its slot.
+
+/// A place for values whose keys outlive them: a stale key finds nothing.
+#[derive(Debug)]
+pub(super) struct Slots<T> {
+    entries: Vec<Entry<T>>,
+    free: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    generation: u32,
+    value: Option<T>,
+}
+
+/// Returns the index in a key: what of it fits into 32 bits on the wire.
+#[inline]
+pub(super) const fn index_of(key: u64) -> u32 {
+    #[expect(clippy::cast_possible_truncation, reason = "the low half is the index")]
+    let index = key as u32;
+    index
+}
+
+impl<T> Slots<T> {
+    pub(super) const fn new() -> Self {
+        Self { entries: Vec::new(), free: Vec::new() }
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    pub(super) fn insert(&mut self, value: T) -> u64 {
+        if let Some(index) = self.free.pop()
+            && let Some(entry) = self.entries.get_mut(index as usize)
+        {
+            entry.value = Some(value);
+            return u64::from(index) | u64::from(entry.generation) << 32;
+        }
+        let index = u32::try_from(self.entries.len()).unwrap_or(u32::MAX);
+        assert!(index < u32::MAX, "more than 2^32 requests at a time");
+        self.entries.push(Entry { generation: 1, value: Some(value) });
+        u64::from(index) | 1 << 32
+    }
+
+    #[inline]
+    fn entry(&self, key: u64) -> Option<&Entry<T>> {
+        let entry = self.entries.get(index_of(key) as usize)?;
+        (u64::from(entry.generation) == key >> 32).then_some(entry)
+    }
+
+    #[inline]
+    pub(super) fn get(&self, key: u64) -> Option<&T> {
+        self.entry(key)?.value.as_ref()
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, key: u64) -> Option<&mut T> {
+        let entry = self.entries.get_mut(index_of(key) as usize)?;
+        if u64::from(entry.generation) == key >> 32 { entry.value.as_mut() } else { None }
+    }
+
+    /// Returns the whole key of the value at `index`.
+    pub(super) fn key_at(&self, index: u32) -> Option<u64> {
+        let entry = self.entries.get(index as usize)?;
+        entry.value.as_ref()?;
+        Some(u64::from(index) | u64::from(entry.generation) << 32)
+    }
+
+    pub(super) fn remove(&mut self, key: u64) -> Option<T> {
+        let entry = self.entries.get_mut(index_of(key) as usize)?;
+        if u64::from(entry.generation) != key >> 32 {
+            return None;
+        }
+        let value = entry.value.take()?;
+        entry.generation = entry.generation.wrapping_add(1);
+        self.free.push(index_of(key));
+        Some(value)
+    }
+
+    pub(super) fn keys(&self) -> impl Iterator<Item = u64> + '_ {
+        (0_u32..)
+            .zip(&self.entries)
+            .filter(|(_, entry)| entry.value.is_some())
+            .map(|(index, entry)| u64::from(index) | u64::from(entry.generation) << 32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a key whose value was removed finds nothing, also when its slot is used again. Method: reuse.
+    #[test]
+    fn stale_keys_find_nothing() {
+        let mut slots = Slots::new();
+        let first = slots.insert('a');
+        assert_eq!(slots.remove(first), Some('a'));
+        let second = slots.insert('b');
+        assert_eq!(index_of(first), index_of(second));
+        assert_eq!((slots.get(first), slots.remove(first)), (None, None));
+        assert_eq!(slots.key_at(index_of(first)), Some(second));
+        assert_eq!(slots.keys().collect::<Vec<_>>(), [second]);
+        assert_eq!((slots.get(second), slots.len()), (Some(&'b'), 1));
+    }
+}
