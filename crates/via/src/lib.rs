@@ -50,4 +50,5 @@
 
 #![deny(unsafe_code)]
 
+pub mod sim;
 pub mod vi;
