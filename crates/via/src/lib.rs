@@ -50,5 +50,6 @@
 
 #![deny(unsafe_code)]
 
+pub mod conformance;
 pub mod sim;
 pub mod vi;

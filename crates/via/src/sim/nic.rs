@@ -29,7 +29,7 @@ const GREETING_MAX: usize = 1024;
 const ADDRESS_PREFIX: &[u8] = b"sim:";
 
 /// A NIC of a [`SimNetwork`](super::SimNetwork). Once it has crashed, calls on it fail with
-/// [`ViError::Io`], and nothing comes from it.
+/// [`ViError::Io`], and nothing comes from it. Dropping it looks to its peers like a crash.
 #[derive(Debug)]
 pub struct SimNic {
     world: Arc<Mutex<World>>,
@@ -100,6 +100,12 @@ impl SimNic {
             .filter(|index| *index < world.nics.len())
             .ok_or(ViError::BadAddress { provider: self.attributes.name })?;
         Ok((world, index))
+    }
+}
+
+impl Drop for SimNic {
+    fn drop(&mut self) {
+        self.lock().end(self.id.0);
     }
 }
 

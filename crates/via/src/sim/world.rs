@@ -319,13 +319,18 @@ impl World {
     // -------------------------------------------------------------- crashes and stops
 
     pub(super) fn crash(&mut self, index: NicIndex) {
+        self.counts.crashes += u64::from(!self.nics[index].has_crashed);
+        self.end(index);
+    }
+
+    /// The end of a NIC, by a crash or since its consumer is done with it.
+    pub(super) fn end(&mut self, index: NicIndex) {
         let nic = &mut self.nics[index];
         if nic.has_crashed {
             return;
         }
         nic.has_crashed = true;
         nic.held.clear();
-        self.counts.crashes += 1;
         // What is on the way arrives before anybody misses its sender.
         let latest = nic.vis.values().map(|vi| vi.latest_arrival).max().unwrap_or(0);
         let noticed = self.now.saturating_add(nanos(self.plan.detection)).max(latest);
