@@ -367,9 +367,9 @@ fn disconnects<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
 
 impl<F: Fixture> Stage<'_, F> {
     pub(super) fn expect_flushed(&mut self, party: &Party, cookie: u64) -> Judged {
-        let found = self.completion(party, Queue::Receive)?;
-        let (found, expected) = ((found.cookie, found.status), (cookie, Status::Flushed));
-        self.expect(Clause::End, "a flushed receive descriptor", &found, &expected)
+        let found = self.expect_next(party, Queue::Receive, cookie)?;
+        let what = "the status of a receive descriptor that was left";
+        self.expect(Clause::End, what, &found.status, &Status::Flushed)
     }
 }
 
@@ -383,6 +383,6 @@ fn nic_ends<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
     let reasons = [Reason::PeerDied, Reason::Disconnected, Reason::TransportFailed];
     stage.expect_broken(&one, &reasons)?;
     stage.expect_flushed(&one, 1)?;
-    stage.expect_alive(&bystander, &friend)?;
-    stage.expect_alive(&friend, &bystander)
+    stage.expect_isolated(&bystander, &friend)?;
+    stage.expect_isolated(&friend, &bystander)
 }

@@ -47,8 +47,7 @@ impl<F: Fixture> Stage<'_, F> {
     }
 
     fn expect_either_end(&mut self, party: &Party, cookie: u64, statuses: &[Status]) -> Judged {
-        let found = self.completion(party, Queue::Send)?;
-        self.expect(Clause::Order, "whose completion", &found.cookie, &cookie)?;
+        let found = self.expect_next(party, Queue::Send, cookie)?;
         if statuses.contains(&found.status) {
             return Ok(());
         }
@@ -223,9 +222,8 @@ impl<F: Fixture> Stage<'_, F> {
         }
         for cookie in 0..10 {
             let status = if cookie < 4 { Status::Done } else { Status::Flushed };
-            let found = self.completion(other, Queue::Receive)?;
-            let (found, expected) = ((found.cookie, found.status), (cookie, status));
-            self.expect(Clause::End, "a receive descriptor", &found, &expected)?;
+            let found = self.expect_next(other, Queue::Receive, cookie)?;
+            self.expect(Clause::End, "how a receive descriptor ended", &found.status, &status)?;
         }
         for cookie in 0..10 {
             self.expect_flushed(one, cookie)?;
@@ -254,16 +252,17 @@ fn isolated<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
     stage.post(&one, &bad)?;
     stage.expect_remote_error(&one, &other, 1, Status::RdmaProtectionError)?;
     for (from, to) in [(&same, &third), (&third, &same), (&next, &beside), (&beside, &next)] {
-        stage.isolated_alive(from, to)?;
+        stage.expect_isolated(from, to)?;
     }
     let result = stage.nics[0].disconnect(next.vi);
     stage.call(Clause::State, "disconnect", result)?;
     stage.expect_broken(&beside, &[Reason::Disconnected])?;
-    stage.isolated_alive(&same, &third)
+    stage.expect_isolated(&same, &third)
 }
 
 impl<F: Fixture> Stage<'_, F> {
-    fn isolated_alive(&mut self, from: &Party, to: &Party) -> Judged {
+    /// A connection still works while others end.
+    pub(super) fn expect_isolated(&mut self, from: &Party, to: &Party) -> Judged {
         self.calm();
         for party in [from, to] {
             let state = self.call(Clause::State, "state", self.nics[party.nic].state(party.vi))?;

@@ -1,6 +1,6 @@
 //! What cases work with: NICs, connected pairs of VIs, waits with a bound, and judgements.
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 use super::{At, Clause, Fixture, Profile, Report, Violation};
 use crate::vi::{
@@ -21,6 +21,10 @@ pub(super) struct Stage<'f, F: Fixture> {
     pub(super) at: At,
     pub(super) profile: Profile,
     pub(super) report: &'f mut Report,
+    /// The receive descriptors that were posted on each VI, by their cookies.
+    posted: BTreeSet<(usize, ViId, u64)>,
+    /// The completion that was taken last.
+    last: Option<(usize, Completion)>,
 }
 
 /// One VI with its queues and its memory, which the peer may write and read.
@@ -78,7 +82,8 @@ impl<'f, F: Fixture> Stage<'f, F> {
             nics.push(fixture.nic().map_err(|error| Violation::Setup { error, at })?);
         }
         let profile = fixture.profile();
-        Ok(Self { fixture, nics, at, profile, report })
+        let (posted, last) = (BTreeSet::new(), None);
+        Ok(Self { fixture, nics, at, profile, report, posted, last })
     }
 
     pub(super) fn attributes(&self) -> Attributes {
@@ -278,11 +283,35 @@ impl<'f, F: Fixture> Stage<'f, F> {
         cookie: u64,
         status: Status,
     ) -> Result<Completion, Violation> {
-        let found = self.completion(party, queue)?;
-        self.expect(Clause::Order, "whose completion", &found.cookie, &cookie)?;
-        self.expect(Clause::Order, "which queue's", &(found.vi, found.queue), &(party.vi, queue))?;
+        let found = self.expect_next(party, queue, cookie)?;
         self.expect(Clause::Status, "the status", &found.status, &status)?;
         Ok(found)
+    }
+
+    /// The next completion must be this descriptor's.
+    pub(super) fn expect_next(
+        &mut self,
+        party: &Party,
+        queue: Queue,
+        cookie: u64,
+    ) -> Result<Completion, Violation> {
+        let before = self.last.take();
+        let found = self.completion(party, queue)?;
+        self.last = Some((party.nic, found));
+        if (found.vi, found.queue, found.cookie) == (party.vi, queue, cookie) {
+            return Ok(found);
+        }
+        let place = (party.nic, found.vi, found.cookie);
+        let is_told = before.is_some_and(|(nic, before)| nic == party.nic && before == found);
+        let (clause, what) = if is_told {
+            (Clause::Once, "came again")
+        } else if found.queue == Queue::Receive && !self.posted.contains(&place) {
+            (Clause::ReceiveDescriptor, "is of a descriptor that nobody posted; it came")
+        } else {
+            (Clause::Order, "came")
+        };
+        let due = (party.vi, queue, cookie);
+        Err(self.broken(clause, format!("{found:?} {what} where {due:?} was due")))
     }
 
     pub(super) fn expect_no_completion(
@@ -307,7 +336,11 @@ impl<'f, F: Fixture> Stage<'f, F> {
         length: usize,
     ) -> Result<Region, Violation> {
         let region = self.nics[nic].allocate(length, attributes);
-        self.call(Clause::Limit, "allocate", region)
+        let region = self.call(Clause::Limit, "allocate", region)?;
+        let found = self.get(&region, 0, length)?;
+        let is_zeroed = found.iter().all(|byte| *byte == 0);
+        self.expect(Clause::Name, "whether new memory is zeroed", &is_zeroed, &true)?;
+        Ok(region)
     }
 
     /// A VI that is not connected.
@@ -421,6 +454,7 @@ impl<'f, F: Fixture> Stage<'f, F> {
     ) -> Result<(), Violation> {
         let result =
             self.nics[party.nic].post_receive(party.vi, &ReceiveDescriptor { cookie, segments });
+        self.posted.insert((party.nic, party.vi, cookie));
         self.call(Clause::Limit, "post_receive", result)
     }
 
