@@ -50,10 +50,5 @@
 
 #![deny(unsafe_code)]
 
-pub mod message;
-mod nic;
-pub mod protocol;
-mod spin;
-pub mod vi;
-
-pub use nic::{ConnectError, Nic};
+pub mod conformance;
+pub mod sim;
