@@ -50,4 +50,5 @@
 
 #![deny(unsafe_code)]
 
+pub mod shm;
 pub mod vi;
