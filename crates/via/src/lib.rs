@@ -51,4 +51,5 @@
 #![deny(unsafe_code)]
 
 pub mod conformance;
+pub mod shm;
 pub mod sim;
