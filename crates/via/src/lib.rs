@@ -51,4 +51,5 @@
 #![deny(unsafe_code)]
 
 pub mod protocol;
+pub mod sim;
 pub mod vi;
