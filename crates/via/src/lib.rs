@@ -50,6 +50,6 @@
 
 #![deny(unsafe_code)]
 
-pub mod conformance;
-pub mod shm;
+pub mod protocol;
 pub mod sim;
+pub mod vi;

@@ -55,10 +55,6 @@ pub struct Envelope {
     pub length: u32,
 }
 
-/// Why a frame was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Malformed(pub(super) &'static str);
-
 impl Envelope {
     /// Returns the bytes on the wire.
     #[inline]

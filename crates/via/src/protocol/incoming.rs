@@ -458,6 +458,7 @@ impl<P: Provider> Engine<P> {
         message.consumed += length;
         if message.granted == message.total
             || message.remote.is_some()
+            || message.is_cancelled
             || message.granted - message.consumed > window / 2
         {
             return;
@@ -550,6 +551,9 @@ impl<P: Provider> Engine<P> {
                 // No data is on its way; the sender closes the stream.
                 self.messages.remove(key);
             } else {
+                if let Some(message) = self.messages.get_mut(key) {
+                    message.is_cancelled = true;
+                }
                 self.discard(key);
             }
         }

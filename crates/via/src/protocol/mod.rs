@@ -65,6 +65,3 @@ const fn wide(count: usize) -> u64 {
 fn narrow(length: u64) -> usize {
     usize::try_from(length).unwrap_or(usize::MAX)
 }
-
-#[cfg(test)]
-mod tests;

@@ -175,6 +175,8 @@ pub(super) struct Message {
     pub(super) stream: u32,
     /// Nobody wants it any more: what arrives is thrown away.
     pub(super) is_discarded: bool,
+    /// The sender has taken it back: it gets no more grants.
+    pub(super) is_cancelled: bool,
     /// What it counts for among its peer's unexpected messages, in bytes.
     pub(super) parked: u64,
     /// The sender's memory, from which it may be read.
@@ -198,6 +200,7 @@ impl Message {
             request: None,
             stream: 0,
             is_discarded: false,
+            is_cancelled: false,
             parked: 0,
             remote: None,
             error: None,

@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(slots.remove(first), Some('a'));
         let second = slots.insert('b');
         assert_eq!(index_of(first), index_of(second));
-        assert_eq!((slots.get(first), slots.remove(first)), (None, None));
+        assert_eq!((slots.get(first).copied(), slots.remove(first)), (None, None));
         assert_eq!(slots.key_at(index_of(first)), Some(second));
         assert_eq!(slots.keys().collect::<Vec<_>>(), [second]);
         assert_eq!((slots.get(second), slots.len()), (Some(&'b'), 1));

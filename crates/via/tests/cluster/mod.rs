@@ -1,0 +1,209 @@
+//! Engines of several ranks on a simulated network, driven together until nothing is left to happen.
+
+use std::{io::IoSlice, task::Poll, time::Duration};
+
+use vigie_detect::{Armed, Instant};
+use vigie_via::{
+    protocol::{
+        Config, Engine, EngineEvent, Mode, Pattern, Payload, RequestError, RequestId, SendState,
+        Sink, Status,
+    },
+    sim::{FaultPlan, SimNetwork, SimNic},
+    vi::{Attributes, Provider},
+};
+
+/// A run that takes more turns than this hangs.
+const TURNS_MAX: usize = 2_000_000;
+
+pub struct Cluster {
+    pub network: SimNetwork,
+    pub engines: Vec<Engine<SimNic>>,
+    pub failures: Vec<(usize, EngineEvent)>,
+}
+
+/// Attributes of a NIC of which everything is scarce.
+pub fn scarce() -> Attributes {
+    let mut attributes = Attributes::named("sim");
+    attributes.max_descriptors = 64;
+    attributes.max_inline = 64;
+    attributes
+}
+
+impl Cluster {
+    pub fn new(seed: u64, plan: FaultPlan, size: u32, config: Config) -> Self {
+        Self::with(seed, plan, size, config, Attributes::named("sim"))
+    }
+
+    /// Makes engines and connects each with each.
+    pub fn with(
+        seed: u64,
+        plan: FaultPlan,
+        size: u32,
+        config: Config,
+        attributes: Attributes,
+    ) -> Self {
+        let network = SimNetwork::new(seed, plan);
+        let engines: Vec<_> = (0..size)
+            .map(|rank| {
+                let mut nic = network.nic_with(attributes);
+                nic.listen(b"messages").expect("listens");
+                Engine::new(nic, rank, size, config).expect("an engine")
+            })
+            .collect();
+        let mut cluster = Self { network, engines, failures: Vec::new() };
+        for low in 0..size {
+            for high in low + 1..size {
+                let address = cluster.engine(high).nic().address();
+                cluster
+                    .engine(low)
+                    .connect(high, &address, b"messages", Instant::MAX)
+                    .expect("asks for a connection");
+            }
+        }
+        let mut connected = 0;
+        for _ in 0..TURNS_MAX {
+            cluster.turn();
+            for rank in 0..size {
+                while let Some(event) = cluster.engine(rank).event() {
+                    match event {
+                        EngineEvent::Requested { request, rank: Some(peer), .. } => {
+                            cluster.engine(rank).accept(request, peer).expect("accepts");
+                        }
+                        EngineEvent::Connected { .. } => connected += 1,
+                        other => panic!("rank {rank}: {other:?}"),
+                    }
+                }
+            }
+            if connected == size * (size - 1) {
+                return cluster;
+            }
+        }
+        panic!("not all are connected: {connected}");
+    }
+
+    pub fn engine(&mut self, rank: u32) -> &mut Engine<SimNic> {
+        &mut self.engines[rank as usize]
+    }
+
+    /// Lets everybody work until all sleep, and then time pass until the next thing happens. Returns whether
+    /// anything did.
+    pub fn turn(&mut self) -> bool {
+        let mut has_worked = false;
+        let now = self.network.now();
+        for engine in &mut self.engines {
+            if self.network.has_crashed(engine.nic().id()) {
+                continue;
+            }
+            for _ in 0..1000 {
+                if !engine.progress(now) {
+                    break;
+                }
+                has_worked = true;
+            }
+            let mut ready = Vec::new();
+            engine.take_ready(&mut ready);
+            has_worked |= !ready.is_empty();
+        }
+        if has_worked {
+            return true;
+        }
+        for engine in &mut self.engines {
+            if self.network.has_crashed(engine.nic().id()) {
+                continue;
+            }
+            has_worked |= engine.arm().expect("arms") == Armed::Ready;
+            engine.quiet();
+        }
+        let next = self.engines.iter().filter_map(Engine::next_deadline).min();
+        match (next, self.network.next_event()) {
+            (Some(deadline), event) if event.is_none_or(|event| deadline <= event) => {
+                let at = deadline.max(now.saturating_add(Duration::from_nanos(1)));
+                self.network.advance_to(at);
+                true
+            }
+            (_, Some(_)) => self.network.step(),
+            _ => has_worked,
+        }
+    }
+
+    /// Lets everything happen that will.
+    pub fn settle(&mut self) {
+        for _ in 0..TURNS_MAX {
+            if !self.turn() {
+                return;
+            }
+        }
+        panic!("never quiet");
+    }
+
+    pub fn send(&mut self, from: u32, to: u32, tag: u32, mode: Mode, bytes: &[u8]) -> SendState {
+        self.engine(from)
+            .send(to, 0, tag, mode, Payload::Borrowed(&[IoSlice::new(bytes)]))
+            .expect("the send begins")
+    }
+
+    /// Waits for a receive, with a place for its data.
+    pub fn receive_into<S: Sink + ?Sized>(
+        &mut self,
+        rank: u32,
+        id: RequestId,
+        sink: &mut S,
+    ) -> Result<Status, RequestError> {
+        for _ in 0..TURNS_MAX {
+            if let Poll::Ready(result) = self.engine(rank).poll_receive(id, sink) {
+                return result;
+            }
+            assert!(self.turn(), "rank {rank} waits and nothing happens");
+        }
+        panic!("rank {rank} waits for ever");
+    }
+
+    /// Receives a message.
+    pub fn receive(&mut self, rank: u32, pattern: Pattern) -> (Status, Vec<u8>) {
+        let id = self.engine(rank).post_receive(pattern);
+        let mut bytes = Vec::new();
+        let status = self.receive_into(rank, id, &mut bytes).expect("a message");
+        (status, bytes)
+    }
+
+    /// Waits for a send.
+    pub fn finish(&mut self, rank: u32, state: SendState, body: &[u8]) -> Result<(), RequestError> {
+        let SendState::Pending(id) = state else { return Ok(()) };
+        for _ in 0..TURNS_MAX {
+            let polled = self.engine(rank).poll_send(id, Some(&[IoSlice::new(body)]));
+            if let Poll::Ready(result) = polled {
+                return result;
+            }
+            assert!(self.turn(), "rank {rank} waits and nothing happens");
+        }
+        panic!("rank {rank} waits for ever");
+    }
+
+    pub fn is_done(&mut self, rank: u32, id: RequestId, body: &[u8]) -> bool {
+        match self.engine(rank).poll_send(id, Some(&[IoSlice::new(body)])) {
+            Poll::Ready(result) => {
+                result.expect("sent");
+                true
+            }
+            Poll::Pending => false,
+        }
+    }
+}
+
+/// A pattern in context 0.
+pub fn from(source: impl Into<Option<u32>>, tag: impl Into<Option<u32>>) -> Pattern {
+    Pattern { context: 0, source: source.into(), tag: tag.into() }
+}
+
+/// Bytes that differ from place to place and from message to message.
+pub fn bytes_of(number: u64, length: usize) -> Vec<u8> {
+    let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..length)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state.to_le_bytes()[3]
+        })
+        .collect()
+}

@@ -1,0 +1,598 @@
+//! What message passing promises, one test for each promise that implementations get wrong.
+
+mod cluster;
+
+use std::{io::IoSlice, task::Poll};
+
+use cluster::{Cluster, bytes_of, from, scarce};
+use vigie_via::{
+    protocol::{
+        CancelState, Config, Layout, Mode, Pattern, Payload, RequestError, SendError, SendState,
+        Sink,
+    },
+    sim::FaultPlan,
+};
+
+fn pair() -> Cluster {
+    Cluster::new(1, FaultPlan::reliable(), 2, Config::default())
+}
+
+fn small() -> Config {
+    let mut config = Config::default();
+    config.area_bytes = 4096;
+    config.frame_bytes_max = 512;
+    config.window_bytes = 2048;
+    config.descriptors = 32;
+    config.control_entries = 8;
+    config.unexpected_bytes_max = 8192;
+    config
+}
+
+/// Goal: messages of all lengths around the limits of a frame and of the window arrive whole, through areas
+/// of either size and buffers of either kind. Method: lengths around each limit, before and after the
+/// receive is posted.
+#[test]
+fn lengths_around_every_limit() {
+    for (config, attributes) in
+        [(Config::default(), vigie_via::vi::Attributes::named("sim")), (small(), scarce())]
+    {
+        let mut cluster = Cluster::with(1, FaultPlan::reliable(), 2, config, attributes);
+        let frame = config.frame_bytes_max as usize;
+        let window = config.window_bytes as usize;
+        let limits = [0, 1, 24, 48, 64, frame - 16, frame, 2 * frame, window, 3 * window + 5];
+        let lengths = limits.iter().flat_map(|one| [one.saturating_sub(1), *one, one + 1]);
+        for (number, length) in (0_u64..).zip(lengths) {
+            let body = bytes_of(number, length);
+            let tag = u32::try_from(number).expect("few");
+            let posted =
+                number.is_multiple_of(2).then(|| cluster.engine(1).post_receive(from(0, tag)));
+            let state = cluster.send(0, 1, tag, Mode::Standard, &body);
+            let id = posted.unwrap_or_else(|| {
+                cluster.settle();
+                cluster.engine(1).post_receive(from(0, tag))
+            });
+            let (mut found, mut state) = (Vec::new(), Some(state));
+            let status = loop {
+                if let Some(SendState::Pending(one)) = state
+                    && cluster.is_done(0, one, &body)
+                {
+                    state = None;
+                }
+                if let Poll::Ready(result) = cluster.engine(1).poll_receive(id, &mut found) {
+                    break result.expect("received");
+                }
+                assert!(cluster.turn(), "{length} bytes hang");
+            };
+            assert_eq!((status.source, status.tag, status.is_truncated), (0, tag, false));
+            assert_eq!(status.length, body.len() as u64);
+            assert!(found == body, "{length} bytes are not those that were sent");
+            if let Some(state) = state {
+                cluster.finish(0, state, &body).expect("sent");
+            }
+        }
+        cluster.settle();
+        assert_eq!((cluster.engine(0).kept(), cluster.engine(1).kept()), (0, 0), "nothing leaks");
+    }
+}
+
+/// Goal: credits come back and the area wraps, for ever. Method: far more messages than descriptors, entries
+/// and area, each answered.
+#[test]
+fn credits_and_wraps_for_ever() {
+    let mut cluster = Cluster::with(1, FaultPlan::reliable(), 2, small(), scarce());
+    for number in 0..3000_u64 {
+        let body = bytes_of(number, usize::try_from(number % 400).expect("small"));
+        for (from_rank, to) in [(0, 1), (1, 0)] {
+            let state = cluster.send(from_rank, to, 7, Mode::Standard, &body);
+            let (_, found) = cluster.receive(to, from(from_rank, 7));
+            assert!(found == body, "message {number}");
+            cluster.finish(from_rank, state, &body).expect("sent");
+        }
+    }
+}
+
+/// Goal: a message never overtakes one that was sent before it, whatever the modes and protocols. Method: a
+/// large message, small ones of all modes behind it, received with wildcards in one order.
+#[test]
+fn messages_do_not_overtake() {
+    let mut cluster = pair();
+    let large = bytes_of(1, 500_000);
+    let modes = [Mode::Standard, Mode::Buffered, Mode::Synchronous, Mode::Ready];
+    let first = cluster.send(0, 1, 5, Mode::Standard, &large);
+    let mut states = Vec::new();
+    for (number, mode) in (0_u8..).zip(modes) {
+        states.push((cluster.send(0, 1, 5, mode, &[number]), [number]));
+    }
+    cluster.settle();
+    let id = cluster.engine(1).post_receive(from(None, 5));
+    let mut behind = Vec::new();
+    for _ in modes {
+        behind.push(cluster.engine(1).post_receive(from(0, None)));
+    }
+    let SendState::Pending(sending) = first else { panic!("a large message takes its time") };
+    let (mut found, mut is_sent) = (Vec::new(), false);
+    loop {
+        if let Poll::Ready(result) = cluster.engine(1).poll_receive(id, &mut found) {
+            assert_eq!(result.expect("received").length, 500_000);
+            break;
+        }
+        is_sent = is_sent || cluster.is_done(0, sending, &large);
+        assert!(cluster.turn(), "hangs");
+    }
+    assert!(found == large, "the large message is whole");
+    for (number, id) in (0_u8..).zip(behind) {
+        let mut found = [255];
+        cluster.receive_into(1, id, &mut found[..]).expect("received");
+        assert_eq!(found, [number]);
+    }
+    for (state, body) in states {
+        cluster.finish(0, state, &body).expect("sent");
+    }
+}
+
+/// Goal: of several receives that fit, the one posted first gets the message, across exact ones and
+/// wildcards. Method: four patterns in two orders.
+#[test]
+fn the_earliest_posted_receive_matches() {
+    let patterns = [from(0, 3), from(None, 3), from(0, None), from(None, None)];
+    for turn in 0..4 {
+        let mut cluster = pair();
+        let mut order = patterns;
+        order.rotate_left(turn);
+        let ids = order.map(|pattern| cluster.engine(1).post_receive(pattern));
+        for number in 0..4 {
+            let state = cluster.send(0, 1, 3, Mode::Standard, &[number]);
+            assert_eq!(state, SendState::Done);
+        }
+        cluster.settle();
+        for (number, id) in (0..).zip(ids) {
+            let mut found = [255];
+            cluster.receive_into(1, id, &mut found[..]).expect("received");
+            assert_eq!(found, [number], "order {turn}");
+        }
+    }
+}
+
+/// Goal: of several messages that wait, a receive gets the one that arrived first. Method: messages of two
+/// tags, taken by tag and by wildcard in turn.
+#[test]
+fn the_earliest_arrived_message_matches() {
+    let mut cluster = pair();
+    for (number, tag) in (0..).zip([1, 2, 1, 2, 1]) {
+        assert_eq!(cluster.send(0, 1, tag, Mode::Standard, &[number]), SendState::Done);
+    }
+    cluster.settle();
+    for (pattern, expected) in [
+        (from(0, 2), 1),
+        (from(None, None), 0),
+        (from(0, None), 2),
+        (from(None, 1), 4),
+        (from(0, 2), 3),
+    ] {
+        assert_eq!(cluster.receive(1, pattern).1, [expected]);
+    }
+}
+
+/// Goal: contexts are apart. Method: the same source and tag in two contexts, taken in the other order.
+#[test]
+fn contexts_do_not_mix() {
+    let mut cluster = pair();
+    for context in [1, 2] {
+        let body = [u8::try_from(context).expect("small")];
+        let sent =
+            cluster.engine(0).send(1, context, 9, Mode::Standard, Payload::Owned(body.to_vec()));
+        assert_eq!(sent, Ok(SendState::Done));
+    }
+    for context in [2, 1] {
+        let (status, found) = cluster.receive(1, Pattern { context, source: None, tag: None });
+        assert_eq!((status.tag, found), (9, vec![u8::try_from(context).expect("small")]));
+    }
+}
+
+/// Goal: a probed message is the one that the next receive gets, and a matched probe takes it away from
+/// others. Method: probe twice, take it by matched probe, receive the next by wildcard, then the first.
+#[test]
+fn a_probe_and_a_matched_probe() {
+    let mut cluster = pair();
+    assert_eq!(cluster.engine(1).probe(from(None, None)), None);
+    for (number, tag) in [(0, 4), (1, 5)] {
+        assert_eq!(cluster.send(0, 1, tag, Mode::Standard, &[number; 3]), SendState::Done);
+    }
+    cluster.settle();
+    for _ in 0..2 {
+        let status = cluster.engine(1).probe(from(None, None)).expect("there");
+        assert_eq!((status.source, status.tag, status.length), (0, 4, 3));
+    }
+    let (id, status) = cluster.engine(1).matched_probe(from(0, None)).expect("there");
+    assert_eq!(status.tag, 4);
+    assert_eq!(cluster.receive(1, from(None, None)).1, [1; 3], "the next, not the probed one");
+    assert!(cluster.engine(1).probe(from(None, None)).is_none());
+    let mut found = [9; 3];
+    cluster.receive_into(1, id, &mut found[..]).expect("received");
+    assert_eq!(found, [0; 3]);
+}
+
+/// Goal: a message that is too long is clipped, at the receiver alone, and the next one is whole. Method:
+/// short and long messages into short buffers, by each way to receive.
+#[test]
+fn truncation_is_the_receivers_alone() {
+    for length in [100, 40_000, 400_000_usize] {
+        let mut cluster = pair();
+        let body = bytes_of(3, length);
+        let id = cluster.engine(1).post_receive(from(0, 1));
+        let state = cluster.send(0, 1, 1, Mode::Standard, &body);
+        let mut found = [0; 10];
+        let status = loop {
+            if let Poll::Ready(result) = cluster.engine(1).poll_receive(id, &mut found[..]) {
+                break result.expect("received");
+            }
+            if let SendState::Pending(sending) = state {
+                let _ = cluster.engine(0).poll_send(sending, Some(&[IoSlice::new(&body)]));
+            }
+            assert!(cluster.turn(), "hangs");
+        };
+        assert_eq!((status.length, status.is_truncated), (length as u64, true));
+        assert_eq!(found, body[..10]);
+        let _ = cluster.send(0, 1, 1, Mode::Standard, &[1, 2, 3]);
+        assert_eq!(cluster.receive(1, from(0, 1)).1, [1, 2, 3], "the stream is intact");
+    }
+}
+
+/// Goal: an empty message matches and, in synchronous mode, synchronises. Method: one of each.
+#[test]
+fn empty_messages_match_and_synchronise() {
+    let mut cluster = pair();
+    assert_eq!(cluster.send(0, 1, 1, Mode::Standard, &[]), SendState::Done);
+    let SendState::Pending(id) = cluster.send(0, 1, 2, Mode::Synchronous, &[]) else {
+        panic!("nobody has matched it")
+    };
+    cluster.settle();
+    assert!(!cluster.is_done(0, id, &[]), "arrived, not matched");
+    assert_eq!(cluster.receive(1, from(0, 2)).0.length, 0);
+    cluster.settle();
+    assert!(cluster.is_done(0, id, &[]), "matched");
+    assert_eq!(cluster.receive(1, from(0, 1)).0.length, 0);
+}
+
+/// Goal: synchronous mode completes at the match, not at the arrival; for short and long messages, to others
+/// and to oneself. Method: let it arrive, look, match, look.
+#[test]
+fn synchronous_mode_completes_at_the_match() {
+    for (to, length) in [(1, 8), (1, 100_000), (0, 8), (0, 100_000)] {
+        let mut cluster = pair();
+        let body = bytes_of(2, length);
+        let SendState::Pending(id) = cluster.send(0, to, 2, Mode::Synchronous, &body) else {
+            panic!("nobody has matched it")
+        };
+        for _ in 0..5 {
+            assert!(!cluster.is_done(0, id, &body), "{length} bytes to {to}: not matched");
+            cluster.settle();
+        }
+        let receive = cluster.engine(to).post_receive(from(0, 2));
+        let mut found = vec![0; length];
+        let mut is_received = false;
+        let mut is_sent = false;
+        while !(is_received && is_sent) {
+            is_received =
+                is_received || cluster.engine(to).poll_receive(receive, &mut found[..]).is_ready();
+            is_sent = is_sent || cluster.is_done(0, id, &body);
+            assert!(cluster.turn() || (is_received && is_sent), "hangs");
+        }
+        assert!(found == body, "{length} bytes to {to}");
+    }
+}
+
+/// Goal: buffered mode completes at once, with bounded memory, even when the peer takes nothing. Method: a
+/// peer without credit; fill the buffer to the last byte, and one more; then let it drain.
+#[test]
+fn buffered_mode_completes_locally_within_its_buffer() {
+    let mut config = small();
+    config.buffered_bytes_max = 10_000;
+    let mut cluster = Cluster::new(1, FaultPlan::reliable(), 2, config);
+    let body = bytes_of(1, 400);
+    let mut count = 0;
+    let error = loop {
+        let payload = [IoSlice::new(&body)];
+        match cluster.engine(0).send(1, 0, count, Mode::Buffered, Payload::Borrowed(&payload)) {
+            Ok(state) => assert_eq!(state, SendState::Done),
+            Err(error) => break error,
+        }
+        count += 1;
+    };
+    assert_eq!(error, SendError::BufferFull { needed: 400, free: 0 });
+    assert!(count > 25, "the area took some: {count}");
+    for tag in 0..count {
+        assert!(cluster.receive(1, from(0, tag)).1 == body, "message {tag}");
+    }
+    cluster.settle();
+    assert_eq!(cluster.send(0, 1, 0, Mode::Buffered, &bytes_of(1, 10_000)), SendState::Done);
+    assert_eq!(cluster.receive(1, from(0, 0)).1.len(), 10_000);
+}
+
+/// Goal: cancelling a receive is exactly one of cancelled and received. Method: before and after the match.
+#[test]
+fn a_receive_is_cancelled_or_received() {
+    let mut cluster = pair();
+    let id = cluster.engine(1).post_receive(from(0, 1));
+    assert_eq!(cluster.engine(1).cancel_receive(id), CancelState::Cancelled);
+    assert_eq!(cluster.send(0, 1, 1, Mode::Standard, &[5]), SendState::Done);
+    cluster.settle();
+    let polled = cluster.engine(1).poll_receive(id, &mut [0; 1][..]);
+    assert_eq!(polled, Poll::Ready(Err(RequestError::Unknown)));
+    let id = cluster.engine(1).post_receive(from(0, 1));
+    assert_eq!(cluster.engine(1).cancel_receive(id), CancelState::TooLate);
+    let mut found = [0];
+    cluster.receive_into(1, id, &mut found[..]).expect("received");
+    assert_eq!(found, [5], "the message was not lost");
+}
+
+/// Goal: cancelling a send takes a round trip, after which the message is delivered or cancelled, never both
+/// and never neither. Method: short and long messages, cancelled before and after the match.
+#[test]
+fn a_send_is_cancelled_or_delivered() {
+    for length in [8, 300_000] {
+        for is_matched in [false, true] {
+            let mut cluster = pair();
+            let body = bytes_of(4, length);
+            let SendState::Pending(id) = cluster.send(0, 1, 1, Mode::Synchronous, &body) else {
+                panic!("nobody has matched it")
+            };
+            let receive = is_matched.then(|| {
+                cluster.settle();
+                cluster.engine(1).post_receive(from(0, 1))
+            });
+            assert_eq!(cluster.engine(0).cancel_send(id), CancelState::Asked);
+            let mut found = Vec::new();
+            let mut received = None;
+            let sent = loop {
+                if let Some(receive) = receive
+                    && received.is_none()
+                    && let Poll::Ready(result) = cluster.engine(1).poll_receive(receive, &mut found)
+                {
+                    received = Some(result);
+                }
+                let polled = cluster.engine(0).poll_send(id, Some(&[IoSlice::new(&body)]));
+                if let Poll::Ready(result) = polled
+                    && (receive.is_none() || received.is_some())
+                {
+                    break result;
+                }
+                if let Poll::Ready(result) = polled {
+                    let receive = receive.expect("just looked");
+                    received = Some(cluster.receive_into(1, receive, &mut found));
+                    break result;
+                }
+                assert!(cluster.turn(), "hangs");
+            };
+            if is_matched {
+                assert_eq!(
+                    (sent, received.map(|one| one.map(|s| s.length))),
+                    (Ok(()), Some(Ok(length as u64)))
+                );
+                assert!(found == body, "whole");
+            } else {
+                assert_eq!(sent, Err(RequestError::Cancelled));
+                cluster.settle();
+                assert_eq!(cluster.engine(1).probe(from(None, None)), None, "never seen");
+                let _ = cluster.send(0, 1, 1, Mode::Standard, &[1]);
+                assert_eq!(cluster.receive(1, from(None, None)).1, [1], "the stream is intact");
+            }
+            cluster.settle();
+            assert_eq!((cluster.engine(0).kept(), cluster.engine(1).kept()), (0, 0));
+        }
+    }
+}
+
+/// Goal: two ranks that send each other large messages before they receive do not block each other. Method:
+/// head to head, in synchronous mode, with everything scarce; then the receives.
+#[test]
+fn rendezvous_head_to_head() {
+    let mut cluster = Cluster::with(1, FaultPlan::reliable(), 2, small(), scarce());
+    let body = bytes_of(5, 200_000);
+    let ids = [0, 1].map(|rank| match cluster.send(rank, 1 - rank, 1, Mode::Synchronous, &body) {
+        SendState::Pending(id) => id,
+        SendState::Done => panic!("too large"),
+    });
+    cluster.settle();
+    let receives = [0, 1].map(|rank| cluster.engine(rank).post_receive(from(1 - rank, 1)));
+    let mut found = [Vec::new(), Vec::new()];
+    let mut open = 4;
+    let (mut sent, mut received) = ([false; 2], [false; 2]);
+    while open > 0 {
+        for rank in 0..2 {
+            let number = rank as usize;
+            if !sent[number] && cluster.is_done(rank, ids[number], &body) {
+                sent[number] = true;
+                open -= 1;
+            }
+            let polled = cluster.engine(rank).poll_receive(receives[number], &mut found[number]);
+            if !received[number] && polled.is_ready() {
+                received[number] = true;
+                open -= 1;
+            }
+        }
+        assert!(cluster.turn() || open == 0, "hangs");
+    }
+    assert!(found.iter().all(|one| *one == body));
+}
+
+/// Goal: a flood that nobody receives is bounded, holds up no other message of the rank's own, and is
+/// delivered in the end. Method: send until nothing leaves any more; meanwhile rendezvous the other way.
+#[test]
+fn unexpected_floods_meet_back_pressure() {
+    let config = small();
+    let mut cluster = Cluster::with(1, FaultPlan::reliable(), 2, config, scarce());
+    let body = bytes_of(6, 300);
+    let mut pending = Vec::new();
+    for tag in 0..500 {
+        if let SendState::Pending(id) = cluster.send(0, 1, tag, Mode::Standard, &body) {
+            pending.push(id);
+        }
+        cluster.settle();
+    }
+    assert!(pending.len() > 400, "most wait at the sender: {}", pending.len());
+    assert!(cluster.engine(1).counters().pauses > 0);
+    let large = bytes_of(7, 50_000);
+    let state = cluster.send(1, 0, 9, Mode::Synchronous, &large);
+    let id = cluster.engine(0).post_receive(from(1, 9));
+    let mut found = Vec::new();
+    let SendState::Pending(sending) = state else { panic!("nobody has matched it") };
+    let mut is_sent = false;
+    while cluster.engine(0).poll_receive(id, &mut found).is_pending() || !is_sent {
+        is_sent = is_sent || cluster.is_done(1, sending, &large);
+        assert!(cluster.turn() || found.len() == large.len(), "the flood holds others up");
+    }
+    assert!(found == large);
+    for tag in 0..500 {
+        assert!(cluster.receive(1, from(0, tag)).1 == body, "message {tag}");
+    }
+    for id in pending {
+        assert!(cluster.is_done(0, id, &body));
+    }
+    cluster.settle();
+    assert_eq!((cluster.engine(0).kept(), cluster.engine(1).kept()), (0, 0), "nothing leaks");
+}
+
+/// Goal: a rank sends to itself with all the same promises. Method: short, long, matched before and after,
+/// by wildcard.
+#[test]
+fn a_rank_sends_to_itself() {
+    let mut cluster = Cluster::new(1, FaultPlan::reliable(), 1, small());
+    for (number, length) in (0..).zip([0, 1, 400, 600, 30_000]) {
+        let body = bytes_of(number, length);
+        let early = number.is_multiple_of(2).then(|| cluster.engine(0).post_receive(from(None, 3)));
+        let state = cluster.send(0, 0, 3, Mode::Standard, &body);
+        let id = early.unwrap_or_else(|| cluster.engine(0).post_receive(from(0, None)));
+        let mut found = Vec::new();
+        loop {
+            if let SendState::Pending(sending) = state {
+                let _ = cluster.engine(0).poll_send(sending, Some(&[IoSlice::new(&body)]));
+            }
+            if cluster.engine(0).poll_receive(id, &mut found).is_ready() {
+                break;
+            }
+        }
+        assert!(found == body, "{length} bytes");
+    }
+}
+
+/// Goal: vectored and strided layouts on both sides make one message. Method: columns of a matrix, sent in
+/// pieces of one length and received in pieces of another, through frames that cut both.
+#[test]
+fn vectored_and_strided_layouts() {
+    let mut cluster = Cluster::with(1, FaultPlan::reliable(), 2, small(), scarce());
+    let matrix = bytes_of(8, 30_000);
+    let columns = Layout::strided(300, 7, 100);
+    let slices = columns.slices(&matrix).expect("inside");
+    let sent = cluster.engine(0).send(1, 0, 1, Mode::Standard, Payload::Borrowed(&slices));
+    let Ok(SendState::Pending(sending)) = sent else { panic!("too long for one frame: {sent:?}") };
+    let rows = Layout::strided(140, 15, 16);
+    let mut target = vec![0; 140 * 16];
+    let id = cluster.engine(1).post_receive(from(0, 1));
+    let mut is_sent = false;
+    while cluster.engine(1).poll_receive(id, &mut rows.sink(&mut target)).is_pending() {
+        is_sent = is_sent || cluster.engine(0).poll_send(sending, Some(&slices)).is_ready();
+        assert!(cluster.turn(), "hangs");
+    }
+    let gather = |layout: &Layout, buffer: &[u8]| -> Vec<u8> {
+        layout.slices(buffer).expect("inside").iter().flat_map(|one| one.to_vec()).collect()
+    };
+    assert!(gather(&rows, &target) == gather(&columns, &matrix));
+    assert!(target.chunks(16).all(|row| row[15] == 0), "nothing between the pieces");
+}
+
+/// A place for a message that keeps a sum of it, and none of its bytes.
+struct Sum {
+    scratch: Vec<u8>,
+    from: u64,
+    checked: u64,
+}
+
+impl Sink for Sum {
+    fn space(&mut self, offset: u64, length: usize) -> &mut [u8] {
+        self.checked += u64::from(offset == self.from);
+        self.from = offset + length as u64;
+        &mut self.scratch[..length]
+    }
+}
+
+/// Goal: lengths above 4 GiB. Method: one buffer many times, into a sink that keeps nothing.
+#[test]
+#[cfg_attr(debug_assertions, ignore = "slow without optimisation: cargo test --release")]
+fn more_than_four_gibibytes() {
+    let mut config = Config::default();
+    config.area_bytes = 16 << 20;
+    config.frame_bytes_max = 4 << 20;
+    config.window_bytes = 8 << 20;
+    let mut cluster = Cluster::new(1, FaultPlan::reliable(), 2, config);
+    let buffer = vec![7; 1 << 26];
+    let slices = vec![IoSlice::new(&buffer); 65];
+    let total = 65 * (1_u64 << 26);
+    assert!(total > 1 << 32);
+    let sent = cluster.engine(0).send(1, 0, 1, Mode::Standard, Payload::Borrowed(&slices));
+    let Ok(SendState::Pending(sending)) = sent else { panic!("{sent:?}") };
+    let id = cluster.engine(1).post_receive(from(0, 1));
+    let mut sum = Sum { scratch: vec![0; 4 << 20], from: 0, checked: 0 };
+    let status = loop {
+        if let Poll::Ready(result) = cluster.engine(1).poll_receive(id, &mut sum) {
+            break result.expect("received");
+        }
+        let _ = cluster.engine(0).poll_send(sending, Some(&slices));
+        assert!(cluster.turn(), "hangs");
+    };
+    assert_eq!((status.length, sum.from, status.is_truncated), (total, total, false));
+    assert!(sum.checked > 1000);
+}
+
+/// Goal: finishing a program does not lose what was sent. Method: owned and buffered sends without credit,
+/// whose owners have gone, arrive as the peer receives.
+#[test]
+fn dropped_owners_lose_nothing_that_the_engine_has() {
+    let mut cluster = Cluster::with(1, FaultPlan::reliable(), 2, small(), scarce());
+    let body = bytes_of(9, 20_000);
+    for tag in 0..5 {
+        let sent = cluster.engine(0).send(1, 0, tag, Mode::Standard, Payload::Owned(body.clone()));
+        if let Ok(SendState::Pending(id)) = sent {
+            cluster.engine(0).drop_send(id);
+        }
+    }
+    for tag in (0..5).rev() {
+        assert!(cluster.receive(1, from(0, tag)).1 == body);
+    }
+    cluster.settle();
+    assert_eq!((cluster.engine(0).kept(), cluster.engine(1).kept()), (0, 0));
+}
+
+/// Goal: the receiver of a message whose sender gives up in the middle is told, and later ones arrive.
+/// Method: drop a large borrowed send after its beginning.
+#[test]
+fn a_sender_that_gives_up_is_named() {
+    let mut cluster = pair();
+    let body = bytes_of(9, 1_000_000);
+    let id = cluster.engine(1).post_receive(from(0, 1));
+    let SendState::Pending(sending) = cluster.send(0, 1, 1, Mode::Standard, &body) else {
+        panic!("too large")
+    };
+    cluster.engine(0).drop_send(sending);
+    let _ = cluster.send(0, 1, 2, Mode::Standard, &[3]);
+    let mut found = Vec::new();
+    assert_eq!(cluster.receive_into(1, id, &mut found), Err(RequestError::Aborted { rank: 0 }));
+    assert_eq!(cluster.receive(1, from(0, 2)).1, [3]);
+    cluster.settle();
+    assert_eq!((cluster.engine(0).kept(), cluster.engine(1).kept()), (0, 0));
+}
+
+/// Goal: a receiver that gives up in the middle blocks nobody. Method: drop a large receive half-way.
+#[test]
+fn a_receiver_that_gives_up_blocks_nobody() {
+    let mut cluster = pair();
+    let body = bytes_of(9, 1_000_000);
+    let id = cluster.engine(1).post_receive(from(0, 1));
+    let state = cluster.send(0, 1, 1, Mode::Standard, &body);
+    cluster.settle();
+    assert!(cluster.engine(1).poll_receive(id, &mut Vec::new()).is_pending());
+    cluster.engine(1).drop_receive(id);
+    cluster.finish(0, state, &body).expect("sent, and thrown away");
+    cluster.settle();
+    assert_eq!((cluster.engine(0).kept(), cluster.engine(1).kept()), (0, 0));
+}
