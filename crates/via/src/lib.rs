@@ -51,3 +51,4 @@
 #![deny(unsafe_code)]
 
 pub mod vi;
+pub mod world;
