@@ -8,13 +8,17 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     rc::Rc,
     task::{Poll, Waker},
+    time::Duration,
 };
 
 use rustix::{
     event::{PollFd, PollFlags, poll},
-    io::{Errno, read, write},
+    io::{Errno, ioctl_fionbio, read, write},
 };
-use vigie::{detect::AsyncFd, spawn_blocking, stock::readiness::Direction};
+use vigie::{
+    JoinHandle, detect::AsyncFd, spawn_blocking, spawn_local, stock::readiness::Direction,
+    time::timeout,
+};
 
 /// The longest line that is passed on whole.
 const LINE_BYTES_MAX: usize = 64 * 1024;
@@ -75,6 +79,11 @@ impl Sink {
         self.error.borrow().is_none()
     }
 
+    /// Returns whether somebody writes, and may be waiting for the reader.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.is_busy.get()
+    }
+
     /// Returns what made the stream unusable, unless its reader has just gone, which is a reader's
     /// right.
     pub(crate) fn failure(&self) -> Option<String> {
@@ -102,25 +111,58 @@ fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Passes the lines of a rank's pipe on, until it is closed at its other end. If the sink is gone, it is
-/// closed at this one, so that the rank gets to know as in any pipeline: by SIGPIPE.
-pub(crate) async fn pass_on(from: AsyncFd<OwnedFd>, to: Rc<Sink>, prefix: String) {
-    let mut lines = Lines::new(prefix);
-    let mut buffer = vec![0; READ_BYTES];
-    loop {
-        let count = from.async_io(Direction::Read, |from| Ok(read(from, &mut buffer[..])?)).await;
-        let mut out = Vec::new();
-        let count = count.unwrap_or(0);
-        if count == 0 {
-            lines.finish(&mut out);
-        } else {
-            lines.feed(&buffer[..count], &mut out);
-        }
-        if (!out.is_empty() && !to.write(out).await) || count == 0 {
-            return;
+/// One of a rank's two pipes, and the task that passes its lines on.
+pub(crate) struct Pipe {
+    task: JoinHandle<()>,
+    lines: Rc<RefCell<Lines>>,
+    sink: Rc<Sink>,
+}
+
+impl Pipe {
+    /// Passes the lines of `from` on, until it is closed at its other end. If the sink is gone, it is
+    /// closed at this one, so that the rank gets to know as in any pipeline: by SIGPIPE.
+    pub(crate) fn pass_on(from: OwnedFd, sink: Rc<Sink>, prefix: String) -> io::Result<Self> {
+        ioctl_fionbio(&from, true)?;
+        let from = AsyncFd::new(from)?;
+        let lines = Rc::new(RefCell::new(Lines::new(prefix)));
+        let (to, cutter) = (Rc::clone(&sink), Rc::clone(&lines));
+        let task = spawn_local(async move {
+            let mut buffer = vec![0; READ_BYTES];
+            loop {
+                let count = from
+                    .async_io(Direction::Read, |from| Ok(read(from, &mut buffer[..])?))
+                    .await
+                    .unwrap_or(0);
+                let mut out = Vec::new();
+                match count {
+                    0 => cutter.borrow_mut().finish(&mut out),
+                    _ => cutter.borrow_mut().feed(&buffer[..count], &mut out),
+                }
+                if (!out.is_empty() && !to.write(out).await) || count == 0 {
+                    return;
+                }
+            }
+        });
+        Ok(Self { task, lines, sink })
+    }
+
+    /// Waits until all is passed on, after the rank has ended. A pipe that stays open and silent is
+    /// given up: processes hold it that have left the rank's process group.
+    pub(crate) async fn finish(mut self) {
+        while timeout(SILENCE, &mut self.task).await.is_err() {
+            if !self.sink.is_busy() {
+                self.task.abort();
+                let mut out = Vec::new();
+                self.lines.borrow_mut().finish(&mut out);
+                self.sink.write(out).await;
+                return;
+            }
         }
     }
 }
+
+/// How long a pipe is waited for whose rank has ended.
+const SILENCE: Duration = Duration::from_secs(1);
 
 /// Cuts a stream of bytes into lines and puts a prefix before each.
 struct Lines {
