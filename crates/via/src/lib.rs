@@ -53,3 +53,4 @@
 pub mod protocol;
 pub mod sim;
 pub mod vi;
+pub mod world;

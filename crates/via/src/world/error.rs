@@ -1,0 +1,109 @@
+//! What can go wrong between a rank and its launcher.
+
+use std::io;
+
+use thiserror::Error;
+
+use super::{
+    Rank,
+    wire::{KEY_BYTES_MAX, VALUE_BYTES_MAX, WireError},
+};
+
+/// Why a call on a [`World`](super::World) failed.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum WorldError {
+    /// The deadline came first. What was asked for goes on: ask again to wait longer.
+    #[error("the deadline came before {what}")]
+    TimedOut {
+        /// What was waited for.
+        what: String,
+    },
+    /// The launcher is gone, and with it every way to hear of the other ranks.
+    #[error("the launcher is gone: it ended or was killed")]
+    LauncherLost,
+    /// The launcher has cut this rank off, for breaking the rules of the rendezvous.
+    #[error("the launcher has expelled this rank: {why}")]
+    Expelled {
+        /// Which rule, in its words.
+        why: String,
+    },
+    /// The launcher said something that it must not say.
+    #[error("the launcher broke the protocol of the rendezvous: {0}; is it of another version?")]
+    Wire(#[from] WireError),
+    /// The launcher said something at the wrong time.
+    #[error("the launcher broke the protocol of the rendezvous: {0}; is it of another version?")]
+    Disorder(&'static str),
+    /// An environment variable does not lead to a launcher.
+    #[error(
+        "`{variable}` does not lead to the launcher: {problem}; start the program itself by \
+         `vigie-run`, or unset the variable to run it alone"
+    )]
+    Environment {
+        /// Its name.
+        variable: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// This process is a member of its world already: clone that.
+    #[error("this process has joined its world already: clone the `World` that it has")]
+    AlreadyJoined,
+    /// This rank has [left](super::World::leave).
+    #[error("this rank has left its world")]
+    Left,
+    /// No such rank.
+    #[error("there is no {rank} in a world of {size}")]
+    NoSuchRank {
+        /// Which was asked for.
+        rank: Rank,
+        /// How many ranks there are.
+        size: u32,
+    },
+    /// A key that not every launcher could carry.
+    #[error(
+        "`{key}` is no key: take 1 to {KEY_BYTES_MAX} ASCII letters, digits, `.`, `-`, `_` and `:`"
+    )]
+    BadKey {
+        /// What was given.
+        key: String,
+    },
+    /// A value that not every launcher could carry.
+    #[error("a value of {bytes} bytes is too long: at most {VALUE_BYTES_MAX}")]
+    ValueTooLong {
+        /// Its length.
+        bytes: usize,
+    },
+    /// A value is published once.
+    #[error("the key `{key}` has been put already: a value is published once")]
+    AlreadyPut {
+        /// Which.
+        key: String,
+    },
+    /// More than a launcher keeps for one rank.
+    #[error("more than {limit} {what}: no launcher keeps so many for one rank")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many there may be.
+        limit: usize,
+    },
+    /// The kernel's error, or no detection server hosts the caller.
+    #[error("the rendezvous: {0}")]
+    Io(#[from] io::Error),
+}
+
+impl WorldError {
+    /// Returns whether this rank hears nothing of the others any more, so that no later call can
+    /// succeed either.
+    #[must_use]
+    pub const fn is_final(&self) -> bool {
+        matches!(
+            self,
+            Self::LauncherLost
+                | Self::Expelled { .. }
+                | Self::Wire(_)
+                | Self::Disorder(_)
+                | Self::Left
+        )
+    }
+}

@@ -1,0 +1,146 @@
+//! Several ranks in one process: for tests, and for programs that were started without a launcher.
+
+use std::{
+    fmt, future, io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use vigie_detect::Server;
+
+use super::{
+    Ending, Identity, Rank, World, WorldError,
+    attached::{Attached, Link},
+    hub::Hub,
+    member::Member,
+    wire::{Decoder, Request},
+};
+
+/// Makes a world of `size` ranks inside this process, at least 1, and the launcher of them. Deadlines
+/// are those of `server`.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidInput`] for a size of zero; the kernel's, if it has no random numbers.
+pub fn local(server: &Server, size: u32) -> io::Result<(LocalLauncher, Vec<World>)> {
+    if size == 0 {
+        let what = "a world has at least one rank";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    }
+    let state = State {
+        hub: Hub::new(size, Identity::random()?),
+        members: (0..size).map(|_| Member::default()).collect(),
+    };
+    let launcher = LocalLauncher { state: Arc::new(Mutex::new(state)) };
+    let mut worlds = Vec::new();
+    for rank in (0..size).map(Rank) {
+        let link = LocalLink { launcher: launcher.clone(), rank };
+        let greeted = link
+            .act(|_| Ok(((), Some(Member::hello()))))
+            .and_then(|()| link.act(|member| Ok((member.membership.clone(), None))));
+        // The hub answers at once.
+        let membership = greeted.map_err(io::Error::other)?;
+        let membership = membership.ok_or(io::ErrorKind::NotConnected)?;
+        let attached = Attached::greeted(link, server.timers().clone(), membership);
+        worlds.push(World::from_bootstrap(attached));
+    }
+    Ok((launcher, worlds))
+}
+
+/// Stands for the launcher of a [`local`] world: says how ranks end. Clones are the same launcher.
+#[derive(Clone)]
+pub struct LocalLauncher {
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    hub: Hub,
+    members: Vec<Member>,
+}
+
+impl LocalLauncher {
+    /// Tells all others that `rank` has ended.
+    pub fn end(&self, rank: Rank, ending: Ending) {
+        let mut state = self.lock();
+        if let Some(member) = state.members.get_mut(rank.index()) {
+            member.lose();
+        }
+        state.hub.end(rank, ending);
+        Self::deliver(state);
+    }
+
+    /// Cuts `rank` off, as a launcher does with one that breaks its rules.
+    pub fn expel(&self, rank: Rank, why: &str) {
+        let mut state = self.lock();
+        state.hub.expel(rank, why);
+        Self::deliver(state);
+    }
+
+    /// Stands for the end of the launcher itself.
+    pub fn vanish(&self) {
+        let mut state = self.lock();
+        state.members.iter_mut().for_each(Member::lose);
+        Self::deliver(state);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No foreign code runs under this lock, so a poisoned one says nothing about what it holds.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hands out what the hub has to say, and wakes those who have heard something: without the lock.
+    fn deliver(mut state: MutexGuard<'_, State>) {
+        while let Some((rank, bytes)) = state.hub.poll_transmit() {
+            let Some(member) = state.members.get_mut(rank.index()) else { continue };
+            let mut decoder = Decoder::new();
+            decoder.feed(&bytes);
+            while let Ok(Some(frame)) = decoder.next_frame() {
+                member.receive(frame);
+            }
+        }
+        let waiters = state.members.iter_mut().flat_map(Member::take_waiters).collect::<Vec<_>>();
+        drop(state);
+        for (_, waker) in waiters {
+            waker.wake();
+        }
+    }
+}
+
+impl fmt::Debug for LocalLauncher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalLauncher").finish_non_exhaustive()
+    }
+}
+
+/// A rank's link to the hub beside it.
+#[derive(Debug)]
+struct LocalLink {
+    launcher: LocalLauncher,
+    rank: Rank,
+}
+
+impl Link for LocalLink {
+    fn act<T>(
+        &self,
+        act: impl FnOnce(&mut Member) -> Result<(T, Option<Request>), WorldError>,
+    ) -> Result<T, WorldError> {
+        let mut state = self.launcher.lock();
+        let (result, request) = act(&mut state.members[self.rank.index()])?;
+        if let Some(request) = request {
+            state.hub.handle(self.rank, request);
+            LocalLauncher::deliver(state);
+        }
+        Ok(result)
+    }
+
+    fn pump(&self) -> bool {
+        true
+    }
+
+    /// Whoever says something wakes those whom it reaches.
+    async fn readable(&self) -> io::Result<()> {
+        future::pending().await
+    }
+
+    async fn writable(&self) -> io::Result<()> {
+        future::pending().await
+    }
+}

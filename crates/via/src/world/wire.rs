@@ -1,0 +1,386 @@
+//! What ranks and launcher say to each other: messages, their bytes, and the frames of a stream.
+//!
+//! A frame is a length (`u32`, of what follows, at most [`FRAME_BYTES_MAX`]), a kind (`u8`) and the
+//! fields of that kind, integers in little endian, strings and bytes behind their length (`u16`).
+//! Nothing here does I/O, and nothing here panics on what a peer sends.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use super::{Ending, Event, Identity, Membership, Rank, is_key};
+
+/// The version of this protocol, which both sides must speak.
+pub const VERSION: u16 = 1;
+/// The longest key, in bytes. PMI-1 launchers promise to carry that much.
+pub const KEY_BYTES_MAX: usize = 32;
+/// The longest value, in bytes: twice that many characters of hexadecimal still fit into a value of
+/// PMI-1, whose launchers promise 1023.
+pub const VALUE_BYTES_MAX: usize = 500;
+/// The most bytes of a frame behind its length.
+pub const FRAME_BYTES_MAX: usize = 600;
+
+/// The longest text with which a launcher says why it expels a rank.
+const TEXT_BYTES_MAX: usize = 300;
+const LENGTH_BYTES: usize = 4;
+
+/// What a rank says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Request {
+    /// The first message: it wants to be told who it is.
+    Hello {
+        /// The version of the protocol that it speaks.
+        version: u16,
+    },
+    /// It publishes a value, once for each key.
+    Put {
+        /// The name.
+        key: String,
+        /// The bytes.
+        value: Vec<u8>,
+    },
+    /// It wants a value, as soon as there is one.
+    Get {
+        /// Whose; `None`: everybody's.
+        rank: Option<Rank>,
+        /// The name.
+        key: String,
+    },
+    /// It has come to a barrier.
+    Enter {
+        /// Which: they are counted from 1.
+        round: u32,
+    },
+    /// It needs nobody any more.
+    Leave,
+}
+
+/// What the launcher says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reply {
+    /// The answer to [`Request::Hello`].
+    Welcome(Membership),
+    /// A value that was asked for.
+    Value {
+        /// Whose.
+        rank: Rank,
+        /// The name.
+        key: String,
+        /// The bytes.
+        value: Vec<u8>,
+    },
+    /// A value that was asked for and will not come: its rank is gone.
+    Absent {
+        /// Whose.
+        rank: Rank,
+        /// The name.
+        key: String,
+    },
+    /// All ranks that are still there have come to the barrier.
+    Passed {
+        /// Which.
+        round: u32,
+    },
+    /// Something happened to a rank.
+    Event(Event),
+    /// The receiver broke the rules; nothing more will be said.
+    Expelled {
+        /// Which rule.
+        why: String,
+    },
+}
+
+/// Bytes that are no message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum WireError {
+    /// A length beyond [`FRAME_BYTES_MAX`], or zero.
+    #[error("a frame of {bytes} bytes; it must be 1 to {FRAME_BYTES_MAX}")]
+    FrameLength {
+        /// As it was announced.
+        bytes: u32,
+    },
+    /// A kind that this side does not know.
+    #[error("a message of the unknown kind {kind}")]
+    UnknownKind {
+        /// The number.
+        kind: u8,
+    },
+    /// A frame that ends before its last field.
+    #[error("a message that ends before its last field")]
+    Truncated,
+    /// A frame that goes on after its last field.
+    #[error("a message with {bytes} bytes too many")]
+    TrailingBytes {
+        /// How many.
+        bytes: usize,
+    },
+    /// A field with a value that it must not have.
+    #[error("a message with a bad {field}")]
+    BadField {
+        /// Which.
+        field: &'static str,
+    },
+}
+
+impl Request {
+    /// Returns the frame of this message.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Hello { version } => Frame::new(1).u16(*version).done(),
+            Self::Put { key, value } => Frame::new(2).bytes(key.as_bytes()).bytes(value).done(),
+            Self::Get { rank, key } => {
+                let rank = rank.map_or(EVERYBODY, |rank| rank.0);
+                Frame::new(3).u32(rank).bytes(key.as_bytes()).done()
+            }
+            Self::Enter { round } => Frame::new(4).u32(*round).done(),
+            Self::Leave => Frame::new(5).done(),
+        }
+    }
+
+    /// Reads a frame without its length.
+    ///
+    /// # Errors
+    /// [`WireError`]: these are no bytes that [`encode`](Self::encode) makes.
+    pub fn decode(frame: &[u8]) -> Result<Self, WireError> {
+        let mut fields = Fields(frame);
+        let message = match fields.u8()? {
+            1 => Self::Hello { version: fields.u16()? },
+            2 => Self::Put { key: fields.key()?, value: fields.value()? },
+            3 => {
+                let rank = fields.u32()?;
+                let rank = (rank != EVERYBODY).then_some(Rank(rank));
+                Self::Get { rank, key: fields.key()? }
+            }
+            4 => Self::Enter { round: fields.u32()? },
+            5 => Self::Leave,
+            kind => return Err(WireError::UnknownKind { kind }),
+        };
+        fields.end(message)
+    }
+}
+
+/// Stands for every rank where a rank is asked for.
+const EVERYBODY: u32 = u32::MAX;
+
+impl Reply {
+    /// Returns the frame of this message.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Welcome(membership) => Frame::new(65)
+                .u16(VERSION)
+                .u32(membership.rank.0)
+                .u32(membership.size)
+                .raw(&membership.identity.id)
+                .raw(&membership.identity.secret)
+                .done(),
+            Self::Value { rank, key, value } => {
+                Frame::new(66).u32(rank.0).bytes(key.as_bytes()).bytes(value).done()
+            }
+            Self::Absent { rank, key } => Frame::new(67).u32(rank.0).bytes(key.as_bytes()).done(),
+            Self::Passed { round } => Frame::new(68).u32(*round).done(),
+            Self::Event(Event::Left { rank }) => Frame::new(69).u32(rank.0).done(),
+            Self::Event(Event::Expelled { rank }) => Frame::new(70).u32(rank.0).done(),
+            Self::Event(Event::Ended { rank, ending }) => {
+                let (kind, number) = match ending {
+                    Ending::Exited(code) => (71, *code),
+                    Ending::Killed(signal) => (72, *signal),
+                };
+                Frame::new(kind).u32(rank.0).raw(&number.to_le_bytes()).done()
+            }
+            Self::Expelled { why } => {
+                let mut end = why.len().min(TEXT_BYTES_MAX);
+                while !why.is_char_boundary(end) {
+                    end -= 1;
+                }
+                Frame::new(73).bytes(&why.as_bytes()[..end]).done()
+            }
+        }
+    }
+
+    /// Reads a frame without its length.
+    ///
+    /// # Errors
+    /// [`WireError`]: these are no bytes that [`encode`](Self::encode) makes.
+    pub fn decode(frame: &[u8]) -> Result<Self, WireError> {
+        let mut fields = Fields(frame);
+        let message = match fields.u8()? {
+            65 => {
+                if fields.u16()? != VERSION {
+                    return Err(WireError::BadField { field: "version" });
+                }
+                let (rank, size) = (fields.rank()?, fields.u32()?);
+                if rank.0 >= size {
+                    return Err(WireError::BadField { field: "rank" });
+                }
+                let identity = Identity { id: fields.array()?, secret: fields.array()? };
+                Self::Welcome(Membership { rank, size, identity })
+            }
+            66 => Self::Value { rank: fields.rank()?, key: fields.key()?, value: fields.value()? },
+            67 => Self::Absent { rank: fields.rank()?, key: fields.key()? },
+            68 => Self::Passed { round: fields.u32()? },
+            69 => Self::Event(Event::Left { rank: fields.rank()? }),
+            70 => Self::Event(Event::Expelled { rank: fields.rank()? }),
+            kind @ (71 | 72) => {
+                let (rank, number) = (fields.rank()?, i32::from_le_bytes(fields.array()?));
+                let ending = if kind == 71 { Ending::Exited } else { Ending::Killed }(number);
+                Self::Event(Event::Ended { rank, ending })
+            }
+            73 => Self::Expelled { why: fields.text()? },
+            kind => return Err(WireError::UnknownKind { kind }),
+        };
+        fields.end(message)
+    }
+}
+
+/// Cuts a stream of bytes into frames. Holds at most one frame beyond what it was fed.
+#[derive(Default)]
+pub struct Decoder {
+    bytes: Vec<u8>,
+    /// How many of `bytes` were returned already.
+    taken: usize,
+}
+
+impl Decoder {
+    /// Returns a decoder at the beginning of a stream.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { bytes: Vec::new(), taken: 0 }
+    }
+
+    /// Appends bytes of the stream.
+    pub fn feed(&mut self, bytes: &[u8]) {
+        self.bytes.drain(..self.taken);
+        self.taken = 0;
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Returns the next whole frame without its length; `None`: more bytes are needed.
+    ///
+    /// # Errors
+    /// [`WireError::FrameLength`], after which the stream has no meaning any more.
+    pub fn next_frame(&mut self) -> Result<Option<&[u8]>, WireError> {
+        let rest = &self.bytes[self.taken..];
+        let Some((length, rest)) = rest.split_first_chunk::<LENGTH_BYTES>() else {
+            return Ok(None);
+        };
+        let bytes = u32::from_le_bytes(*length);
+        let length = usize::try_from(bytes).unwrap_or(usize::MAX);
+        if !(1..=FRAME_BYTES_MAX).contains(&length) {
+            return Err(WireError::FrameLength { bytes });
+        }
+        let Some(frame) = rest.get(..length) else { return Ok(None) };
+        self.taken += LENGTH_BYTES + length;
+        Ok(Some(frame))
+    }
+}
+
+impl fmt::Debug for Decoder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Decoder").field("held_bytes", &(self.bytes.len() - self.taken)).finish()
+    }
+}
+
+/// A frame that is being written.
+struct Frame(Vec<u8>);
+
+impl Frame {
+    fn new(kind: u8) -> Self {
+        let mut bytes = vec![0; LENGTH_BYTES];
+        bytes.push(kind);
+        Self(bytes)
+    }
+
+    fn raw(mut self, bytes: &[u8]) -> Self {
+        self.0.extend_from_slice(bytes);
+        self
+    }
+
+    fn u16(self, number: u16) -> Self {
+        self.raw(&number.to_le_bytes())
+    }
+
+    fn u32(self, number: u32) -> Self {
+        self.raw(&number.to_le_bytes())
+    }
+
+    /// Appends bytes behind their length. Longer ones than any field may have are cut, so that the
+    /// receiver refuses them rather than misunderstanding what follows.
+    fn bytes(self, bytes: &[u8]) -> Self {
+        let length = u16::try_from(bytes.len()).unwrap_or(u16::MAX);
+        self.u16(length).raw(&bytes[..usize::from(length)])
+    }
+
+    fn done(mut self) -> Vec<u8> {
+        let length = u32::try_from(self.0.len() - LENGTH_BYTES).unwrap_or(u32::MAX);
+        self.0[..LENGTH_BYTES].copy_from_slice(&length.to_le_bytes());
+        self.0
+    }
+}
+
+/// The fields of a frame that are still to be read.
+struct Fields<'a>(&'a [u8]);
+
+impl Fields<'_> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
+        let (array, rest) = self.0.split_first_chunk().ok_or(WireError::Truncated)?;
+        self.0 = rest;
+        Ok(*array)
+    }
+
+    fn u8(&mut self) -> Result<u8, WireError> {
+        self.array().map(u8::from_le_bytes)
+    }
+
+    fn u16(&mut self) -> Result<u16, WireError> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32, WireError> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn rank(&mut self) -> Result<Rank, WireError> {
+        self.u32().map(Rank)
+    }
+
+    fn bytes(&mut self, longest: usize, field: &'static str) -> Result<Vec<u8>, WireError> {
+        let length = usize::from(self.u16()?);
+        if length > longest {
+            return Err(WireError::BadField { field });
+        }
+        let (bytes, rest) = self.0.split_at_checked(length).ok_or(WireError::Truncated)?;
+        self.0 = rest;
+        Ok(bytes.to_vec())
+    }
+
+    fn key(&mut self) -> Result<String, WireError> {
+        let key = self.bytes(KEY_BYTES_MAX, "key")?;
+        let key = String::from_utf8(key).ok().filter(|key| is_key(key));
+        key.ok_or(WireError::BadField { field: "key" })
+    }
+
+    fn value(&mut self) -> Result<Vec<u8>, WireError> {
+        self.bytes(VALUE_BYTES_MAX, "value")
+    }
+
+    fn text(&mut self) -> Result<String, WireError> {
+        let text = self.bytes(TEXT_BYTES_MAX, "text")?;
+        String::from_utf8(text).map_err(|_| WireError::BadField { field: "text" })
+    }
+
+    /// Returns `message` if no byte is left.
+    fn end<T>(self, message: T) -> Result<T, WireError> {
+        match self.0.len() {
+            0 => Ok(message),
+            bytes => Err(WireError::TrailingBytes { bytes }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

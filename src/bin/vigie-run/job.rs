@@ -1,0 +1,339 @@
+//! The job: from the first rank's start to the last one's end.
+
+use std::{
+    ffi::OsString,
+    fmt,
+    future::{Future, poll_fn},
+    io, mem,
+    pin::pin,
+    rc::Rc,
+    task::Poll,
+    time::Duration,
+};
+
+use rustix::process::{Resource, Signal, getpid, getrlimit, kill_process};
+use thiserror::Error;
+use vigie::{
+    BuildError, Flavor, JoinHandle, Runtime,
+    detect::{AsyncFd, Server},
+    spawn_local,
+    stock::readiness::Direction,
+    time::sleep,
+    via::world::Ending,
+};
+
+use crate::{
+    binding,
+    cli::{BindTo, Cli},
+    input::{self, Input},
+    mailbox::{Happening, Mailbox},
+    output::{Pipe, Sink, Stream},
+    rank::{self, Rank, Started},
+    rendezvous::Rendezvous,
+    signals,
+};
+
+/// Why a job could not be started.
+#[derive(Debug, Error)]
+pub(crate) enum RunError {
+    #[error("`{}` cannot be run: {source}", program.display())]
+    Program { program: OsString, source: io::Error },
+    #[error("rank {number} cannot be started: {source}; ask for fewer, or raise the limits")]
+    Resources { number: u32, source: io::Error },
+    #[error(
+        "{ranks} ranks need {needed} descriptors, and `ulimit -n` allows {limit}: raise it, ask for \
+         fewer ranks, or take --no-prefix, which needs fewer"
+    )]
+    Descriptors { ranks: u32, needed: u64, limit: u64 },
+    #[error("the launcher cannot be started: {0}")]
+    Launcher(#[from] io::Error),
+    #[error("the launcher cannot be started: {0}")]
+    Runtime(#[from] BuildError),
+}
+
+impl RunError {
+    /// Returns the exit code that shells have for this.
+    pub(crate) fn code(&self) -> u8 {
+        match self {
+            Self::Program { source, .. } if source.kind() == io::ErrorKind::NotFound => 127,
+            Self::Program { .. } => 126,
+            _ => 2,
+        }
+    }
+}
+
+/// What `timeout(1)` ends with.
+const TIMED_OUT_CODE: u8 = 124;
+/// Runs the job and returns its exit code.
+pub(crate) fn run(cli: Cli) -> Result<u8, RunError> {
+    check_descriptors(&cli)?;
+    // One thread: it forks all ranks and lives as long as the launcher. The pool writes to two streams.
+    let runtime = Runtime::builder().flavor(Flavor::UserLevel).blocking_threads(2).build()?;
+    let code = runtime.block_on(async { Job::start(cli)?.finish().await });
+    // The process ends with its threads, one of which may wait for a reader that does not come.
+    mem::forget(runtime);
+    code
+}
+
+/// Checks that there are enough descriptors before the first rank is started.
+fn check_descriptors(cli: &Cli) -> Result<(), RunError> {
+    /// Of the launcher itself, and of the rank that is being started.
+    const OWN: u64 = 32;
+    let each = if cli.no_prefix { 2 } else { 4 };
+    let needed = OWN + each * u64::from(cli.ranks);
+    match getrlimit(Resource::Nofile).current {
+        Some(limit) if limit < needed => {
+            Err(RunError::Descriptors { ranks: cli.ranks, needed, limit })
+        }
+        _ => Ok(()),
+    }
+}
+
+struct Job {
+    cli: Cli,
+    /// By rank, until they are reaped.
+    ranks: Vec<Option<Rank>>,
+    mailbox: Rc<Mailbox>,
+    rendezvous: Rc<Rendezvous>,
+    stdout: Rc<Sink>,
+    stderr: Rc<Sink>,
+    /// The output of the ranks, and the launcher's own messages.
+    pipes: Vec<Pipe>,
+    messages: Vec<JoinHandle<()>>,
+    /// The exit code, once something has failed.
+    code: Option<u8>,
+    /// The ranks were told to end.
+    is_ending: bool,
+    /// How many signals came that ask the job to end.
+    interrupts: u32,
+}
+
+impl Job {
+    /// Starts all ranks, or none.
+    fn start(cli: Cli) -> Result<Self, RunError> {
+        let server = Server::current().map_err(io::Error::from)?;
+        let mailbox = Rc::new(Mailbox::default());
+        signals::pass_to(&mailbox, signals::listen(&server)?);
+        let mut job = Self {
+            ranks: Vec::new(),
+            mailbox,
+            rendezvous: Rendezvous::new(cli.ranks)?,
+            stdout: Sink::new(Stream::Output),
+            stderr: Sink::new(Stream::Error),
+            pipes: Vec::new(),
+            messages: Vec::new(),
+            code: None,
+            is_ending: false,
+            interrupts: 0,
+            cli,
+        };
+        match job.start_ranks() {
+            Ok(()) => Ok(job),
+            Err(error) => {
+                job.ranks.drain(..).flatten().for_each(Rank::destroy);
+                Err(error)
+            }
+        }
+    }
+
+    fn start_ranks(&mut self) -> Result<(), RunError> {
+        let processors = match self.cli.bind_to {
+            BindTo::None => None,
+            BindTo::Core => Some(binding::processors()?),
+        };
+        let input = Input::find();
+        for (index, number) in (0..self.cli.ranks).enumerate() {
+            let processors = processors.as_ref().map(|all| binding::of_rank(all, index));
+            let started = rank::start(&self.cli, number, input, processors)?;
+            self.adopt(index, started)?;
+        }
+        Ok(())
+    }
+
+    /// Watches what connects the launcher to a rank.
+    fn adopt(&mut self, index: usize, started: Started) -> io::Result<()> {
+        self.ranks.push(Some(started.rank));
+        self.rendezvous.serve(started.rendezvous)?;
+        let (exit, mailbox) = (AsyncFd::new(started.pidfd)?, Rc::clone(&self.mailbox));
+        let watcher = spawn_local(async move {
+            // An error means that the server is gone, and the job with it.
+            if exit.async_io(Direction::Read, rank::check_end).await.is_ok() {
+                mailbox.post(Happening::Ended(index));
+            }
+        });
+        watcher.detach();
+        if let Some(stdin) = started.stdin {
+            input::pass_on(stdin)?;
+        }
+        let width = (self.cli.ranks - 1).to_string().len();
+        for (pipe, sink) in started.output.into_iter().flatten().zip([&self.stdout, &self.stderr]) {
+            let prefix = format!("[{index:>width$}] ");
+            self.pipes.push(Pipe::pass_on(pipe, Rc::clone(sink), prefix)?);
+        }
+        Ok(())
+    }
+
+    /// Runs the job to its end.
+    async fn finish(mut self) -> Result<u8, RunError> {
+        if let Some(time) = self.cli.timeout {
+            self.post_after(time, Happening::TimedOut);
+        }
+        while self.ranks.iter().any(Option::is_some) {
+            match self.mailbox.next().await {
+                Happening::Ended(index) => self.reap(index)?,
+                Happening::Signal(number) => self.pass_on(number),
+                Happening::TimedOut => {
+                    let time = self.cli.timeout.unwrap_or_default();
+                    self.say(&format!("the job has taken longer than {time:?}; ending it"));
+                    self.code.get_or_insert(TIMED_OUT_CODE);
+                    self.end_all();
+                }
+                Happening::GraceOver => self.signal_all(Signal::KILL),
+            }
+        }
+        self.drain().await;
+        for failure in [self.stdout.failure(), self.stderr.failure()].into_iter().flatten() {
+            eprintln!("vigie-run: {failure}");
+            self.code.get_or_insert(1);
+        }
+        Ok(self.code.unwrap_or(0))
+    }
+
+    /// Waits until all output is written. Slow readers have all the time they want, unless a signal or
+    /// `--timeout` ends the waiting.
+    async fn drain(&mut self) {
+        let messages = mem::take(&mut self.messages);
+        let pipes = mem::take(&mut self.pipes);
+        let mut writing = pin!(async {
+            for pipe in pipes {
+                pipe.finish().await;
+            }
+            for message in messages {
+                // It cannot have failed otherwise than by the end of the runtime.
+                drop(message.await);
+            }
+        });
+        loop {
+            let happening = poll_fn(|cx| {
+                if writing.as_mut().poll(cx).is_ready() {
+                    return Poll::Ready(None);
+                }
+                pin!(self.mailbox.next()).poll(cx).map(Some)
+            });
+            match happening.await {
+                None => return,
+                Some(Happening::TimedOut) => {
+                    self.code.get_or_insert(TIMED_OUT_CODE);
+                    return;
+                }
+                Some(Happening::Signal(number)) if is_end(number) => {
+                    self.code.get_or_insert(code_of(Ending::Killed(number)));
+                    return;
+                }
+                Some(_) => {}
+            }
+        }
+    }
+
+    fn reap(&mut self, index: usize) -> Result<(), RunError> {
+        let Some(slot) = self.ranks.get_mut(index) else { return Ok(()) };
+        let Some(rank) = slot.take() else { return Ok(()) };
+        let ending = rank.reap()?;
+        self.rendezvous.end(index, ending);
+        let code = code_of(ending);
+        if code == 0 {
+            return Ok(());
+        }
+        let is_first = self.code.is_none();
+        self.code.get_or_insert(code);
+        if self.cli.keep_going {
+            self.say(&format!("rank {index} {}; the others go on", Shown(ending)));
+        } else if !self.is_ending {
+            self.say(&format!("rank {index} {}; ending the others", Shown(ending)));
+            self.end_all();
+        } else if is_first {
+            self.say(&format!("rank {index} {}", Shown(ending)));
+        }
+        Ok(())
+    }
+
+    fn pass_on(&mut self, number: i32) {
+        let Some(signal) = Signal::from_named_raw(number) else { return };
+        if is_end(number) {
+            self.interrupts += 1;
+            if self.interrupts > 1 {
+                self.say(&format!("{} again: killing all ranks", signals::name(number)));
+                self.code.get_or_insert(code_of(Ending::Killed(number)));
+                self.is_ending = true;
+                self.signal_all(Signal::KILL);
+                return;
+            }
+        }
+        self.signal_all(signal);
+        if signal == Signal::TSTP {
+            // The ranks are told, and now the launcher itself does what it was asked for.
+            if let Err(error) = kill_process(getpid(), Signal::STOP) {
+                self.say(&format!("the launcher cannot be stopped: {error}"));
+            }
+        }
+    }
+
+    /// Tells all ranks to end, and kills those that do not.
+    fn end_all(&mut self) {
+        if !self.is_ending {
+            self.is_ending = true;
+            self.signal_all(Signal::TERM);
+            // A rank that is stopped would not hear it.
+            self.signal_all(Signal::CONT);
+            self.post_after(self.cli.timeout_end, Happening::GraceOver);
+        }
+    }
+
+    fn signal_all(&self, signal: Signal) {
+        self.ranks.iter().flatten().for_each(|rank| rank.signal(signal));
+    }
+
+    fn post_after(&self, time: Duration, happening: Happening) {
+        let mailbox = Rc::clone(&self.mailbox);
+        let timer = spawn_local(async move {
+            sleep(time).await;
+            mailbox.post(happening);
+        });
+        timer.detach();
+    }
+
+    /// Says something on standard error, between the lines of the ranks.
+    fn say(&mut self, text: &str) {
+        let (sink, line) = (Rc::clone(&self.stderr), format!("vigie-run: {text}\n"));
+        self.messages.push(spawn_local(async move {
+            sink.write(line.into_bytes()).await;
+        }));
+    }
+}
+
+/// How a rank ended, for people.
+struct Shown(Ending);
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Ending::Killed(signal) => write!(f, "was killed by {}", signals::name(signal)),
+            ending => write!(f, "{ending}"),
+        }
+    }
+}
+
+/// Returns whether a signal asks the job to end, so that the second one means it.
+fn is_end(number: i32) -> bool {
+    number == Signal::INT.as_raw() || number == Signal::TERM.as_raw()
+}
+
+/// Returns the exit code by which shells tell of an end.
+fn code_of(ending: Ending) -> u8 {
+    match ending {
+        // The kernel keeps eight bits of it.
+        Ending::Exited(code) => u8::try_from(code & 0xff).unwrap_or(1),
+        Ending::Killed(signal) => u8::try_from(128 + signal).unwrap_or(255),
+        _ => 1,
+    }
+}

@@ -1,0 +1,42 @@
+//! `vigie-run`: starts the ranks of a program on this host, and ends them together.
+//!
+//! ```text
+//!              ┌──────────── vigie-run, one thread ────────────┐
+//!  signals ───▶│ signals ─┐                                    │
+//!              │          ▼            rank.rs: fork, exec     │──▶ process group of rank 0
+//!              │      job.rs  ◀── exits, by pidfd ─────────────│──▶ process group of rank 1
+//!              │          │                                    │      ⋮
+//!              │          ▼                                    │
+//!              │   rendezvous.rs ◀── a pair of Unix sockets ──▶│    World of vigie-via
+//!  stdout ◀────│── output.rs ◀────── two pipes ────────────────│──  stdout, stderr
+//!  stdin ──────│── input.rs ───────────────────────────────────│──▶ stdin of rank 0
+//!              └───────────────────────────────────────────────┘
+//! ```
+//! It runs on vigie's user-level flavor: everything above is a task of one thread, except what can
+//! block: writing to its own output, and reading a terminal. The decisions are in
+//! `docs/design/world.md`.
+
+mod binding;
+mod cli;
+mod input;
+mod job;
+mod mailbox;
+mod output;
+mod rank;
+mod rendezvous;
+mod signals;
+
+use std::process;
+
+use clap::Parser;
+
+use self::cli::Cli;
+
+fn main() {
+    let code = job::run(Cli::parse()).unwrap_or_else(|error| {
+        eprintln!("vigie-run: {error}");
+        error.code()
+    });
+    // Not by returning: a thread may still be caught in reading a terminal.
+    process::exit(code.into());
+}
