@@ -50,7 +50,14 @@
 
 #![deny(unsafe_code)]
 
+pub mod conformance;
+pub mod message;
+mod nic;
 pub mod protocol;
+pub mod shm;
 pub mod sim;
+mod spin;
 pub mod vi;
 pub mod world;
+
+pub use nic::{ConnectError, Nic};
