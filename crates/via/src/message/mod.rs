@@ -23,9 +23,11 @@
 mod communicator;
 mod endpoint;
 mod error;
+mod join;
 mod request;
 
 pub use communicator::{Communicator, Message, PersistentReceive, PersistentSend, Source, Tag};
 pub use endpoint::Endpoint;
 pub use error::MessageError;
+pub use join::JoinError;
 pub use request::{Matched, ReceiveRequest, SendRequest};

@@ -1,0 +1,168 @@
+//! From a world to an endpoint that is connected to all its ranks.
+
+use std::{
+    collections::BTreeSet,
+    future::{Future, poll_fn},
+    pin::pin,
+    task::Poll,
+};
+
+use thiserror::Error;
+use vigie_detect::{Instant, NoServer, RegisterError, Server, WaitError};
+
+use super::Endpoint;
+use crate::{
+    protocol::{Config, Engine, EngineError, EngineEvent},
+    shm::Shm,
+    vi::{Address, Provider, Reason, ViError},
+    world::{Event, World, WorldError},
+};
+
+/// Why an endpoint could not be connected to the ranks of its world.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum JoinError {
+    /// The launcher's part.
+    #[error(transparent)]
+    World(#[from] WorldError),
+    /// The engine's.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The provider's.
+    #[error(transparent)]
+    Vi(#[from] ViError),
+    /// There is no detection server here.
+    #[error(transparent)]
+    NoServer(#[from] NoServer),
+    /// The detection server does not take the endpoint.
+    #[error(transparent)]
+    Register(#[from] RegisterError),
+    /// The detection server ended.
+    #[error(transparent)]
+    Wait(#[from] WaitError),
+    /// A rank could not be connected to.
+    #[error("no connection to rank {rank}: {reason}")]
+    Refused {
+        /// Which.
+        rank: u32,
+        /// Why.
+        reason: Reason,
+    },
+}
+
+impl Endpoint<Shm> {
+    /// Connects to all ranks of `world` over shared memory, hosted by the running task's server.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: the ranks count on each other.
+    ///
+    /// # Errors
+    /// [`JoinError`].
+    pub async fn join(world: &World, deadline: Instant) -> Result<Self, JoinError> {
+        let server = Server::current()?;
+        Self::join_over(&server, world, Shm::open()?, Config::default(), deadline).await
+    }
+}
+
+impl<P: Provider> Endpoint<P> {
+    /// Connects to all ranks of `world` on a NIC of their own each, before `deadline`. A rank that ended
+    /// before it had said where it is, is no error: sends to it and receives from it fail.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: the ranks count on each other.
+    ///
+    /// # Errors
+    /// [`JoinError`].
+    pub async fn join_over(
+        server: &Server,
+        world: &World,
+        mut nic: P,
+        config: Config,
+        deadline: Instant,
+    ) -> Result<Self, JoinError> {
+        let (own, size) = (world.rank().0, world.size());
+        let discriminator = [b"vigie-messages".as_slice(), &world.identity().id].concat();
+        nic.listen(&discriminator)?;
+        let address = nic.address();
+        let endpoint = Self::new(server, Engine::new(nic, own, size, config)?)?;
+        let addresses = world.all_gather("vigie-via-address", &address.0, deadline).await?;
+        let mut missing = BTreeSet::new();
+        for (rank, address) in (0..size).zip(addresses) {
+            match address {
+                _ if rank == own => {}
+                None => endpoint.with(|engine| engine.peer_failed(rank, Reason::PeerDied)),
+                Some(address) => {
+                    missing.insert(rank);
+                    if rank > own {
+                        let address = Address(address);
+                        endpoint.with(|engine| {
+                            engine.connect(rank, &address, &discriminator, deadline)
+                        })?;
+                    }
+                }
+            }
+        }
+        let mut losses = world.events();
+        let mut timer = pin!(server.timers().wait(deadline));
+        while let Some(&waited_for) = missing.first() {
+            let happened = {
+                let mut event = pin!(endpoint.event());
+                let mut loss = pin!(losses.next());
+                poll_fn(|cx| {
+                    if let Poll::Ready(event) = event.as_mut().poll(cx) {
+                        return Poll::Ready(event.map(Happened::Event));
+                    }
+                    // Without the launcher the connections themselves still tell.
+                    if let Poll::Ready(Ok(loss)) = loss.as_mut().poll(cx) {
+                        return Poll::Ready(Ok(Happened::World(loss)));
+                    }
+                    timer.as_mut().poll(cx).map(|fired| fired.map(|_| Happened::Deadline))
+                })
+                .await?
+            };
+            match happened {
+                Happened::Event(event) => endpoint.joined(event, &mut missing)?,
+                Happened::World(event) if event.is_loss() => {
+                    let rank = event.rank().0;
+                    if missing.remove(&rank) {
+                        endpoint.with(|engine| engine.peer_failed(rank, Reason::PeerDied));
+                    }
+                }
+                Happened::World(_) => {}
+                Happened::Deadline => {
+                    return Err(JoinError::Refused { rank: waited_for, reason: Reason::TimedOut });
+                }
+            }
+        }
+        Ok(endpoint)
+    }
+
+    fn joined(&self, event: EngineEvent, missing: &mut BTreeSet<u32>) -> Result<(), JoinError> {
+        match event {
+            EngineEvent::Requested { request, rank, .. } => self.with(|engine| {
+                let own = engine.rank();
+                match rank.filter(|rank| missing.contains(rank) && *rank < own) {
+                    Some(rank) => engine.accept(request, rank),
+                    None => Ok(engine.nic_mut().reject(request)?),
+                }
+            })?,
+            EngineEvent::Refused { rank, reason: Reason::PeerDied } => {
+                missing.remove(&rank);
+                self.with(|engine| engine.peer_failed(rank, Reason::PeerDied));
+            }
+            EngineEvent::Refused { rank, reason } => {
+                return Err(JoinError::Refused { rank, reason });
+            }
+            EngineEvent::Connected { rank } | EngineEvent::Failed { rank, .. } => {
+                missing.remove(&rank);
+            }
+        }
+        Ok(())
+    }
+}
+
+enum Happened {
+    Event(EngineEvent),
+    World(Event),
+    Deadline,
+}

@@ -1,0 +1,98 @@
+//! One-way latency of messages between two processes, by size, with the paper's Table 1 beside it.
+//!
+//! ```text
+//! cargo build --release --features via --bins --examples
+//! target/release/vigie-run -n 2 --bind-to core target/release/examples/ping_pong
+//! ```
+//!
+//! Rank 0 sends a message and waits for the answer; half of the round trip is the latency [via-lam, §5].
+
+use std::error::Error;
+use std::time::Duration;
+
+use vigie::via::message::{Communicator, Endpoint};
+use vigie::via::shm::Shm;
+use vigie::via::world::World;
+use vigie::{Flavor, Instant, Runtime};
+
+/// The paper's Table 1, local: size in bytes, microseconds over TCP and over VIA.
+const PAPER: [(usize, f64, f64); 16] = [
+    (1, 63.0, 10.0),
+    (2, 63.0, 10.0),
+    (4, 63.0, 10.0),
+    (8, 63.0, 10.0),
+    (16, 63.0, 10.0),
+    (32, 63.0, 10.0),
+    (64, 63.0, 11.0),
+    (128, 64.0, 12.0),
+    (256, 65.0, 18.0),
+    (512, 67.0, 21.0),
+    (1024, 72.0, 27.0),
+    (2048, 81.0, 32.0),
+    (4096, 117.0, 49.0),
+    (8192, 175.0, 106.0),
+    (16384, 305.0, 210.0),
+    (32768, 529.0, 407.0),
+];
+
+/// Beyond the paper.
+const LONGER: [usize; 3] = [256 << 10, 4 << 20, 64 << 20];
+
+const SECONDS: Duration = Duration::from_secs(30);
+
+fn main() -> Result<(), Box<dyn Error>> {
+    // One thread for each rank: nothing else runs in it.
+    let runtime = Runtime::builder().flavor(Flavor::UserLevel).build()?;
+    runtime.block_on(async {
+        let world = World::join(Instant::now() + SECONDS).await?;
+        if world.size() != 2 {
+            return Err("start two of me: vigie-run -n 2 --bind-to core ping_pong".into());
+        }
+        let endpoint = Endpoint::join(&world, Instant::now() + SECONDS).await?;
+        let all = endpoint.communicator();
+        if all.rank() == 0 {
+            println!("   bytes   one way µs   paper: VIA   paper: TCP");
+        }
+        let paper = PAPER.iter().map(|&(size, tcp, via)| (size, Some((via, tcp))));
+        for (size, paper) in paper.chain(LONGER.iter().map(|&size| (size, None))) {
+            let one_way = exchange(&all, size).await?;
+            if all.rank() == 0 {
+                let [via, tcp] = paper
+                    .map_or(["–".to_owned(), "–".to_owned()], |(via, tcp)| {
+                        [via.to_string(), tcp.to_string()]
+                    });
+                println!("{size:>8} {:>12.3} {via:>12} {tcp:>12}", one_way);
+            }
+        }
+        world.leave(Instant::now() + SECONDS).await?;
+        Ok(())
+    })
+}
+
+/// Sends messages of `size` bytes to and fro. Returns the median of the one-way times, in microseconds, of
+/// groups of round trips.
+async fn exchange(all: &Communicator<Shm>, size: usize) -> Result<f64, Box<dyn Error>> {
+    let (out, mut back) = (vec![1; size], vec![0; size]);
+    let groups = 101;
+    let rounds = ((64 << 20) / (size + 1024) / groups).clamp(1, 200);
+    let mut times = Vec::with_capacity(groups);
+    for _ in 0..groups {
+        let began = Instant::now();
+        for _ in 0..rounds {
+            if all.rank() == 0 {
+                all.send(1, 0, &out).await?;
+                all.receive_into(1, 0, &mut back[..]).await?;
+            } else {
+                all.receive_into(0, 0, &mut back[..]).await?;
+                all.send(0, 0, &out).await?;
+            }
+        }
+        let elapsed = Instant::now() - began;
+        times.push(elapsed.as_secs_f64() * 1e6 / (2 * rounds) as f64);
+    }
+    if back != out {
+        return Err("the message came back changed".into());
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[groups / 2])
+}
