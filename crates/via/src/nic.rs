@@ -156,8 +156,12 @@ impl<P: Provider> Nic<P> {
             has_waiters: AtomicBool::new(false),
             bell: std::sync::OnceLock::new(),
         });
-        let watch =
-            Watch { shared: Arc::clone(&shared), descriptor: descriptor.transpose(), site: None };
+        let watch = Watch {
+            shared: Arc::clone(&shared),
+            descriptor: descriptor.transpose(),
+            site: None,
+            is_armed: false,
+        };
         let handle = server.register(watch, Registration::named(name))?;
         Ok(Self { shared, handle, spin: Spin::default() })
     }
@@ -346,6 +350,8 @@ struct Watch<P: Provider> {
     shared: Arc<Shared<P>>,
     descriptor: io::Result<Option<OwnedFd>>,
     site: Option<Site>,
+    /// Armed just now: the poll that follows must not end that.
+    is_armed: bool,
 }
 
 impl<P: Provider> Watch<P> {
@@ -388,7 +394,10 @@ impl<P: Provider> Detector for Watch<P> {
     fn poll(&mut self, round: &mut Round<'_, Self>) {
         let shared = Arc::clone(&self.shared);
         let mut guarded = shared.lock();
-        if let Some(site) = &self.site {
+        // Arming looks by itself, and whoever is armed may sleep: progress would end that.
+        if !std::mem::take(&mut self.is_armed)
+            && let Some(site) = &self.site
+        {
             guarded.provider.progress(site.now());
         }
         let mut key = round.oldest();
@@ -411,11 +420,14 @@ impl<P: Provider> Detector for Watch<P> {
 
     fn notified(&mut self, _: &[Notice], round: &mut Round<'_, Self>) {
         self.shared.lock().provider.quiet();
+        self.is_armed = false;
         self.poll(round);
     }
 
     fn arm(&mut self) -> io::Result<Armed> {
-        self.shared.lock().provider.arm()
+        let armed = self.shared.lock().provider.arm()?;
+        self.is_armed = armed == Armed::Armed;
+        Ok(armed)
     }
 
     fn unclaimed(&mut self, found: Found) -> Option<Found> {

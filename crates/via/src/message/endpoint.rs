@@ -121,6 +121,7 @@ impl<P: Provider> Endpoint<P> {
             shared: Arc::clone(&shared),
             descriptor: descriptor.transpose(),
             site: None,
+            is_armed: false,
             requests: BTreeMap::new(),
             others: Vec::new(),
             ready: Vec::new(),
@@ -176,6 +177,8 @@ pub(super) struct Watch<P: Provider> {
     shared: Arc<Shared<P>>,
     descriptor: io::Result<Option<OwnedFd>>,
     site: Option<Site>,
+    /// Armed just now: the poll that follows must not end that.
+    is_armed: bool,
     requests: BTreeMap<RequestId, Key>,
     /// Waits for events and probes, oldest first.
     others: Vec<(Key, Want)>,
@@ -241,7 +244,10 @@ impl<P: Provider> Detector for Watch<P> {
     fn poll(&mut self, round: &mut Round<'_, Self>) {
         let shared = Arc::clone(&self.shared);
         let mut engine = shared.lock();
-        if let Some(site) = &self.site {
+        // Arming looks by itself, and whoever is armed may sleep: progress would end that.
+        if !std::mem::take(&mut self.is_armed)
+            && let Some(site) = &self.site
+        {
             engine.progress(site.now());
         }
         engine.take_ready(&mut self.ready);
@@ -268,11 +274,14 @@ impl<P: Provider> Detector for Watch<P> {
 
     fn notified(&mut self, _: &[Notice], round: &mut Round<'_, Self>) {
         self.shared.lock().quiet();
+        self.is_armed = false;
         self.poll(round);
     }
 
     fn arm(&mut self) -> io::Result<Armed> {
-        self.shared.lock().arm()
+        let armed = self.shared.lock().arm()?;
+        self.is_armed = armed == Armed::Armed;
+        Ok(armed)
     }
 
     fn cancel(&mut self, key: Key, want: &mut Want) -> Cancel {
