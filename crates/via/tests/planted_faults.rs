@@ -91,6 +91,9 @@ enum Fault {
     AllocatesDirtyMemory,
 }
 
+/// Where completions are found: a completion queue, or a VI's queue, of which `true` is the send queue.
+type Place = (Option<CqId>, Option<(ViId, bool)>);
+
 /// A simulated NIC with a fault.
 struct Faulty {
     nic: SimNic,
@@ -99,7 +102,7 @@ struct Faulty {
     /// A descriptor that waits for the next one: its VI and what is needed to post it.
     delayed: Option<(ViId, Posted)>,
     /// Completions that the fault gives out, by where.
-    extra: BTreeMap<(Option<CqId>, Option<(ViId, bool)>), VecDeque<Completion>>,
+    extra: BTreeMap<Place, VecDeque<Completion>>,
     unsignaled: BTreeSet<(ViId, u64)>,
     /// VIs that got a receive descriptor of nobody's.
     gifted: BTreeSet<ViId>,
@@ -230,11 +233,9 @@ impl Faulty {
             Fault::CompletesTwice if self.taken % 3 == 2 => {
                 self.extra.entry(key).or_default().push_back(found);
             }
-            Fault::CompletesBesideQueues => {
-                if cq.is_some() {
-                    let beside = (None, Some((found.vi, found.queue == Queue::Send)));
-                    self.extra.entry(beside).or_default().push_back(found);
-                }
+            Fault::CompletesBesideQueues if cq.is_some() => {
+                let beside = (None, Some((found.vi, found.queue == Queue::Send)));
+                self.extra.entry(beside).or_default().push_back(found);
             }
             _ => {}
         }
