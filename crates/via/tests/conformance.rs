@@ -12,11 +12,12 @@ use vigie_via::{
 struct Simulated {
     network: SimNetwork,
     attributes: Attributes,
+    loses: bool,
 }
 
 impl Simulated {
     fn new(seed: u64, plan: FaultPlan, attributes: Attributes) -> Self {
-        Self { network: SimNetwork::new(seed, plan), attributes }
+        Self { network: SimNetwork::new(seed, plan), attributes, loses: false }
     }
 }
 
@@ -36,7 +37,8 @@ impl Fixture for Simulated {
     }
 
     fn profile(&self) -> Profile {
-        Profile::new().transfer_max(1 << 20)
+        let profile = Profile::new().transfer_max(1 << 20);
+        if self.loses { profile.loses() } else { profile }
     }
 }
 
@@ -69,4 +71,20 @@ fn sim_conforms_with_small_limits() {
         .unwrap_or_else(|violation| panic!("{violation}"));
     assert!(report.cases.iter().all(|(_, level)| *level != Reliability::ReliableReception));
     assert!(report.skipped.len() > 20, "{report}");
+}
+
+/// Goal: what befalls unreliable VIs does not touch reliable ones. Method: the suite, on a network that
+/// loses, doubles, reorders and corrupts a third of everything it may.
+#[test]
+fn sim_conforms_reliably_on_a_lossy_network() {
+    for seed in 0..4 {
+        let plan = FaultPlan::lossy(0.3);
+        let report = check(&mut || {
+            let simulated = Simulated::new(seed, plan, Attributes::named("sim"));
+            Ok(Simulated { loses: true, ..simulated })
+        })
+        .unwrap_or_else(|violation| panic!("{violation}, seed {seed}"));
+        assert!(report.cases.iter().all(|(_, level)| *level != Reliability::Unreliable));
+        assert!(report.cases.len() > 60, "{report}");
+    }
 }

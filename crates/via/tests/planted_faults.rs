@@ -31,6 +31,8 @@ enum Fault {
     SwapsPieces,
     /// Eight bytes are written as twice four.
     TearsWords,
+    /// Eight bytes are read as twice four.
+    TearsReads,
     /// A receive descriptor is posted where the consumer posted none.
     InventsReceiveDescriptors,
     /// Writes that should tell nobody consume a receive descriptor.
@@ -91,6 +93,9 @@ enum Fault {
     AllocatesDirtyMemory,
 }
 
+/// Where completions are found: a completion queue, or a VI's queue, of which `true` is the send queue.
+type Place = (Option<CqId>, Option<(ViId, bool)>);
+
 /// A simulated NIC with a fault.
 struct Faulty {
     nic: SimNic,
@@ -99,7 +104,7 @@ struct Faulty {
     /// A descriptor that waits for the next one: its VI and what is needed to post it.
     delayed: Option<(ViId, Posted)>,
     /// Completions that the fault gives out, by where.
-    extra: BTreeMap<(Option<CqId>, Option<(ViId, bool)>), VecDeque<Completion>>,
+    extra: BTreeMap<Place, VecDeque<Completion>>,
     unsignaled: BTreeSet<(ViId, u64)>,
     /// VIs that got a receive descriptor of nobody's.
     gifted: BTreeSet<ViId>,
@@ -194,6 +199,25 @@ impl Faulty {
         Some(Ok(()))
     }
 
+    /// Posts a read of eight bytes as two of four; only the second is told of.
+    fn post_torn_read(&mut self, vi: ViId, descriptor: &SendDescriptor<'_>) -> Result<(), ViError> {
+        let (Data::Segments([LocalSegment { memory, offset, length: 8 }]), Some(remote)) =
+            (descriptor.data, descriptor.remote)
+        else {
+            return self.nic.post_send(vi, descriptor);
+        };
+        for (from, is_signaled) in [(0, false), (4, true)] {
+            let half =
+                [LocalSegment { memory: *memory, offset: offset.wrapping_add(from), length: 4 }];
+            let place = remote.offset.wrapping_add(from);
+            let remote = Some(RemoteSegment { offset: place, ..remote });
+            let data = Data::Segments(&half);
+            let part = SendDescriptor { remote, is_signaled, data, ..*descriptor };
+            self.nic.post_send(vi, &part)?;
+        }
+        Ok(())
+    }
+
     fn changed(&mut self, mut found: Completion) -> Option<Completion> {
         self.taken += 1;
         let is_unsignaled = self.unsignaled.remove(&(found.vi, found.cookie));
@@ -230,11 +254,9 @@ impl Faulty {
             Fault::CompletesTwice if self.taken % 3 == 2 => {
                 self.extra.entry(key).or_default().push_back(found);
             }
-            Fault::CompletesBesideQueues => {
-                if cq.is_some() {
-                    let beside = (None, Some((found.vi, found.queue == Queue::Send)));
-                    self.extra.entry(beside).or_default().push_back(found);
-                }
+            Fault::CompletesBesideQueues if cq.is_some() => {
+                let beside = (None, Some((found.vi, found.queue == Queue::Send)));
+                self.extra.entry(beside).or_default().push_back(found);
             }
             _ => {}
         }
@@ -432,6 +454,9 @@ impl Provider for Faulty {
                     return result;
                 }
             }
+            Fault::TearsReads if descriptor.operation == Operation::RdmaRead => {
+                return self.post_torn_read(vi, &descriptor);
+            }
             Fault::TellsOfSilentWrites if is_silent => descriptor.immediate = Some(0),
             Fault::TellsAll => descriptor.is_signaled = true,
             Fault::SwapsPieces if shortened.len() > 2 => {
@@ -579,6 +604,7 @@ fn each_fault_is_seen_under_its_clause() {
         (Fault::DelaysSilentWrites, Clause::Placement),
         (Fault::SwapsPieces, Clause::Placement),
         (Fault::TearsWords, Clause::Atomicity),
+        (Fault::TearsReads, Clause::Atomicity),
         (Fault::InventsReceiveDescriptors, Clause::ReceiveDescriptor),
         (Fault::TellsOfSilentWrites, Clause::ReceiveDescriptor),
         (Fault::KeepsRegistrations, Clause::Protection),

@@ -11,7 +11,8 @@
 //!   completion, words, RDMA reads;
 //! - *errors*: a missing receive descriptor, lengths, formats, and every way to reach for memory that is
 //!   not there or not allowed, locally and at the peer, each with what it does to the connection;
-//! - *queues*: shared completion queues, full queues, flushed descriptors, objects that are gone, sleep.
+//! - *queues*: shared completion queues, full queues, flushed descriptors, objects that are gone, sleep;
+//! - *walks*: random sequences of transfers on several connections, drawn from seeds, against an oracle.
 //!
 //! # Limits
 //! NICs live in one process, so that faults of separate processes are not looked for. Of an unreliable VI
@@ -56,8 +57,9 @@ mod sleep;
 mod stage;
 mod transfers;
 mod violation;
+mod walk;
 
-use std::{error::Error, fmt, time::Duration};
+use std::{error::Error, fmt, ops::Range, time::Duration};
 
 use vigie_detect::Instant;
 
@@ -97,17 +99,18 @@ pub trait Fixture {
 }
 
 /// What the suite may expect of a provider.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a profile says something only to the suite"]
 pub struct Profile {
     patience: Duration,
     calm: Duration,
     transfer_max: u64,
     loses: bool,
+    seeds: Range<u64>,
 }
 
 impl Profile {
-    /// Ten seconds of patience, 20 ms of calm, transfers up to 16 MiB, nothing lost.
+    /// Ten seconds of patience, 20 ms of calm, transfers up to 16 MiB, nothing lost, four walks.
     #[expect(clippy::new_without_default, reason = "a profile is stated on purpose")]
     pub const fn new() -> Self {
         Self {
@@ -115,6 +118,7 @@ impl Profile {
             calm: Duration::from_millis(20),
             transfer_max: 16 << 20,
             loses: false,
+            seeds: 0..4,
         }
     }
 
@@ -140,6 +144,12 @@ impl Profile {
     /// Says that unreliable VIs lose data here, so that they are not tried.
     pub const fn loses(mut self) -> Self {
         self.loses = true;
+        self
+    }
+
+    /// Sets the seeds of the walks. Default 0 to 3.
+    pub const fn seeds(mut self, seeds: Range<u64>) -> Self {
+        self.seeds = seeds;
         self
     }
 }
@@ -211,5 +221,6 @@ fn all_cases<F: Fixture>() -> Vec<(&'static str, Case<F>)> {
     cases.extend(protection::cases());
     cases.extend(queues::cases());
     cases.extend(sleep::cases());
+    cases.extend(walk::cases());
     cases
 }

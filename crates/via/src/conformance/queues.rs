@@ -7,8 +7,8 @@ use super::{
     stage::{Party, Queues, Stage, descriptor},
 };
 use crate::vi::{
-    CqId, Data, MemoryAttributes, MemoryHandle, Operation, Provider, Queue, ReceiveDescriptor,
-    SendDescriptor, Status, ViAttributes, ViError, ViId,
+    CqId, Data, MemoryHandle, Operation, Provider, Queue, ReceiveDescriptor, SendDescriptor,
+    Status, ViAttributes, ViError, ViId,
 };
 
 pub(super) fn cases<F: Fixture>() -> Vec<(&'static str, Case<F>)> {
@@ -254,10 +254,6 @@ fn names<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
         for result in results {
             stage.call(Clause::Name, "destroy", result)?;
         }
-        let attributes = MemoryAttributes::private(tag);
-        let empty = stage.nics[0].allocate(0, attributes);
-        let empty = stage.call(Clause::Limit, "allocate no bytes", empty)?;
-        stage.expect(Clause::Limit, "the size", &empty.memory.len(), &0)?;
     }
     Ok(())
 }

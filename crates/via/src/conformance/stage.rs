@@ -177,6 +177,12 @@ impl<'f, F: Fixture> Stage<'f, F> {
         }
     }
 
+    /// Lets a little happen.
+    pub(super) fn step(&mut self) {
+        self.fixture.pass(self.fixture.now() + self.profile.calm);
+        self.turn();
+    }
+
     /// Lets everything happen that is going to.
     pub(super) fn calm(&mut self) {
         let end = self.fixture.now() + self.profile.calm;

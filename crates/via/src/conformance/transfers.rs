@@ -25,7 +25,8 @@ pub(super) fn cases<F: Fixture>() -> Vec<(&'static str, Case<F>)> {
         ("earlier writes are in place", earlier_writes),
         ("largest transfers", largest),
         ("reads", reads),
-        ("words are whole", words),
+        ("words are written whole", words),
+        ("words are read whole", words_read),
         ("registered memory is as good as allocated", registered),
     ]
 }
@@ -423,7 +424,7 @@ fn words<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
 
 /// Whether a word is one of those that were written: one byte, eight times.
 const fn is_whole(word: u64) -> bool {
-    word == (word & 0xff) * 0x0101_0101_0101_0101
+    word == whole(word)
 }
 
 fn write_words<F: Fixture>(stage: &mut Stage<'_, F>, one: &Party, other: &Party) -> Judged {
@@ -454,6 +455,63 @@ fn write_words<F: Fixture>(stage: &mut Stage<'_, F>, one: &Party, other: &Party)
             return Err(stage.broken(Clause::Atomicity, saw));
         }
         stage.expect_end(one, Queue::Send, number, Status::Done)?;
+    }
+    Ok(())
+}
+
+/// The word of one byte, eight times.
+const fn whole(number: u64) -> u64 {
+    (number & 0xff) * 0x0101_0101_0101_0101
+}
+
+fn words_read<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
+    if !stage.attributes().has_rdma_read || !stage.is_reliable() {
+        stage.skip("reads are for reliable VIs, where they are offered");
+        return Ok(());
+    }
+    let (one, other) = stage.pair()?;
+    let memory = other.region.memory.clone();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut number = 0;
+            while !is_over.load(Ordering::Relaxed) && memory.store(64, whole(number)).is_ok() {
+                number += 1;
+                std::thread::yield_now();
+            }
+        });
+        let read = read_words(stage, &one, &other);
+        is_over.store(true, Ordering::Relaxed);
+        read
+    })
+}
+
+/// Reads a word that changes at every look, and one that a thread changes.
+fn read_words<F: Fixture>(stage: &mut Stage<'_, F>, one: &Party, other: &Party) -> Judged {
+    let memory = other.region.memory.clone();
+    for number in 0..WORDS / 2 {
+        let offset = number % 2 * 64;
+        let data = [one.piece(8, 8)];
+        let place = Some(other.place(offset));
+        let read = descriptor(Operation::RdmaRead, number, place, Data::Segments(&data));
+        stage.post(one, &read)?;
+        let mut looks = number;
+        let vi = one.vi;
+        let found = stage.until(|nics| {
+            looks += 1;
+            let is_stored = offset != 0 || memory.store(0, whole(looks)).is_ok();
+            nics[0].completed(vi, Queue::Send).filter(|_| is_stored)
+        });
+        let Some(found) = found else {
+            return Err(stage.broken(Clause::End, format!("read {number} did not end")));
+        };
+        stage.expect(Clause::Status, "the status", &found.status, &Status::Done)?;
+        stage.expect(Clause::Order, "whose completion", &found.cookie, &number)?;
+        let word = one.region.memory.load(8).unwrap_or(1);
+        if !is_whole(word) {
+            let saw = format!("a read found the word {word:#x}, half written");
+            return Err(stage.broken(Clause::Atomicity, saw));
+        }
     }
     Ok(())
 }

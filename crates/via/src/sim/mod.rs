@@ -52,7 +52,8 @@ use crate::vi::{Attributes, Provider};
 pub use nic::SimNic;
 pub use plan::{FaultCounts, FaultPlan};
 
-/// A NIC of a [`SimNetwork`], for crashes and stops.
+/// A NIC of a [`SimNetwork`], for crashes and stops. Another network's is ignored if this one has no NIC
+/// of that number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NicId(NicIndex);
 
@@ -129,45 +130,47 @@ impl SimNetwork {
     /// Crashes a NIC, as if its process were killed: it sends and receives no more, and calls on it fail.
     /// Peers notice after [`FaultPlan::detection`].
     pub fn crash(&self, nic: NicId) {
-        self.lock().crash(nic.0);
+        self.with(nic, |world| world.crash(nic.0));
     }
 
     /// Crashes a NIC at `instant`.
     pub fn crash_at(&self, nic: NicId, instant: Instant) {
-        self.lock().schedule(instant.as_nanos(), Happening::Crash { nic: nic.0 });
+        self.with(nic, |world| {
+            world.schedule(instant.as_nanos(), Happening::Crash { nic: nic.0 });
+        });
     }
 
     /// Crashes a NIC when it is about to make its transmission number `index`, counted from 0 over its
     /// life: that many are made. Zero of a NIC that has made one already is never reached.
     pub fn crash_at_transmission(&self, nic: NicId, index: u64) {
-        self.lock().nics[nic.0].crashes_at = Some(index);
+        self.with(nic, |world| world.nics[nic.0].crashes_at = Some(index));
     }
 
     /// Returns how many transmissions a NIC has made: packets of any kind.
     #[must_use]
     pub fn transmissions(&self, nic: NicId) -> u64 {
-        self.lock().nics[nic.0].transmissions
+        self.with(nic, |world| world.nics[nic.0].transmissions).unwrap_or(0)
     }
 
     /// Returns whether a NIC has crashed.
     #[must_use]
     pub fn has_crashed(&self, nic: NicId) -> bool {
-        self.lock().nics[nic.0].has_crashed
+        self.with(nic, |world| world.nics[nic.0].has_crashed).unwrap_or(false)
     }
 
     /// Stops a NIC, as if its process were stopped: what arrives and what it wants to send waits.
     pub fn freeze(&self, nic: NicId) {
-        self.lock().freeze(nic.0);
+        self.with(nic, |world| world.freeze(nic.0));
     }
 
     /// Lets a NIC go on.
     pub fn unfreeze(&self, nic: NicId) {
-        self.lock().unfreeze(nic.0);
+        self.with(nic, |world| world.unfreeze(nic.0));
     }
 
     /// Breaks every connection between two NICs, on both sides at once.
     pub fn cut(&self, one: NicId, other: NicId) {
-        self.lock().cut(one.0, other.0);
+        self.with(one.max(other), |world| world.cut(one.0, other.0));
     }
 
     // -------------------------------------------------------------- what happened
@@ -186,6 +189,12 @@ impl SimNetwork {
 
     fn lock(&self) -> MutexGuard<'_, World> {
         lock(&self.world)
+    }
+
+    /// Does something with a NIC, unless it is of another network, and unknown here.
+    fn with<T>(&self, nic: NicId, act: impl FnOnce(&mut World) -> T) -> Option<T> {
+        let mut world = self.lock();
+        (nic.0 < world.nics.len()).then(|| act(&mut world))
     }
 }
 

@@ -120,9 +120,9 @@ pub struct FaultCounts {
     pub duplicated: u64,
     /// Packets of unreliable VIs that arrived after one that was sent later.
     pub reordered: u64,
-    /// Packets of unreliable VIs that arrived with other data than was sent.
+    /// Packets of unreliable VIs whose data was changed on the way.
     pub corrupted_data: u64,
-    /// Packets of unreliable VIs that arrived with other immediate data than was sent.
+    /// Packets of unreliable VIs whose immediate data was changed on the way.
     pub corrupted_immediates: u64,
     /// Packets of unreliable VIs that found no receive descriptor.
     pub undescribed: u64,

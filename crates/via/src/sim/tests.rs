@@ -216,3 +216,122 @@ fn latency_and_bandwidth_are_those_of_the_plan() {
     while pair.network.step() {}
     assert_eq!(pair.network.now() - begin, Duration::from_nanos(5000 + 256 + 32));
 }
+
+/// Goal: a host that knows nothing of the simulation drives it: whoever calls `progress` at each
+/// `next_deadline` gets everything. Method: such a host, with one NIC in its care.
+#[test]
+fn a_host_drives_it_by_deadlines() {
+    let mut pair = Pair::new(4, FaultPlan::lossy(0.0), Reliability::ReliableReception);
+    pair.post_receives(20);
+    for number in 0..20 {
+        pair.write(number, 0, &[7; 64]);
+    }
+    let mut rounds = 0;
+    while let Some(deadline) = pair.nics[1].next_deadline() {
+        assert!(pair.nics[1].progress(deadline), "a deadline without work");
+        rounds += 1;
+        assert!(rounds < 1000, "no end");
+    }
+    assert_eq!(pair.completions(1, Queue::Receive).len(), 20);
+    assert_eq!(pair.completions(0, Queue::Send).len(), 20);
+    assert!(!pair.nics[1].progress(pair.network.now()), "nothing is left to do");
+}
+
+fn bare_vi(nic: &mut SimNic) -> ViId {
+    let tag = nic.create_tag();
+    nic.create_vi(ViAttributes {
+        reliability: Reliability::ReliableDelivery,
+        tag,
+        send_cq: None,
+        receive_cq: None,
+        allows_write: false,
+        allows_read: false,
+    })
+    .unwrap()
+}
+
+/// Goal: VIs of one NIC connect with each other, in both ways. Method: three pairs of peers at once, then
+/// a client and a server.
+#[test]
+fn a_nic_connects_to_itself() {
+    let network = SimNetwork::new(1, FaultPlan::reliable().jitter(Duration::from_micros(9)));
+    let mut nic = network.nic();
+    let address = nic.address();
+    let vis: Vec<ViId> = (0..6).map(|_| bare_vi(&mut nic)).collect();
+    for vi in &vis {
+        nic.connect_peer(*vi, &address, b"self", b"", Instant::MAX).unwrap();
+    }
+    while network.step() {}
+    let (server, client) = (bare_vi(&mut nic), bare_vi(&mut nic));
+    nic.listen(b"self").unwrap();
+    nic.connect(client, &address, b"self", b"", Instant::MAX).unwrap();
+    while network.step() {}
+    let request = std::iter::from_fn(|| nic.event()).find_map(|event| match event {
+        NicEvent::Requested { request, .. } => Some(request),
+        _ => None,
+    });
+    nic.accept(request.unwrap(), server, b"").unwrap();
+    while network.step() {}
+    for vi in vis.into_iter().chain([server, client]) {
+        assert_eq!(nic.state(vi).unwrap(), ViState::Connected, "{vi}");
+    }
+}
+
+/// Goal: whoever crashes while a connection is made, the other side is not left waiting. Method: both
+/// ways to connect, every crash point of either side.
+#[test]
+fn a_crash_during_the_handshake_leaves_nobody_waiting() {
+    for is_peer in [false, true] {
+        for victim in [0, 1] {
+            for point in 0..4 {
+                let state = handshake_with_crash(is_peer, victim, point);
+                assert_ne!(state, ViState::PendingConnect, "{is_peer} {victim} {point}");
+            }
+        }
+    }
+}
+
+fn handshake_with_crash(is_peer: bool, victim: usize, point: u64) -> ViState {
+    let network = SimNetwork::new(1, FaultPlan::reliable());
+    let mut nics = [network.nic(), network.nic()];
+    let vis = nics.each_mut().map(bare_vi);
+    let addresses = nics.each_ref().map(Provider::address);
+    network.crash_at_transmission(nics[victim].id(), point);
+    let deadline = Instant::from_nanos(50_000_000);
+    let [first, second] = &mut nics;
+    if is_peer {
+        second.connect_peer(vis[1], &addresses[0], b"x", b"", deadline).unwrap();
+        // It may have crashed by now.
+        let _ = first.connect_peer(vis[0], &addresses[1], b"x", b"", deadline);
+    } else {
+        second.listen(b"x").unwrap();
+        first.connect(vis[0], &addresses[1], b"x", b"", deadline).unwrap();
+    }
+    while network.step() {
+        if let Some(NicEvent::Requested { request, .. }) = second.event() {
+            second.accept(request, vis[1], b"").unwrap();
+        }
+    }
+    // A point that was not reached in the handshake is reached here.
+    network.crash(nics[victim].id());
+    while network.step() {}
+    let survivor = 1 - victim;
+    nics[survivor].state(vis[survivor]).unwrap()
+}
+
+/// Goal: another network's NIC does no harm. Method: use one.
+#[test]
+fn a_nic_of_another_network_is_ignored() {
+    let network = SimNetwork::new(1, FaultPlan::reliable());
+    let stranger = network.nic().id();
+    let empty = SimNetwork::new(1, FaultPlan::reliable());
+    empty.crash(stranger);
+    empty.freeze(stranger);
+    empty.unfreeze(stranger);
+    empty.cut(stranger, stranger);
+    empty.crash_at(stranger, Instant::from_nanos(1));
+    empty.crash_at_transmission(stranger, 1);
+    assert_eq!((empty.transmissions(stranger), empty.has_crashed(stranger)), (0, false));
+    assert!(!empty.step());
+    assert_eq!(empty.counts(), FaultCounts::default());
+}

@@ -260,7 +260,7 @@ impl World {
     }
 
     fn travel(&mut self) -> u64 {
-        nanos(self.plan.latency) + self.random_up_to(nanos(self.plan.jitter))
+        nanos(self.plan.latency).saturating_add(self.random_up_to(nanos(self.plan.jitter)))
     }
 
     fn random_up_to(&mut self, most: u64) -> u64 {
@@ -279,7 +279,7 @@ impl World {
                 *is_copy = true;
             }
             let later = self.random_up_to(nanos(plan.reordering_max));
-            self.send_astray(copy, arrival + later);
+            self.send_astray(copy, arrival.saturating_add(later));
         }
         self.send_astray(packet, arrival);
     }
@@ -295,7 +295,7 @@ impl World {
         }
         let is_late = self.occurs(plan.reordering);
         let extra = if is_late { self.random_up_to(nanos(plan.reordering_max)) } else { 0 };
-        self.schedule(arrival + extra, Happening::Arrive(packet));
+        self.schedule(arrival.saturating_add(extra), Happening::Arrive(packet));
     }
 
     /// Flips one to three bits, of the data or of the immediate data.
