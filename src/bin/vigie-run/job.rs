@@ -227,7 +227,7 @@ impl Job {
                     return;
                 }
                 Some(Happening::Signal(number)) if is_end(number) => {
-                    self.code.get_or_insert(code_of(Ending::Killed(number)));
+                    self.code.get_or_insert_with(|| code_of(Ending::Killed(number)));
                     return;
                 }
                 Some(_) => {}
@@ -263,7 +263,7 @@ impl Job {
             self.interrupts += 1;
             if self.interrupts > 1 {
                 self.say(&format!("{} again: killing all ranks", signals::name(number)));
-                self.code.get_or_insert(code_of(Ending::Killed(number)));
+                self.code.get_or_insert_with(|| code_of(Ending::Killed(number)));
                 self.is_ending = true;
                 self.signal_all(Signal::KILL);
                 return;
