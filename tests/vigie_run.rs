@@ -491,6 +491,38 @@ fn stopped_rank_ends() {
     wait_for(&stopped);
 }
 
+/// Goal: a reader that does not read holds neither a job that is interrupted twice nor one that has
+/// taken too long. Method: a pipe that is read from only when the launcher has ended.
+#[test]
+fn reader_that_does_not_read() {
+    for flags in [&["--timeout", "1000"][..], &["--timeout", "0.05"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vigie-run"));
+        command.args(["-n", "2"]).args(flags).args(["sh", "-c", "echo @$$ >&2; exec yes"]);
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the launcher starts");
+        let launcher = Pid::from_child(&child);
+        let exit = pidfd_open(launcher, PidfdFlags::empty()).expect("a pidfd");
+        let mut stderr = BufReader::new(child.stderr.take().expect("piped"));
+        let mut line = String::new();
+        stderr.read_line(&mut line).expect("text");
+        let code = if flags[1] == "1000" {
+            let rank = pidfd_of(line.trim_end().rsplit('@').next().expect("a number"));
+            kill_process(launcher, Signal::INT).expect("the launcher lives");
+            wait_for(&rank);
+            kill_process(launcher, Signal::INT).expect("it waits for its reader");
+            130
+        } else {
+            124
+        };
+        wait_for(&exit);
+        assert_eq!(child.wait().expect("it is ours").code(), Some(code));
+    }
+}
+
 /// Goal: output that a process outside of the rank's group holds open does not hold the job. Method: a
 /// child in a session of its own, and a partial line before.
 #[test]

@@ -55,8 +55,11 @@ pub(crate) struct Cli {
 impl Cli {
     /// The program and its arguments.
     pub(crate) fn program_and_arguments(&self) -> (&OsStr, &[OsString]) {
-        // clap has seen to it that there is one.
-        self.command.split_first().map_or((OsStr::new(""), &[]), |(first, rest)| (first, rest))
+        match self.command.split_first() {
+            Some((program, arguments)) => (program, arguments),
+            // clap has seen to it that there is one.
+            None => (OsStr::new(""), &[]),
+        }
     }
 }
 
