@@ -448,6 +448,98 @@ fn broken_rank_hurts_only_itself() {
     assert_eq!(ended.code(), 0, "{}", ended.stderr);
 }
 
+/// Goal: a rank that asks and never listens is cut off before the launcher holds much for it. Method: a
+/// shell that greets, puts a value, and asks for it again and again; a rank beside it that is told.
+#[test]
+fn flood_is_bounded() {
+    be_rank_of("flood_is_bounded", async |world, deadline| {
+        let event = world.events().next().await.expect("it was told");
+        assert_eq!(event, Event::Expelled { rank: Rank(0) });
+        world.barrier(deadline).await.expect("nobody else is there");
+        println!("\n@told");
+    });
+    let exe = env::current_exe().expect("this binary has a path");
+    let script = format!(
+        r"trap '' PIPE
+        if [ $VIGIE_RANK = 0 ]; then
+            {{
+                printf '\3\0\0\0\1\1\0\6\0\0\0\2\1\0k\0\0'
+                while printf '\10\0\0\0\3\0\0\0\0\1\0k%.0s' {{1..1000}}; do :; done
+            }} >&$VIGIE_RENDEZVOUS 2>&-
+            echo @cut
+        else
+            exec {} flood_is_bounded --exact --nocapture --test-threads=1
+        fi",
+        exe.display()
+    );
+    let role = format!("{ROLE}=flood_is_bounded");
+    let job = Job::start(&["-n", "2", "--env", &role, "bash", "-c", &script]);
+    let lines = job.marked_lines(2);
+    assert!(lines.iter().eq(["cut", "told"]), "{lines:?}");
+    let ended = job.wait();
+    assert_eq!(ended.code(), 0, "{}", ended.stderr);
+}
+
+/// Goal: ranks that are stopped end with the others. Method: one that stops itself before another dies.
+#[test]
+fn stopped_rank_ends() {
+    let script = "if [ $VIGIE_RANK = 0 ]; then read line; exit 4; fi; echo @$$; kill -STOP $$";
+    let mut job = Job::start(&["-n", "2", "sh", "-c", script]);
+    let stopped = pidfd_of(&job.marked());
+    job.tell("\n");
+    assert_eq!(job.wait().code(), 4);
+    wait_for(&stopped);
+}
+
+/// Goal: a reader that does not read holds neither a job that is interrupted twice nor one that has
+/// taken too long. Method: a pipe that is read from only when the launcher has ended.
+#[test]
+fn reader_that_does_not_read() {
+    for flags in [&["--timeout", "1000"][..], &["--timeout", "0.05"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vigie-run"));
+        command.args(["-n", "2"]).args(flags).args(["sh", "-c", "echo @$$ >&2; exec yes"]);
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the launcher starts");
+        let launcher = Pid::from_child(&child);
+        let exit = pidfd_open(launcher, PidfdFlags::empty()).expect("a pidfd");
+        let mut stderr = BufReader::new(child.stderr.take().expect("piped"));
+        let mut line = String::new();
+        stderr.read_line(&mut line).expect("text");
+        let code = if flags[1] == "1000" {
+            let rank = pidfd_of(line.trim_end().rsplit('@').next().expect("a number"));
+            kill_process(launcher, Signal::INT).expect("the launcher lives");
+            wait_for(&rank);
+            kill_process(launcher, Signal::INT).expect("it waits for its reader");
+            130
+        } else {
+            124
+        };
+        wait_for(&exit);
+        assert_eq!(child.wait().expect("it is ours").code(), Some(code));
+    }
+}
+
+/// Goal: output that a process outside of the rank's group holds open does not hold the job. Method: a
+/// child in a session of its own, and a partial line before.
+#[test]
+fn foreign_holder_of_output() {
+    let script = r#"setsid sh -c 'printf "@%s\npartial" $$; exec sleep 1000' & wait"#;
+    let job = Job::start(&["-n", "1", "sh", "-c", script]);
+    let line = job.marked();
+    let foreign = Pid::from_raw(line.parse().expect("a number")).expect("of a process");
+    let exit = pidfd_of(&line);
+    job.signal(Signal::TERM);
+    let ended = job.wait();
+    kill_process(foreign, Signal::KILL).expect("it has outlived the job");
+    wait_for(&exit);
+    assert_eq!(ended.code(), 143, "{}", ended.stderr);
+    assert_eq!(ended.stdout, [b"[0] partial\n"]);
+}
+
 /// Goal: a program that a rank starts is no rank, and is told so. Method: a rank that starts this
 /// binary, with its own environment.
 #[test]

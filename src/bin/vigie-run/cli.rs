@@ -1,6 +1,9 @@
 //! The command line.
 
-use std::{ffi::OsString, time::Duration};
+use std::{
+    ffi::{OsStr, OsString},
+    time::Duration,
+};
 
 use clap::{Parser, ValueEnum, value_parser};
 
@@ -44,13 +47,20 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "KEY=VALUE", value_parser = variable)]
     pub(crate) env: Vec<(String, String)>,
 
-    /// The program, found by PATH if it has no slash.
-    #[arg(required = true)]
-    pub(crate) program: OsString,
+    /// The program, found by PATH if it has no slash, and its arguments.
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    command: Vec<OsString>,
+}
 
-    /// Its arguments.
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    pub(crate) arguments: Vec<OsString>,
+impl Cli {
+    /// The program and its arguments.
+    pub(crate) fn program_and_arguments(&self) -> (&OsStr, &[OsString]) {
+        match self.command.split_first() {
+            Some((program, arguments)) => (program, arguments),
+            // clap has seen to it that there is one.
+            None => (OsStr::new(""), &[]),
+        }
+    }
 }
 
 /// Where ranks may run.
@@ -119,8 +129,9 @@ mod tests {
     fn the_programs_arguments() {
         let cli = Cli::try_parse_from(["vigie-run", "-n", "2", "prog", "-n", "--help", "--", "x"]);
         let cli = cli.unwrap();
-        assert_eq!((cli.ranks, cli.program.to_str()), (2, Some("prog")));
-        assert_eq!(cli.arguments, ["-n", "--help", "--", "x"]);
+        let (program, arguments) = cli.program_and_arguments();
+        assert_eq!((cli.ranks, program.to_str()), (2, Some("prog")));
+        assert_eq!(arguments, ["-n", "--help", "--", "x"]);
     }
 
     /// Goal: bad input is refused. Method: each kind of it.

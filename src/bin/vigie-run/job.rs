@@ -62,6 +62,8 @@ impl RunError {
     }
 }
 
+/// How long the output of a job may take whose user has lost patience.
+const HURRIED_DRAIN_TIME: Duration = Duration::from_secs(1);
 /// What `timeout(1)` ends with.
 const TIMED_OUT_CODE: u8 = 124;
 /// Runs the job and returns its exit code.
@@ -106,6 +108,8 @@ struct Job {
     is_ending: bool,
     /// How many signals came that ask the job to end.
     interrupts: u32,
+    /// Somebody has lost patience: output that nobody takes is not waited for.
+    is_hurried: bool,
 }
 
 impl Job {
@@ -125,6 +129,7 @@ impl Job {
             code: None,
             is_ending: false,
             interrupts: 0,
+            is_hurried: false,
             cli,
         };
         match job.start_ranks() {
@@ -186,6 +191,7 @@ impl Job {
                     let time = self.cli.timeout.unwrap_or_default();
                     self.say(&format!("the job has taken longer than {time:?}; ending it"));
                     self.code.get_or_insert(TIMED_OUT_CODE);
+                    self.is_hurried = true;
                     self.end_all();
                 }
                 Happening::GraceOver => self.signal_all(Signal::KILL),
@@ -202,6 +208,9 @@ impl Job {
     /// Waits until all output is written. Slow readers have all the time they want, unless a signal or
     /// `--timeout` ends the waiting.
     async fn drain(&mut self) {
+        if self.is_hurried {
+            self.post_after(HURRIED_DRAIN_TIME, Happening::TimedOut);
+        }
         let messages = mem::take(&mut self.messages);
         let pipes = mem::take(&mut self.pipes);
         let mut writing = pin!(async {
@@ -227,7 +236,7 @@ impl Job {
                     return;
                 }
                 Some(Happening::Signal(number)) if is_end(number) => {
-                    self.code.get_or_insert(code_of(Ending::Killed(number)));
+                    self.code.get_or_insert_with(|| code_of(Ending::Killed(number)));
                     return;
                 }
                 Some(_) => {}
@@ -263,8 +272,8 @@ impl Job {
             self.interrupts += 1;
             if self.interrupts > 1 {
                 self.say(&format!("{} again: killing all ranks", signals::name(number)));
-                self.code.get_or_insert(code_of(Ending::Killed(number)));
-                self.is_ending = true;
+                self.code.get_or_insert_with(|| code_of(Ending::Killed(number)));
+                (self.is_ending, self.is_hurried) = (true, true);
                 self.signal_all(Signal::KILL);
                 return;
             }

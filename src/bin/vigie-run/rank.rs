@@ -58,9 +58,10 @@ pub(crate) fn start(
     let resources = |source| RunError::Resources { number, source };
     let (rendezvous, inherited) = UnixStream::pair().map_err(resources)?;
     rendezvous.set_nonblocking(true).map_err(resources)?;
-    let mut command = Command::new(&cli.program);
+    let (program, arguments) = cli.program_and_arguments();
+    let mut command = Command::new(program);
     command
-        .args(&cli.arguments)
+        .args(arguments)
         .envs(cli.env.iter().map(|(key, value)| (key, value)))
         .env(RANK_VARIABLE, number.to_string())
         .env(SIZE_VARIABLE, cli.ranks.to_string())
@@ -89,7 +90,7 @@ pub(crate) fn start(
     let mut child = command.spawn().map_err(|source| match source.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory => resources(source),
         _ if source.raw_os_error() == Some(Errno::MFILE.raw_os_error()) => resources(source),
-        _ => RunError::Program { program: cli.program.clone(), source },
+        _ => RunError::Program { program: program.to_owned(), source },
     })?;
     let pid = Pid::from_child(&child);
     let output = child.stdout.take().zip(child.stderr.take());

@@ -154,7 +154,9 @@ impl Rendezvous {
             line.queue(frame);
             let mut hub = self.hub.borrow_mut();
             if line.outgoing.borrow().len() > hub.backlog_max() {
+                // It would not fetch the reason either.
                 hub.expel(rank, "it does not fetch what it has asked for");
+                line.cut();
             }
         }
     }
@@ -172,6 +174,18 @@ impl Line {
     fn close(&self) {
         self.is_closing.set(true);
         self.wake();
+    }
+
+    /// Closes at once, whatever is still to be sent.
+    fn cut(&self) {
+        self.outgoing.borrow_mut().clear();
+        self.close();
+        self.shut();
+    }
+
+    fn shut(&self) {
+        // One whose rank has closed it already is shut.
+        drop(self.socket.as_inner().shutdown(Shutdown::Both));
     }
 
     fn wake(&self) {
@@ -196,7 +210,7 @@ impl Line {
             }
         }
         // So that a rank that was expelled sees the end at once; one that has left or ended does not care.
-        drop(self.socket.as_inner().shutdown(Shutdown::Both));
+        self.shut();
     }
 
     async fn next(&self) -> Option<SharedFrame> {

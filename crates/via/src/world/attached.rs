@@ -104,7 +104,7 @@ impl<L: Link> Bootstrap for Attached<L> {
         Box::pin(async move {
             let round = self.link.act(Member::enter)?;
             let what = || format!("all ranks came to barrier {round}");
-            let check = |member: &mut Member, _| member.has_passed(round).then_some(());
+            let check = |member: &mut Member, _| member.pass(round).then_some(());
             self.waiting(deadline).until(what, check).await
         })
     }

@@ -21,9 +21,11 @@ pub(super) struct Member {
     /// Whose value was asked for, `None` for everybody's.
     asked: BTreeSet<(Option<Rank>, String)>,
     put: BTreeSet<String>,
-    /// The last barrier that this rank has come to, and the last that it has passed.
+    /// The last barrier that this rank has come to, the last that it was let through, and the last of
+    /// which a caller was told so: what is passed while nobody waits is the next caller's.
     entered: u32,
     passed: u32,
+    told: u32,
     events: Vec<Event>,
     has_left: bool,
     end: Option<End>,
@@ -106,17 +108,22 @@ impl Member {
 
     /// Comes to a barrier: which, and what to say unless this rank is in it already.
     pub(super) fn enter(&mut self) -> Result<(u32, Option<Request>), WorldError> {
-        self.check()?;
-        if self.entered != self.passed {
+        if self.entered != self.told {
             return Ok((self.entered, None));
         }
+        self.check()?;
         let limit = WorldError::TooMany { what: "barriers", limit: usize::MAX };
         self.entered = self.entered.checked_add(1).ok_or(limit)?;
         Ok((self.entered, Some(Request::Enter { round: self.entered })))
     }
 
-    pub(super) const fn has_passed(&self, round: u32) -> bool {
-        self.passed >= round
+    /// Returns whether the barrier is passed, which the caller then tells.
+    pub(super) fn pass(&mut self, round: u32) -> bool {
+        let is_passed = self.passed >= round;
+        if is_passed {
+            self.told = self.told.max(round);
+        }
+        is_passed
     }
 
     pub(super) fn event(&self, index: usize) -> Option<Event> {

@@ -220,8 +220,9 @@ pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, WorldError>> + Se
 /// 3. `get` of a value whose rank has gone without it ends with `None`, not with the deadline.
 /// 4. A barrier is passed when every rank has come to it that has neither left nor ended nor been
 ///    expelled; and who passes has been told of all those before.
-/// 5. A call that ends with [`WorldError::TimedOut`], or whose future is dropped, may be repeated: a
-///    barrier stays entered, and the next call goes on waiting for the same one.
+/// 5. A `get`, `barrier` or `leave` that ends with [`WorldError::TimedOut`], or whose future is dropped,
+///    may be repeated: a barrier stays entered, and the next call is for the same one, also if it was
+///    passed meanwhile. A `put` that was cut off is put, or will be.
 /// 6. Events have one order, the same at each call with the same index; a rank that joins late is told
 ///    what happened before.
 /// 7. Every future ends by its deadline, or when the launcher is lost.
@@ -348,7 +349,7 @@ impl World {
     /// Publishes `value` under `key`, once.
     ///
     /// # Cancel safety
-    /// Cancel safe: it is published or not.
+    /// It is published all the same, with the next call that says something.
     ///
     /// # Errors
     /// [`WorldError::BadKey`], [`WorldError::ValueTooLong`], [`WorldError::AlreadyPut`]; those of
@@ -404,7 +405,7 @@ impl World {
     /// [events](Self::events) are there when this returns.
     ///
     /// # Cancel safety
-    /// This rank stays in the barrier; the next call goes on waiting for the same one.
+    /// This rank stays in the barrier; the next call is for the same one, also if it was passed meanwhile.
     ///
     /// # Errors
     /// [`WorldError::TimedOut`]; those of [`WorldError`] that a launcher can cause.
@@ -423,7 +424,7 @@ impl World {
     /// others.
     ///
     /// # Cancel safety
-    /// Cancel safe: it has left or not.
+    /// It leaves all the same, with the next call: leave again to be sure.
     ///
     /// # Errors
     /// Those of [`WorldError`] that a launcher can cause. Leaving twice is none.
