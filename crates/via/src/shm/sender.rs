@@ -9,7 +9,7 @@
 //! A direct access never overtakes an entry that still has to be put in the same place.
 
 use super::{
-    entry::{Entry, INLINE_AT, INLINE_MAX, Kind, OFFSET_END, Place},
+    entry::{Entry, INLINE_AT, INLINE_MAX, Kind, OFFSET_MAX, Place},
     layout::{TRANSFER_MAX_BYTES, wide},
     table::{Access, Table, copy_bytes, read_bytes, write_bytes},
     vi::{Desk, End, Vi},
@@ -164,9 +164,6 @@ impl Vi {
             (Operation::Send, None) => (Kind::Send, RemoteSegment { key: RemoteKey(0), offset: 0 }),
             _ => return false,
         };
-        if place.offset >= OFFSET_END {
-            return false;
-        }
         let mut total = 0;
         let inline = &mut line[INLINE_AT..];
         match descriptor.data {
@@ -208,7 +205,7 @@ impl Vi {
             immediate: descriptor.immediate,
             is_last: true,
             key: place.key,
-            offset: place.offset,
+            offset: place.offset.min(OFFSET_MAX),
             total: wide(total),
         };
         link.push(&entry, &mut line);
@@ -323,9 +320,6 @@ impl Vi {
         if let Owned::Segments(segments) = &posted.data {
             desk.table.check(self.attributes.tag, segments.as_slice())?;
         }
-        if posted.remote.is_some_and(|remote| remote.offset >= OFFSET_END) {
-            return Err(Status::RdmaProtectionError);
-        }
         let access = match posted.operation {
             Operation::RdmaRead => Access::Read,
             Operation::RdmaWrite | Operation::Send => Access::Write,
@@ -334,7 +328,11 @@ impl Vi {
         // A small write that is told of travels with its word; one that is not needs no word.
         let is_told = posted.operation == Operation::Send || posted.immediate.is_some();
         let is_reachable = match (&mut self.link, posted.remote) {
-            (Some(link), Some(remote)) if !(fits_inline && is_told) => {
+            // An unreliable write that finds no receive descriptor must leave nothing behind.
+            (Some(link), Some(remote))
+                if !is_told
+                    || (!fits_inline && self.attributes.reliability != Reliability::Unreliable) =>
+            {
                 link.reach(remote.key, remote.offset, posted.total, access).is_some()
             }
             _ => false,
@@ -466,7 +464,7 @@ impl Vi {
             length: u32::try_from(length).unwrap_or(0),
         };
         let mut entry = entry_of(posted, place, posted.total, is_last);
-        entry.offset += posted.done;
+        entry.offset = (entry.offset + posted.done).min(OFFSET_MAX);
         link.push(&entry, &mut [0; CACHE_LINE]);
         posted.done += length;
         Ok(match posted.failure {
@@ -618,6 +616,7 @@ fn entry_of(posted: &Posted, place: Place, total: u64, is_last: bool) -> Entry {
         Operation::RdmaRead => Kind::ReadRequest,
     };
     let remote = posted.remote.unwrap_or(RemoteSegment { key: RemoteKey(0), offset: 0 });
-    let immediate = if is_last { posted.immediate } else { None };
-    Entry { kind, place, immediate, is_last, key: remote.key, offset: remote.offset, total }
+    let immediate = posted.immediate;
+    let offset = remote.offset.min(OFFSET_MAX);
+    Entry { kind, place, immediate, is_last, key: remote.key, offset, total }
 }
