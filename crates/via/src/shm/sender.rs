@@ -11,6 +11,7 @@
 use super::{
     entry::{Entry, INLINE_AT, INLINE_MAX, Kind, OFFSET_MAX, Place},
     layout::{TRANSFER_MAX_BYTES, wide},
+    link::Link,
     table::{Access, Table, copy_bytes, read_bytes, write_bytes},
     vi::{Desk, End, Vi},
 };
@@ -145,7 +146,9 @@ impl Vi {
         descriptor: &SendDescriptor<'_>,
     ) -> Result<(), ViError> {
         self.send_count += 1;
-        if self.sends.is_empty() && self.post_small(desk, descriptor) {
+        if self.sends.is_empty()
+            && (self.post_small(desk, descriptor) || self.post_direct(desk, descriptor))
+        {
             return Ok(());
         }
         self.post_any(desk, descriptor);
@@ -158,9 +161,7 @@ impl Vi {
     fn post_small(&mut self, desk: &mut Desk, descriptor: &SendDescriptor<'_>) -> bool {
         let mut line = [0; CACHE_LINE];
         let (kind, place) = match (descriptor.operation, descriptor.remote) {
-            (Operation::RdmaWrite, Some(place)) if descriptor.immediate.is_some() => {
-                (Kind::Write, place)
-            }
+            (Operation::RdmaWrite, Some(place)) => (Kind::Write, place),
             (Operation::Send, None) => (Kind::Send, RemoteSegment { key: RemoteKey(0), offset: 0 }),
             _ => return false,
         };
@@ -196,6 +197,13 @@ impl Vi {
         }
         let Ok(length) = u8::try_from(total) else { return false };
         let Some(link) = &mut self.link else { return false };
+        if kind == Kind::Write
+            && descriptor.immediate.is_none()
+            && write_silently(link, place, &line[INLINE_AT..INLINE_AT + total])
+        {
+            self.finish(desk, 0, descriptor.cookie, descriptor.is_signaled, wide(total));
+            return true;
+        }
         if !matches!(link.producer.has_room(), Ok(true)) {
             return false;
         }
@@ -214,6 +222,72 @@ impl Vi {
         true
     }
 
+    /// Carries out a write into memory of the peer that is mapped here. Returns `false`, and has told
+    /// nobody of anything, if that is not possible at once.
+    fn post_direct(&mut self, desk: &mut Desk, descriptor: &SendDescriptor<'_>) -> bool {
+        let (Operation::RdmaWrite, Some(place)) = (descriptor.operation, descriptor.remote) else {
+            return false;
+        };
+        let is_told = descriptor.immediate.is_some();
+        let Some(link) = &mut self.link else { return false };
+        if is_told
+            && (self.attributes.reliability == Reliability::Unreliable
+                || !matches!(link.producer.has_room(), Ok(true)))
+        {
+            return false;
+        }
+        let tag = self.attributes.tag;
+        let total = match descriptor.data {
+            Data::Segments(segments) => desk.table.check(tag, segments).unwrap_or(0),
+            Data::Inline(slices) => slices.iter().fold(0, |sum, slice| sum + wide(slice.len())),
+        };
+        if total == 0
+            || total > STEP_MAX_BYTES
+            || !matches!(link.is_in_flight(place.key, place.offset, total), Ok(false))
+        {
+            return false;
+        }
+        let Some(memory) = link.reach(place.key, place.offset, total, Access::Write) else {
+            return false;
+        };
+        let copied = match descriptor.data {
+            Data::Segments(segments) => {
+                desk.table.pieces(tag, segments, 0, total, |own, offset, before, length| {
+                    copy_bytes(memory, place.offset + before, own, offset, length)
+                })
+            }
+            Data::Inline(slices) => {
+                let mut at = place.offset;
+                slices.iter().try_for_each(|slice| {
+                    let written = memory.write(at, slice);
+                    at += wide(slice.len());
+                    written.map_err(|_| Status::RdmaProtectionError)
+                })
+            }
+        };
+        if copied.is_err() {
+            return false;
+        }
+        let mut until = 0;
+        if is_told {
+            let entry = Entry {
+                kind: Kind::Write,
+                place: Place::Placed,
+                immediate: descriptor.immediate,
+                is_last: true,
+                key: place.key,
+                offset: place.offset,
+                total,
+            };
+            link.push(&entry, &mut [0; CACHE_LINE]);
+            until = link.producer.tail();
+        } else {
+            link.ring_if_asleep();
+        }
+        self.finish(desk, until, descriptor.cookie, descriptor.is_signaled, total);
+        true
+    }
+
     /// Queues a descriptor and does what can be done now.
     fn post_any(&mut self, desk: &mut Desk, descriptor: &SendDescriptor<'_>) {
         let (data, total) = match descriptor.data {
@@ -222,7 +296,8 @@ impl Vi {
                 (Owned::Segments(Segments::of(segments)), total)
             }
             Data::Inline(slices) => {
-                let mut bytes = Vec::new();
+                let length = slices.iter().map(|slice| slice.len()).sum();
+                let mut bytes = Vec::with_capacity(length);
                 for slice in slices {
                     bytes.extend_from_slice(slice);
                 }
@@ -582,6 +657,21 @@ impl Vi {
         let state: ViState = self.state;
         Err(ViError::WrongState { state, what: "post to the send queue" })
     }
+}
+
+/// Writes a few bytes into memory of the peer that is mapped here, of which the peer is not told. Returns
+/// `false`, and has done nothing, if that is not possible at once.
+fn write_silently(link: &mut Link, place: RemoteSegment, bytes: &[u8]) -> bool {
+    let length = wide(bytes.len());
+    if !matches!(link.is_in_flight(place.key, place.offset, length), Ok(false)) {
+        return false;
+    }
+    let memory = link.reach(place.key, place.offset, length, Access::Write);
+    let is_written = memory.is_some_and(|m| write_bytes(m, place.offset, bytes).is_ok());
+    if is_written {
+        link.ring_if_asleep();
+    }
+    is_written
 }
 
 fn gather_small(
