@@ -10,7 +10,7 @@ use super::{
     link::{self, COOKIE_STAGED, Own, Sent, Staging, cookie_of, rank_of},
     matching::{Posted, Unexpected},
     payload::{Nowhere, Sink},
-    peer::{Link, Loop, Peer},
+    peer::{Item, Link, Loop, Peer},
     request::{Message, Request},
     slots::Slots,
 };
@@ -396,20 +396,14 @@ impl<P: Provider> Engine<P> {
         let Some(Peer { link: Link::Loop(own), .. }) = self.peers.get_mut(rank as usize) else {
             return false;
         };
-        if own.is_idle() {
-            return false;
-        }
-        let control = own.controls.pop_front();
-        let frame = own.take();
-        if let Some(control) = control {
-            let handled = self.control(rank, control);
-            debug_assert!(handled.is_ok(), "from ourselves");
-        }
-        if let Some(bytes) = frame {
-            let arrival = Arrival::new(rank, bytes.len(), Origin::Heap(bytes));
-            let handled = self.frame(arrival, direct);
-            debug_assert!(handled.is_ok(), "from ourselves: {handled:?}");
-        }
+        let Some(item) = own.take() else { return false };
+        let handled = match item {
+            Item::Control(control) => self.control(rank, control),
+            Item::Frame(bytes) => {
+                self.frame(Arrival::new(rank, bytes.len(), Origin::Heap(bytes)), direct)
+            }
+        };
+        debug_assert!(handled.is_ok(), "from ourselves: {handled:?}");
         true
     }
 

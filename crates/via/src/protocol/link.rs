@@ -339,16 +339,22 @@ impl Direct {
         }
     }
 
+    /// Returns whether the peer has a descriptor for a bell: bells are few, and some are kept for them.
+    fn has_descriptor(&mut self) -> Result<bool, &'static str> {
+        Ok(self.descriptors_out.left() > 0 || (self.refresh()? && self.descriptors_out.left() > 0))
+    }
+
     /// Sends a control entry.
     pub(super) fn send_control<P: Provider>(&mut self, nic: &mut P, control: Control) -> Sent {
-        if self.controls_out.left() == 0 {
+        if self.controls_out.left() == 0 || self.descriptors_out.left() == 0 {
             match self.refresh() {
-                Ok(true) if self.controls_out.left() > 0 => {}
-                Ok(_) => return Sent::Blocked,
+                Ok(_) if self.controls_out.left() == 0 || self.descriptors_out.left() == 0 => {
+                    return Sent::Blocked;
+                }
+                Ok(_) => {}
                 Err(what) => return Sent::Fault(what),
             }
         }
-        // The descriptor is there: `place` leaves enough of them for all control entries.
         let slot = self.controls_out.used() % self.terms.control_entries;
         let offset = ENTRIES + u64::from(slot) * wide(CONTROL_BYTES);
         let remote = RemoteSegment { key: self.terms.control_key, offset };
@@ -384,8 +390,10 @@ impl Direct {
         if self.is_wishing {
             return Sent::Done;
         }
-        if self.descriptors_out.left() == 0 {
-            return Sent::Blocked;
+        match self.has_descriptor() {
+            Ok(true) => {}
+            Ok(false) => return Sent::Blocked,
+            Err(what) => return Sent::Fault(what),
         }
         let sent = self.write_word(nic, WISH_WORD, 0, Some(WISH_IMMEDIATE));
         self.is_wishing = sent == Sent::Done;
@@ -462,8 +470,10 @@ impl Direct {
         if self.returned == if self.owes_notice { self.noticed } else { self.told } {
             return Sent::Done;
         }
-        let immediate =
-            (self.owes_notice && self.descriptors_out.left() > 0).then_some(NOTICE_IMMEDIATE);
+        let immediate = match self.has_descriptor() {
+            Ok(has) => (self.owes_notice && has).then_some(NOTICE_IMMEDIATE),
+            Err(what) => return Sent::Fault(what),
+        };
         let sent = self.write_word(nic, CREDIT_WORD, self.returned.pack(), immediate);
         if sent == Sent::Done {
             self.told = self.returned;

@@ -26,11 +26,17 @@ pub(super) enum Link {
     Loop(Loop),
 }
 
+/// What a rank sends to itself.
+#[derive(Debug)]
+pub(super) enum Item {
+    Frame(Vec<u8>),
+    Control(Control),
+}
+
 /// Frames from a rank to itself: the same protocol, without a VI.
 #[derive(Debug, Default)]
 pub(super) struct Loop {
-    pub(super) frames: VecDeque<Vec<u8>>,
-    pub(super) controls: VecDeque<Control>,
+    items: VecDeque<Item>,
     bytes: u64,
     bytes_max: u64,
 }
@@ -49,18 +55,20 @@ impl Loop {
             frame.extend_from_slice(slice);
         }
         self.bytes += wide(frame.len());
-        self.frames.push_back(frame);
+        self.items.push_back(Item::Frame(frame));
         Sent::Done
     }
 
-    pub(super) fn take(&mut self) -> Option<Vec<u8>> {
-        let frame = self.frames.pop_front()?;
-        self.bytes -= wide(frame.len());
-        Some(frame)
+    pub(super) fn take(&mut self) -> Option<Item> {
+        let item = self.items.pop_front()?;
+        if let Item::Frame(frame) = &item {
+            self.bytes -= wide(frame.len());
+        }
+        Some(item)
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.frames.is_empty() && self.controls.is_empty()
+        self.items.is_empty()
     }
 }
 
@@ -155,7 +163,7 @@ impl Peer {
         match &mut self.link {
             Link::Direct(direct) => direct.send_control(nic, control),
             Link::Loop(own) => {
-                own.controls.push_back(control);
+                own.items.push_back(Item::Control(control));
                 Sent::Done
             }
             Link::Absent | Link::Prepared(_) => Sent::Blocked,

@@ -149,6 +149,7 @@ impl<P: Provider> Engine<P> {
             is_matched: false,
             needs_match: is_synchronous,
             needs_finish: false,
+            awaits_answer: false,
             is_detached: false,
             buffered: 0,
             result: None,
@@ -426,6 +427,7 @@ impl<P: Provider> Engine<P> {
         if send.stage != Stage::Sent
             || (send.needs_match && !send.is_matched)
             || send.needs_finish
+            || send.awaits_answer
             || send.result.is_some()
         {
             return;
@@ -462,6 +464,15 @@ impl<P: Provider> Engine<P> {
         {
             peer.pumps.push_back(key);
             self.list(rank);
+        }
+    }
+
+    /// Goes on with the messages that had no grant while the peer had paused this side.
+    pub(super) fn resume_sends(&mut self, rank: u32) {
+        for key in self.requests.keys().collect::<Vec<_>>() {
+            if matches!(self.requests.get(key), Some(Request::Send(send)) if send.peer == rank) {
+                self.start_pump(key);
+            }
         }
     }
 
@@ -664,7 +675,7 @@ impl<P: Provider> Engine<P> {
     /// Tries to take a message back. If it has begun to leave, the receiver is asked, and the request ends
     /// in [`RequestError::Cancelled`] or in the message's delivery: never both.
     pub fn cancel_send(&mut self, id: RequestId) -> CancelState {
-        let Some(Request::Send(send)) = self.requests.get(id.0) else {
+        let Some(Request::Send(send)) = self.requests.get_mut(id.0) else {
             return CancelState::TooLate;
         };
         let (rank, stage) = (send.peer, send.stage);
@@ -675,7 +686,12 @@ impl<P: Provider> Engine<P> {
             self.unqueue(id.0, rank);
             return CancelState::Cancelled;
         }
-        self.tell(rank, Control::Cancel { request: id.0 });
+        let Some(Request::Send(send)) = self.requests.get_mut(id.0) else {
+            return CancelState::TooLate;
+        };
+        if !std::mem::replace(&mut send.awaits_answer, true) {
+            self.tell(rank, Control::Cancel { request: id.0 });
+        }
         CancelState::Asked
     }
 
@@ -694,9 +710,18 @@ impl<P: Provider> Engine<P> {
         key: u64,
         is_cancelled: bool,
     ) -> Result<(), &'static str> {
-        // It may have ended, if it was matched before the wish arrived.
+        // It may have been dropped since.
         let Some(send) = self.send_of(rank, key) else { return Ok(()) };
-        if !is_cancelled || send.result.is_some() {
+        if !std::mem::take(&mut send.awaits_answer) {
+            return Err("an answer to nothing");
+        }
+        if send.result.is_some() {
+            return Ok(());
+        }
+        if !is_cancelled {
+            // It was matched, or all of it was received.
+            send.is_matched = true;
+            self.finish_send(key);
             return Ok(());
         }
         if send.is_matched {

@@ -1,5 +1,7 @@
 //! Engines of several ranks on a simulated network, driven together until nothing is left to happen.
 
+pub mod traffic;
+
 use std::{io::IoSlice, task::Poll, time::Duration};
 
 use vigie_detect::{Armed, Instant};
@@ -18,7 +20,7 @@ const TURNS_MAX: usize = 2_000_000;
 pub struct Cluster {
     pub network: SimNetwork,
     pub engines: Vec<Engine<SimNic>>,
-    pub failures: Vec<(usize, EngineEvent)>,
+    is_up: bool,
 }
 
 /// Attributes of a NIC of which everything is scarce.
@@ -50,7 +52,7 @@ impl Cluster {
                 Engine::new(nic, rank, size, config).expect("an engine")
             })
             .collect();
-        let mut cluster = Self { network, engines, failures: Vec::new() };
+        let mut cluster = Self { network, engines, is_up: false };
         for low in 0..size {
             for high in low + 1..size {
                 let address = cluster.engine(high).nic().address();
@@ -75,6 +77,7 @@ impl Cluster {
                 }
             }
             if connected == size * (size - 1) {
+                cluster.is_up = true;
                 return cluster;
             }
         }
@@ -99,6 +102,11 @@ impl Cluster {
                     break;
                 }
                 has_worked = true;
+            }
+            if self.is_up {
+                while let Some(event) = engine.event() {
+                    assert!(matches!(event, EngineEvent::Failed { .. }), "{event:?}");
+                }
             }
             let mut ready = Vec::new();
             engine.take_ready(&mut ready);
