@@ -12,6 +12,7 @@ use super::{
     payload::{Nowhere, Sink},
     peer::{Item, Link, Loop, Peer},
     request::{Message, Request},
+    reliable::{HEADER_BYTES, Lossy, ReliableCounters},
     slots::Slots,
 };
 use crate::vi::{
@@ -100,6 +101,7 @@ pub struct Engine<P: Provider> {
     pub(super) listed: Vec<u32>,
     /// Peers that may be owed credits.
     touched: Vec<u32>,
+    pub(super) now: Instant,
     pub(super) buffered_bytes: u64,
     pub(super) counters: Counters,
     pub(super) events: VecDeque<EngineEvent>,
@@ -162,6 +164,7 @@ impl<P: Provider> Engine<P> {
             ready: Vec::new(),
             listed: Vec::new(),
             touched: Vec::new(),
+            now: Instant::from_nanos(0),
             buffered_bytes: 0,
             counters: Counters::default(),
             events: VecDeque::new(),
@@ -277,10 +280,14 @@ impl<P: Provider> Engine<P> {
         let terms = greeting::decode(bytes, rank, size, &config)?;
         match std::mem::replace(&mut peer.link, Link::Absent) {
             Link::Prepared(own) => {
-                peer.frame_bytes_max = config.frame_bytes_max.min(terms.area_bytes / 2);
+                peer.frame_bytes_max = config.frame_bytes_max.min(terms.frame_bytes_max);
                 peer.window_out = u64::from(terms.window_bytes);
                 peer.failed = None;
-                peer.link = Link::Direct(link::Direct::new(own, terms));
+                peer.link = if config.is_unreliable() {
+                    Link::Lossy(Box::new(Lossy::new(own, terms, &config)))
+                } else {
+                    Link::Direct(link::Direct::new(own, terms))
+                };
                 Ok(())
             }
             other => {
@@ -319,6 +326,7 @@ impl<P: Provider> Engine<P> {
             let found = match &peer.link {
                 Link::Prepared(own) => own.vi,
                 Link::Direct(direct) => direct.vi,
+                Link::Lossy(lossy) => lossy.own.vi,
                 Link::Absent | Link::Loop(_) => return None,
             };
             (found == vi).then_some(rank)
@@ -368,6 +376,7 @@ impl<P: Provider> Engine<P> {
 
     /// Takes what has arrived, and sends what waited for credit. Returns whether anything was done.
     pub fn progress(&mut self, now: Instant) -> bool {
+        self.now = now;
         let mut has_worked = self.nic.progress(now);
         has_worked |= self.take_nic_events();
         for _ in 0..BUDGET {
@@ -376,7 +385,7 @@ impl<P: Provider> Engine<P> {
             }
             has_worked = true;
         }
-        has_worked | self.flush()
+        has_worked | self.flush() | self.serve_lossy()
     }
 
     /// Takes one completion. Returns whether there was one.
@@ -437,7 +446,7 @@ impl<P: Provider> Engine<P> {
         let Some(Peer { link: Link::Direct(link), failed: None, is_touched, .. }) =
             self.peers.get_mut(rank as usize)
         else {
-            return Ok(());
+            return self.arrived_lossy(rank, immediate, direct);
         };
         link.consumed();
         if !std::mem::replace(is_touched, true) {
@@ -461,6 +470,73 @@ impl<P: Provider> Engine<P> {
         }
         self.give_back(rank, false);
         Ok(())
+    }
+
+    /// Takes what came over an unreliable VI.
+    #[cold]
+    fn arrived_lossy<S: Sink + ?Sized>(
+        &mut self,
+        rank: u32,
+        immediate: i32,
+        direct: &mut Direct<'_, S>,
+    ) -> Result<(), &'static str> {
+        let Some(Peer { link: Link::Lossy(lossy), failed: None, .. }) =
+            self.peers.get_mut(rank as usize)
+        else {
+            return Ok(());
+        };
+        lossy.repost(&mut self.nic);
+        lossy.arrived(immediate)?;
+        while let Some(Peer { link: Link::Lossy(lossy), failed: None, .. }) =
+            self.peers.get_mut(rank as usize)
+            && let Some(item) = lossy.take()
+        {
+            match item? {
+                Item::Control(control) => self.control(rank, control)?,
+                Item::Frame(bytes) => {
+                    self.frame(Arrival::behind(rank, HEADER_BYTES, bytes), direct)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Acknowledges what came over unreliable VIs, and sends again what is due. Returns whether anything was
+    /// sent again.
+    fn serve_lossy(&mut self) -> bool {
+        if !self.config.is_unreliable() {
+            return false;
+        }
+        let mut has_worked = false;
+        for rank in 0..self.size() {
+            let Some(Peer { link: Link::Lossy(lossy), failed: None, .. }) =
+                self.peers.get_mut(rank as usize)
+            else {
+                continue;
+            };
+            match lossy.service(&mut self.nic, &mut self.staging, self.now) {
+                Ok(sent) => has_worked |= sent,
+                Err(what) => {
+                    self.peer_fault(rank, what);
+                    continue;
+                }
+            }
+            if let Some(Peer { link: Link::Lossy(lossy), .. }) = self.peers.get_mut(rank as usize)
+                && let Sent::Fault(what) = lossy.acknowledge(&mut self.nic)
+            {
+                self.peer_fault(rank, what);
+            }
+        }
+        has_worked
+    }
+
+    /// Returns what the error control over the unreliable VI to a rank did; `None` if there is none.
+    #[must_use]
+    pub fn reliable_counters(&self, rank: u32) -> Option<ReliableCounters> {
+        match &self.peers.get(rank as usize)?.link {
+            Link::Lossy(lossy) => Some(lossy.counters),
+            _ => None,
+        }
     }
 
     /// Gives credits back to a peer, if enough have gathered or it waits for them.
@@ -575,7 +651,16 @@ impl<P: Provider> Engine<P> {
     /// Returns when [`progress`](Self::progress) has work that only time brings.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.nic.next_deadline()
+        let nic = self.nic.next_deadline();
+        if !self.config.is_unreliable() {
+            return nic;
+        }
+        let lossy = self.peers.iter().filter(|peer| peer.failed.is_none());
+        let lossy = lossy.filter_map(|peer| match &peer.link {
+            Link::Lossy(lossy) => lossy.next_deadline(),
+            _ => None,
+        });
+        lossy.chain(nic).min()
     }
 }
 

@@ -37,6 +37,12 @@ impl Arrival {
         Self { rank, origin, start: 0, length }
     }
 
+    /// Returns a frame that begins behind `start` bytes of something else.
+    pub(super) const fn behind(rank: u32, start: usize, bytes: Vec<u8>) -> Self {
+        let length = bytes.len() - start;
+        Self { rank, origin: Origin::Heap(bytes), start, length }
+    }
+
     /// Cuts off what was read.
     #[inline]
     const fn skip(&mut self, count: usize) {

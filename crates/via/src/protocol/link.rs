@@ -64,6 +64,7 @@ pub(super) struct Terms {
     pub(super) descriptors: u32,
     pub(super) control_entries: u32,
     pub(super) window_bytes: u32,
+    pub(super) frame_bytes_max: u32,
 }
 
 /// Registered buffers for frames that are too long to go inline.
@@ -98,7 +99,7 @@ impl Staging {
 
     /// Returns whether frames of that length need a buffer.
     #[inline]
-    const fn is_needed(&self, length: u64) -> bool {
+    pub(super) const fn is_needed(&self, length: u64) -> bool {
         length > self.max_inline
     }
 
@@ -116,6 +117,17 @@ impl Staging {
             at += wide(slice.len());
         }
         Some((slot, segment))
+    }
+
+    /// Copies a frame to a buffer, if one is free. Returns the cookie that gives it back.
+    pub(super) fn stage(
+        &mut self,
+        slices: &[IoSlice<'_>],
+        length: u64,
+        cookie: u64,
+    ) -> Option<(u64, LocalSegment)> {
+        let (slot, segment) = self.fill(slices, length)?;
+        Some((COOKIE_STAGED | cookie | u64::from(slot), segment))
     }
 
     /// Takes a buffer back, whose frame was sent.
@@ -276,8 +288,9 @@ impl Direct {
         immediate: i32,
     ) -> Sent {
         debug_assert!(slices.len() <= SLICES_MAX, "gathered before");
-        let Some((slot, segment)) = staging.fill(slices, length) else { return Sent::Blocked };
-        let cookie = COOKIE_STAGED | self.cookie | u64::from(slot);
+        let Some((cookie, segment)) = staging.stage(slices, length, self.cookie) else {
+            return Sent::Blocked;
+        };
         let data = Data::Segments(&[segment]);
         let sent = self.post(nic, data, remote, Some(immediate), Some(cookie));
         if sent != Sent::Done {

@@ -2,9 +2,12 @@
 
 use std::{collections::VecDeque, io::IoSlice};
 
+use vigie_detect::Instant;
+
 use super::{
     envelope::Control,
     link::{Direct, Own, Sent, Staging},
+    reliable::Lossy,
     wide,
 };
 use crate::vi::{Provider, Reason};
@@ -22,6 +25,8 @@ pub(super) enum Link {
     Prepared(Own),
     /// A reliable VI.
     Direct(Direct),
+    /// An unreliable VI.
+    Lossy(Box<Lossy>),
     /// To this rank itself.
     Loop(Loop),
 }
@@ -149,19 +154,28 @@ impl Peer {
         &mut self,
         nic: &mut P,
         staging: &mut Staging,
+        now: Instant,
         slices: &[IoSlice<'_>],
         length: u32,
     ) -> Sent {
         match &mut self.link {
             Link::Direct(direct) => direct.send_frame(nic, staging, slices, length),
+            Link::Lossy(lossy) => lossy.send(nic, staging, now, false, slices),
             Link::Loop(own) => own.send_frame(slices, length),
             Link::Absent | Link::Prepared(_) => Sent::Blocked,
         }
     }
 
-    pub(super) fn send_control<P: Provider>(&mut self, nic: &mut P, control: Control) -> Sent {
+    pub(super) fn send_control<P: Provider>(
+        &mut self,
+        nic: &mut P,
+        staging: &mut Staging,
+        now: Instant,
+        control: Control,
+    ) -> Sent {
         match &mut self.link {
             Link::Direct(direct) => direct.send_control(nic, control),
+            Link::Lossy(lossy) => lossy.send_control(nic, staging, now, control),
             Link::Loop(own) => {
                 own.items.push_back(Item::Control(control));
                 Sent::Done
@@ -174,6 +188,7 @@ impl Peer {
     pub(super) fn has_room(&mut self, staging: &Staging) -> bool {
         match &mut self.link {
             Link::Direct(direct) => direct.has_room(self.frame_bytes_max, staging),
+            Link::Lossy(lossy) => lossy.has_room(),
             Link::Loop(own) => own.bytes + u64::from(self.frame_bytes_max) <= own.bytes_max,
             Link::Absent | Link::Prepared(_) => false,
         }

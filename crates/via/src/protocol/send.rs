@@ -76,13 +76,13 @@ impl<P: Provider> Engine<P> {
         let head = Envelope { kind, flags, context, tag, id: NO_REQUEST, length }.encode();
         let sent = if let [one] = body {
             let slices = [IoSlice::new(&head), *one];
-            peer.send_frame(&mut self.nic, &mut self.staging, &slices, frame)
+            peer.send_frame(&mut self.nic, &mut self.staging, self.now, &slices, frame)
         } else {
             let mut slices = [IoSlice::new(&[]); SLICES_MAX];
             let Some(count) = gather(&head, body, 0, length as usize, &mut slices) else {
                 return false;
             };
-            peer.send_frame(&mut self.nic, &mut self.staging, &slices[..count], frame)
+            peer.send_frame(&mut self.nic, &mut self.staging, self.now, &slices[..count], frame)
         };
         match sent {
             Sent::Done => {
@@ -249,12 +249,12 @@ impl<P: Provider> Engine<P> {
         let frame = u32::try_from(head.len() + length).unwrap_or(u32::MAX);
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
         if let Some(count) = gather(head, body, skip, length, &mut slices) {
-            return peer.send_frame(&mut self.nic, &mut self.staging, &slices[..count], frame);
+            return peer.send_frame(&mut self.nic, &mut self.staging, self.now, &slices[..count], frame);
         }
         let mut scratch = Vec::with_capacity(length);
         copy_range(body, skip, length, &mut scratch);
         let slices = [IoSlice::new(head), IoSlice::new(&scratch)];
-        peer.send_frame(&mut self.nic, &mut self.staging, &slices, frame)
+        peer.send_frame(&mut self.nic, &mut self.staging, self.now, &slices, frame)
     }
 
     /// Calls `act` with the bytes of a request, wherever they are, from what was sent on.
@@ -481,7 +481,7 @@ impl<P: Provider> Engine<P> {
         let mut sent = Sent::Done;
         if let Some(peer) = self.peers.get_mut(rank as usize) {
             while let Some(control) = peer.controls.front().copied() {
-                sent = peer.send_control(&mut self.nic, control);
+                sent = peer.send_control(&mut self.nic, &mut self.staging, self.now, control);
                 if sent != Sent::Done {
                     break;
                 }
