@@ -10,7 +10,11 @@ use cluster::{
     Cluster, scarce,
     traffic::{Outcome, Traffic},
 };
-use vigie_via::{protocol::Config, sim::FaultPlan, vi::Attributes};
+use vigie_via::{
+    protocol::Config,
+    sim::FaultPlan,
+    vi::{Attributes, Reliability},
+};
 
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
@@ -107,4 +111,48 @@ fn a_crash_at_every_transmission() {
     });
     println!("{errors} operations were told");
     assert!(errors > 20, "{errors}");
+}
+
+/// Goal: over unreliable VIs every message arrives once, whole and in order, at each rate of faults. Method:
+/// the same random traffic; the counters show that each kind of fault happened and was met.
+#[test]
+fn random_traffic_over_unreliable_vis() {
+    println!("loss %   messages  packets  again  lost  doubled  reordered  damaged");
+    for (index, share) in (0_u64..).zip([0.001, 0.01, 0.1, 0.3]) {
+        let mut all = [0_u64; 7];
+        for_each_seed(8, |seed| {
+            let (mut config, attributes) = config(seed);
+            config.reliability = Reliability::Unreliable;
+            let plan = FaultPlan::lossy(share);
+            let cluster = Cluster::with(seed, plan, 2 + u32::try_from(seed % 2).expect("small"), config, attributes);
+            let mut traffic = Traffic::new(seed, cluster, [8, 64, 500, 2000, 6000, 20_000]);
+            let outcome = traffic.run(150);
+            assert_eq!(outcome.errors, 0, "nobody died");
+            let counts = traffic.cluster.network.counts();
+            let faults =
+                [counts.lost, counts.duplicated, counts.reordered, counts.corrupted_data];
+            for (sum, one) in all[3..].iter_mut().zip(faults) {
+                *sum += one;
+            }
+            all[0] += outcome.messages as u64;
+            for rank in 0..traffic.cluster.engines.len() {
+                for peer in 0..3 {
+                    if let Some(one) = traffic.cluster.engines[rank].reliable_counters(peer) {
+                        all[1] += one.packets;
+                        all[2] += one.retransmissions;
+                    }
+                }
+            }
+        });
+        let [messages, packets, again, lost, doubled, reordered, damaged] = all;
+        println!(
+            "{:>6}   {messages:>8}  {packets:>7}  {again:>5}  {lost:>4}  {doubled:>7}  {reordered:>9}  {damaged:>7}",
+            share * 100.0
+        );
+        assert!(messages > 100);
+        if index >= 1 {
+            assert!(lost > 0 && doubled > 0 && reordered > 0 && damaged > 0, "no faults: {all:?}");
+            assert!(again > 0, "nothing was sent again");
+        }
+    }
 }

@@ -516,8 +516,8 @@ impl<P: Provider> Engine<P> {
             };
             match lossy.service(&mut self.nic, &mut self.staging, self.now) {
                 Ok(sent) => has_worked |= sent,
-                Err(what) => {
-                    self.peer_fault(rank, what);
+                Err(()) => {
+                    self.peer_failed(rank, Reason::TransportFailed);
                     continue;
                 }
             }

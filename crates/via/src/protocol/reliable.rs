@@ -307,13 +307,13 @@ impl Lossy {
         sent
     }
 
-    /// Sends again what is due. [`Sent::Fault`]: the peer has been silent for too long.
+    /// Sends again what is due. An error: the peer has been silent for too long, or the VI is broken.
     pub(super) fn service<P: Provider>(
         &mut self,
         nic: &mut P,
         staging: &mut Staging,
         now: Instant,
-    ) -> Result<bool, &'static str> {
+    ) -> Result<bool, ()> {
         let mut has_worked = false;
         for index in 0..self.packets.len() {
             let Some(packet) = self.packets.get(index) else { break };
@@ -321,12 +321,12 @@ impl Lossy {
                 continue;
             }
             if now.saturating_duration_since(packet.first_sent) >= self.give_up_after {
-                return Err("it has acknowledged nothing for too long");
+                return Err(());
             }
             self.counters.retransmissions += u64::from(packet.tries > 0);
             has_worked = true;
-            if let Sent::Fault(what) = self.transmit(nic, staging, now, index) {
-                return Err(what);
+            if matches!(self.transmit(nic, staging, now, index), Sent::Fault(_)) {
+                return Err(());
             }
         }
         Ok(has_worked)

@@ -52,13 +52,13 @@ struct Receipt {
 
 /// What a run came to.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Outcome {
+pub(crate) struct Outcome {
     pub messages: usize,
     pub errors: usize,
     pub cancelled: usize,
 }
 
-pub struct Traffic {
+pub(crate) struct Traffic {
     pub cluster: Cluster,
     random: fastrand::Rng,
     lengths: [usize; 6],
@@ -71,7 +71,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    pub fn new(seed: u64, cluster: Cluster, lengths: [usize; 6]) -> Self {
+    pub(crate) fn new(seed: u64, cluster: Cluster, lengths: [usize; 6]) -> Self {
         Self {
             cluster,
             random: fastrand::Rng::with_seed(seed),
@@ -279,7 +279,7 @@ impl Traffic {
     }
 
     /// Runs `count` random operations, and then until every message is received and nothing is left.
-    pub fn run(&mut self, count: usize) -> Outcome {
+    pub(crate) fn run(&mut self, count: usize) -> Outcome {
         let mut left = count;
         for _ in 0..STEPS_MAX {
             if left > 0 && self.random.u32(0..3) > 0 {
