@@ -134,11 +134,13 @@ impl<P: Provider> Engine<P> {
             return lacks("its VIs are less reliable than asked for");
         }
         let (tag, cq) = (nic.create_tag(), nic.create_cq()?);
-        let staging_bytes = config.staging_frames as usize * config.frame_bytes_max as usize;
+        // Over unreliable VIs a header stands before each frame.
+        let frame_bytes = (config.frame_bytes_max + 64).next_multiple_of(64);
+        let staging_bytes = config.staging_frames as usize * frame_bytes as usize;
         let region = nic.allocate(staging_bytes, region_attributes(tag, false))?;
         let staging = Staging::new(
             region,
-            config.frame_bytes_max,
+            frame_bytes,
             config.staging_frames,
             attributes.max_inline,
         );

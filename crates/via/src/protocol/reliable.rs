@@ -243,6 +243,7 @@ impl Lossy {
         let (acknowledged, selective) = self.received();
         let Some(packet) = self.packets.get_mut(index) else { return Sent::Done };
         let length = u32::try_from(packet.bytes.len() - HEADER_BYTES).unwrap_or_default();
+        packet.overtaken = 0;
         let (kind, number) = (packet.kind, packet.number);
         Header { kind, length, number, acknowledged, selective }.seal(&mut packet.bytes);
         let offset = number % self.slots_out * self.slot_bytes_out;
@@ -271,7 +272,6 @@ impl Lossy {
             let wait = self.retransmit_after * (1 << packet.tries.min(BACKOFF_MAX));
             packet.due = now.saturating_add(wait);
             packet.tries += 1;
-            packet.overtaken = 0;
             self.owes_ack = false;
         } else {
             packet.due = now.saturating_add(self.retransmit_after / 8);
