@@ -10,8 +10,9 @@ use super::{
     link::{self, COOKIE_STAGED, Own, Sent, Staging, cookie_of, rank_of},
     matching::{Posted, Unexpected},
     payload::{Nowhere, Sink},
-    peer::{Link, Loop, Peer},
+    peer::{Item, Link, Loop, Peer},
     request::{Message, Request},
+    reliable::{HEADER_BYTES, Lossy, ReliableCounters},
     slots::Slots,
 };
 use crate::vi::{
@@ -100,6 +101,7 @@ pub struct Engine<P: Provider> {
     pub(super) listed: Vec<u32>,
     /// Peers that may be owed credits.
     touched: Vec<u32>,
+    pub(super) now: Instant,
     pub(super) buffered_bytes: u64,
     pub(super) counters: Counters,
     pub(super) events: VecDeque<EngineEvent>,
@@ -132,11 +134,13 @@ impl<P: Provider> Engine<P> {
             return lacks("its VIs are less reliable than asked for");
         }
         let (tag, cq) = (nic.create_tag(), nic.create_cq()?);
-        let staging_bytes = config.staging_frames as usize * config.frame_bytes_max as usize;
+        // Over unreliable VIs a header stands before each frame.
+        let frame_bytes = (config.frame_bytes_max + 64).next_multiple_of(64);
+        let staging_bytes = config.staging_frames as usize * frame_bytes as usize;
         let region = nic.allocate(staging_bytes, region_attributes(tag, false))?;
         let staging = Staging::new(
             region,
-            config.frame_bytes_max,
+            frame_bytes,
             config.staging_frames,
             attributes.max_inline,
         );
@@ -162,6 +166,7 @@ impl<P: Provider> Engine<P> {
             ready: Vec::new(),
             listed: Vec::new(),
             touched: Vec::new(),
+            now: Instant::from_nanos(0),
             buffered_bytes: 0,
             counters: Counters::default(),
             events: VecDeque::new(),
@@ -277,10 +282,14 @@ impl<P: Provider> Engine<P> {
         let terms = greeting::decode(bytes, rank, size, &config)?;
         match std::mem::replace(&mut peer.link, Link::Absent) {
             Link::Prepared(own) => {
-                peer.frame_bytes_max = config.frame_bytes_max.min(terms.area_bytes / 2);
+                peer.frame_bytes_max = config.frame_bytes_max.min(terms.frame_bytes_max);
                 peer.window_out = u64::from(terms.window_bytes);
                 peer.failed = None;
-                peer.link = Link::Direct(link::Direct::new(own, terms));
+                peer.link = if config.is_unreliable() {
+                    Link::Lossy(Box::new(Lossy::new(own, terms, &config)))
+                } else {
+                    Link::Direct(link::Direct::new(own, terms))
+                };
                 Ok(())
             }
             other => {
@@ -319,6 +328,7 @@ impl<P: Provider> Engine<P> {
             let found = match &peer.link {
                 Link::Prepared(own) => own.vi,
                 Link::Direct(direct) => direct.vi,
+                Link::Lossy(lossy) => lossy.own.vi,
                 Link::Absent | Link::Loop(_) => return None,
             };
             (found == vi).then_some(rank)
@@ -368,6 +378,7 @@ impl<P: Provider> Engine<P> {
 
     /// Takes what has arrived, and sends what waited for credit. Returns whether anything was done.
     pub fn progress(&mut self, now: Instant) -> bool {
+        self.now = now;
         let mut has_worked = self.nic.progress(now);
         has_worked |= self.take_nic_events();
         for _ in 0..BUDGET {
@@ -376,7 +387,7 @@ impl<P: Provider> Engine<P> {
             }
             has_worked = true;
         }
-        has_worked | self.flush()
+        has_worked | self.flush() | self.serve_lossy()
     }
 
     /// Takes one completion. Returns whether there was one.
@@ -396,20 +407,14 @@ impl<P: Provider> Engine<P> {
         let Some(Peer { link: Link::Loop(own), .. }) = self.peers.get_mut(rank as usize) else {
             return false;
         };
-        if own.is_idle() {
-            return false;
-        }
-        let control = own.controls.pop_front();
-        let frame = own.take();
-        if let Some(control) = control {
-            let handled = self.control(rank, control);
-            debug_assert!(handled.is_ok(), "from ourselves");
-        }
-        if let Some(bytes) = frame {
-            let arrival = Arrival::new(rank, bytes.len(), Origin::Heap(bytes));
-            let handled = self.frame(arrival, direct);
-            debug_assert!(handled.is_ok(), "from ourselves: {handled:?}");
-        }
+        let Some(item) = own.take() else { return false };
+        let handled = match item {
+            Item::Control(control) => self.control(rank, control),
+            Item::Frame(bytes) => {
+                self.frame(Arrival::new(rank, bytes.len(), Origin::Heap(bytes)), direct)
+            }
+        };
+        debug_assert!(handled.is_ok(), "from ourselves: {handled:?}");
         true
     }
 
@@ -443,7 +448,7 @@ impl<P: Provider> Engine<P> {
         let Some(Peer { link: Link::Direct(link), failed: None, is_touched, .. }) =
             self.peers.get_mut(rank as usize)
         else {
-            return Ok(());
+            return self.arrived_lossy(rank, immediate, direct);
         };
         link.consumed();
         if !std::mem::replace(is_touched, true) {
@@ -467,6 +472,73 @@ impl<P: Provider> Engine<P> {
         }
         self.give_back(rank, false);
         Ok(())
+    }
+
+    /// Takes what came over an unreliable VI.
+    #[cold]
+    fn arrived_lossy<S: Sink + ?Sized>(
+        &mut self,
+        rank: u32,
+        immediate: i32,
+        direct: &mut Direct<'_, S>,
+    ) -> Result<(), &'static str> {
+        let Some(Peer { link: Link::Lossy(lossy), failed: None, .. }) =
+            self.peers.get_mut(rank as usize)
+        else {
+            return Ok(());
+        };
+        lossy.repost(&mut self.nic);
+        lossy.arrived(immediate)?;
+        while let Some(Peer { link: Link::Lossy(lossy), failed: None, .. }) =
+            self.peers.get_mut(rank as usize)
+            && let Some(item) = lossy.take()
+        {
+            match item? {
+                Item::Control(control) => self.control(rank, control)?,
+                Item::Frame(bytes) => {
+                    self.frame(Arrival::behind(rank, HEADER_BYTES, bytes), direct)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Acknowledges what came over unreliable VIs, and sends again what is due. Returns whether anything was
+    /// sent again.
+    fn serve_lossy(&mut self) -> bool {
+        if !self.config.is_unreliable() {
+            return false;
+        }
+        let mut has_worked = false;
+        for rank in 0..self.size() {
+            let Some(Peer { link: Link::Lossy(lossy), failed: None, .. }) =
+                self.peers.get_mut(rank as usize)
+            else {
+                continue;
+            };
+            match lossy.service(&mut self.nic, &mut self.staging, self.now) {
+                Ok(sent) => has_worked |= sent,
+                Err(()) => {
+                    self.peer_failed(rank, Reason::TransportFailed);
+                    continue;
+                }
+            }
+            if let Some(Peer { link: Link::Lossy(lossy), .. }) = self.peers.get_mut(rank as usize)
+                && let Sent::Fault(what) = lossy.acknowledge(&mut self.nic)
+            {
+                self.peer_fault(rank, what);
+            }
+        }
+        has_worked
+    }
+
+    /// Returns what the error control over the unreliable VI to a rank did; `None` if there is none.
+    #[must_use]
+    pub fn reliable_counters(&self, rank: u32) -> Option<ReliableCounters> {
+        match &self.peers.get(rank as usize)?.link {
+            Link::Lossy(lossy) => Some(lossy.counters),
+            _ => None,
+        }
     }
 
     /// Gives credits back to a peer, if enough have gathered or it waits for them.
@@ -581,7 +653,16 @@ impl<P: Provider> Engine<P> {
     /// Returns when [`progress`](Self::progress) has work that only time brings.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.nic.next_deadline()
+        let nic = self.nic.next_deadline();
+        if !self.config.is_unreliable() {
+            return nic;
+        }
+        let lossy = self.peers.iter().filter(|peer| peer.failed.is_none());
+        let lossy = lossy.filter_map(|peer| match &peer.link {
+            Link::Lossy(lossy) => lossy.next_deadline(),
+            _ => None,
+        });
+        lossy.chain(nic).min()
     }
 }
 

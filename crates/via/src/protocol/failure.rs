@@ -34,6 +34,10 @@ impl<P: Provider> Engine<P> {
         peer.streams_in.clear();
         let vi = match &peer.link {
             Link::Direct(direct) => Some((direct.vi, direct.area.handle, direct.control.handle)),
+            Link::Lossy(lossy) => {
+                let own = &lossy.own;
+                Some((own.vi, own.area.handle, own.control.handle))
+            }
             Link::Prepared(own) => Some((own.vi, own.area.handle, own.control.handle)),
             Link::Absent | Link::Loop(_) => None,
         };

@@ -12,7 +12,7 @@ use crate::vi::RemoteKey;
 const MAGIC: u32 = u32::from_be_bytes(*b"vgm1");
 
 /// The length of a greeting, in bytes.
-const GREETING_BYTES: usize = 48;
+const GREETING_BYTES: usize = 52;
 
 /// Returns the greeting of `rank` for a peer.
 pub(super) fn encode(rank: u32, size: u32, config: &Config, own: &Own) -> Vec<u8> {
@@ -26,7 +26,9 @@ pub(super) fn encode(rank: u32, size: u32, config: &Config, own: &Own) -> Vec<u8
     for key in [own.area.key, own.control.key] {
         bytes.extend_from_slice(&key.0.to_le_bytes());
     }
-    bytes.extend_from_slice(&u32::from(config.is_unreliable()).to_le_bytes());
+    for word in [u32::from(config.is_unreliable()), config.frame_bytes_max] {
+        bytes.extend_from_slice(&word.to_le_bytes());
+    }
     bytes
 }
 
@@ -69,6 +71,7 @@ pub(super) fn decode(
         descriptors: word(bytes, 16),
         control_entries: word(bytes, 20),
         window_bytes: word(bytes, 24),
+        frame_bytes_max: word(bytes, 48),
         area_key: RemoteKey(long(bytes, 28)),
         control_key: RemoteKey(long(bytes, 36)),
     };
@@ -76,7 +79,8 @@ pub(super) fn decode(
         (4096..=AREA_BYTES_MAX).contains(&terms.area_bytes) && terms.area_bytes.is_multiple_of(64);
     let is_queue = (4..=1024).contains(&terms.control_entries)
         && (terms.control_entries + 8..=DESCRIPTORS_MAX).contains(&terms.descriptors);
-    if !is_area || !is_queue || terms.window_bytes < 128 {
+    let is_frame = (128..=terms.area_bytes / 2).contains(&terms.frame_bytes_max);
+    if !is_area || !is_frame || !is_queue || terms.window_bytes < 128 {
         return bad("its sizes are out of range");
     }
     Ok(terms)

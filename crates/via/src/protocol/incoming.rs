@@ -37,6 +37,12 @@ impl Arrival {
         Self { rank, origin, start: 0, length }
     }
 
+    /// Returns a frame that begins behind `start` bytes of something else.
+    pub(super) const fn behind(rank: u32, start: usize, bytes: Vec<u8>) -> Self {
+        let length = bytes.len() - start;
+        Self { rank, origin: Origin::Heap(bytes), start, length }
+    }
+
     /// Cuts off what was read.
     #[inline]
     const fn skip(&mut self, count: usize) {
@@ -528,6 +534,9 @@ impl<P: Provider> Engine<P> {
             Control::Pause | Control::Resume => {
                 let Some(peer) = self.peers.get_mut(rank as usize) else { return Ok(()) };
                 peer.is_paused = control == Control::Pause;
+                if control == Control::Resume {
+                    self.resume_sends(rank);
+                }
                 self.flush_peer(rank);
                 Ok(())
             }
@@ -536,11 +545,13 @@ impl<P: Provider> Engine<P> {
 
     /// A sender wants its message back: it gets it, unless a receive has matched it.
     fn cancel_wanted(&mut self, rank: u32, request: u64) {
+        // A message in one frame knows only the index, which no other takes while it waits for its match.
+        let short = u64::from(super::slots::index_of(request));
         let found = self.messages.keys().find(|key| {
             self.messages.get(*key).is_some_and(|message| {
                 message.label.source == rank
                     && message.node.is_some()
-                    && super::slots::index_of(message.sender) == super::slots::index_of(request)
+                    && (message.sender == request || message.sender == short)
             })
         });
         if let Some(key) = found {

@@ -64,6 +64,7 @@ pub(super) struct Terms {
     pub(super) descriptors: u32,
     pub(super) control_entries: u32,
     pub(super) window_bytes: u32,
+    pub(super) frame_bytes_max: u32,
 }
 
 /// Registered buffers for frames that are too long to go inline.
@@ -98,7 +99,7 @@ impl Staging {
 
     /// Returns whether frames of that length need a buffer.
     #[inline]
-    const fn is_needed(&self, length: u64) -> bool {
+    pub(super) const fn is_needed(&self, length: u64) -> bool {
         length > self.max_inline
     }
 
@@ -116,6 +117,17 @@ impl Staging {
             at += wide(slice.len());
         }
         Some((slot, segment))
+    }
+
+    /// Copies a frame to a buffer, if one is free. Returns the cookie that gives it back.
+    pub(super) fn stage(
+        &mut self,
+        slices: &[IoSlice<'_>],
+        length: u64,
+        cookie: u64,
+    ) -> Option<(u64, LocalSegment)> {
+        let (slot, segment) = self.fill(slices, length)?;
+        Some((COOKIE_STAGED | cookie | u64::from(slot), segment))
     }
 
     /// Takes a buffer back, whose frame was sent.
@@ -276,8 +288,9 @@ impl Direct {
         immediate: i32,
     ) -> Sent {
         debug_assert!(slices.len() <= SLICES_MAX, "gathered before");
-        let Some((slot, segment)) = staging.fill(slices, length) else { return Sent::Blocked };
-        let cookie = COOKIE_STAGED | self.cookie | u64::from(slot);
+        let Some((cookie, segment)) = staging.stage(slices, length, self.cookie) else {
+            return Sent::Blocked;
+        };
         let data = Data::Segments(&[segment]);
         let sent = self.post(nic, data, remote, Some(immediate), Some(cookie));
         if sent != Sent::Done {
@@ -339,16 +352,22 @@ impl Direct {
         }
     }
 
+    /// Returns whether the peer has a descriptor for a bell: bells are few, and some are kept for them.
+    fn has_descriptor(&mut self) -> Result<bool, &'static str> {
+        Ok(self.descriptors_out.left() > 0 || (self.refresh()? && self.descriptors_out.left() > 0))
+    }
+
     /// Sends a control entry.
     pub(super) fn send_control<P: Provider>(&mut self, nic: &mut P, control: Control) -> Sent {
-        if self.controls_out.left() == 0 {
+        if self.controls_out.left() == 0 || self.descriptors_out.left() == 0 {
             match self.refresh() {
-                Ok(true) if self.controls_out.left() > 0 => {}
-                Ok(_) => return Sent::Blocked,
+                Ok(_) if self.controls_out.left() == 0 || self.descriptors_out.left() == 0 => {
+                    return Sent::Blocked;
+                }
+                Ok(_) => {}
                 Err(what) => return Sent::Fault(what),
             }
         }
-        // The descriptor is there: `place` leaves enough of them for all control entries.
         let slot = self.controls_out.used() % self.terms.control_entries;
         let offset = ENTRIES + u64::from(slot) * wide(CONTROL_BYTES);
         let remote = RemoteSegment { key: self.terms.control_key, offset };
@@ -384,8 +403,10 @@ impl Direct {
         if self.is_wishing {
             return Sent::Done;
         }
-        if self.descriptors_out.left() == 0 {
-            return Sent::Blocked;
+        match self.has_descriptor() {
+            Ok(true) => {}
+            Ok(false) => return Sent::Blocked,
+            Err(what) => return Sent::Fault(what),
         }
         let sent = self.write_word(nic, WISH_WORD, 0, Some(WISH_IMMEDIATE));
         self.is_wishing = sent == Sent::Done;
@@ -462,8 +483,10 @@ impl Direct {
         if self.returned == if self.owes_notice { self.noticed } else { self.told } {
             return Sent::Done;
         }
-        let immediate =
-            (self.owes_notice && self.descriptors_out.left() > 0).then_some(NOTICE_IMMEDIATE);
+        let immediate = match self.has_descriptor() {
+            Ok(has) => (self.owes_notice && has).then_some(NOTICE_IMMEDIATE),
+            Err(what) => return Sent::Fault(what),
+        };
         let sent = self.write_word(nic, CREDIT_WORD, self.returned.pack(), immediate);
         if sent == Sent::Done {
             self.told = self.returned;

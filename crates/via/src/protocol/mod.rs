@@ -38,6 +38,7 @@ mod matching;
 mod payload;
 mod peer;
 mod receive;
+mod reliable;
 mod rendezvous;
 mod request;
 mod send;
@@ -52,6 +53,7 @@ pub use envelope::{
 };
 pub use matching::{Label, Pattern};
 pub use payload::{Layout, Nowhere, Payload, Scattered, Sink};
+pub use reliable::ReliableCounters;
 pub use request::{CancelState, Mode, RequestId, SendState, Status};
 
 /// A count of bytes in memory, as lengths on the wire are.

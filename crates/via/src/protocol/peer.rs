@@ -2,9 +2,12 @@
 
 use std::{collections::VecDeque, io::IoSlice};
 
+use vigie_detect::Instant;
+
 use super::{
     envelope::Control,
     link::{Direct, Own, Sent, Staging},
+    reliable::Lossy,
     wide,
 };
 use crate::vi::{Provider, Reason};
@@ -22,15 +25,23 @@ pub(super) enum Link {
     Prepared(Own),
     /// A reliable VI.
     Direct(Direct),
+    /// An unreliable VI.
+    Lossy(Box<Lossy>),
     /// To this rank itself.
     Loop(Loop),
+}
+
+/// What a rank sends to itself.
+#[derive(Debug)]
+pub(super) enum Item {
+    Frame(Vec<u8>),
+    Control(Control),
 }
 
 /// Frames from a rank to itself: the same protocol, without a VI.
 #[derive(Debug, Default)]
 pub(super) struct Loop {
-    pub(super) frames: VecDeque<Vec<u8>>,
-    pub(super) controls: VecDeque<Control>,
+    items: VecDeque<Item>,
     bytes: u64,
     bytes_max: u64,
 }
@@ -49,18 +60,20 @@ impl Loop {
             frame.extend_from_slice(slice);
         }
         self.bytes += wide(frame.len());
-        self.frames.push_back(frame);
+        self.items.push_back(Item::Frame(frame));
         Sent::Done
     }
 
-    pub(super) fn take(&mut self) -> Option<Vec<u8>> {
-        let frame = self.frames.pop_front()?;
-        self.bytes -= wide(frame.len());
-        Some(frame)
+    pub(super) fn take(&mut self) -> Option<Item> {
+        let item = self.items.pop_front()?;
+        if let Item::Frame(frame) = &item {
+            self.bytes -= wide(frame.len());
+        }
+        Some(item)
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.frames.is_empty() && self.controls.is_empty()
+        self.items.is_empty()
     }
 }
 
@@ -141,21 +154,30 @@ impl Peer {
         &mut self,
         nic: &mut P,
         staging: &mut Staging,
+        now: Instant,
         slices: &[IoSlice<'_>],
         length: u32,
     ) -> Sent {
         match &mut self.link {
             Link::Direct(direct) => direct.send_frame(nic, staging, slices, length),
+            Link::Lossy(lossy) => lossy.send(nic, staging, now, false, slices),
             Link::Loop(own) => own.send_frame(slices, length),
             Link::Absent | Link::Prepared(_) => Sent::Blocked,
         }
     }
 
-    pub(super) fn send_control<P: Provider>(&mut self, nic: &mut P, control: Control) -> Sent {
+    pub(super) fn send_control<P: Provider>(
+        &mut self,
+        nic: &mut P,
+        staging: &mut Staging,
+        now: Instant,
+        control: Control,
+    ) -> Sent {
         match &mut self.link {
             Link::Direct(direct) => direct.send_control(nic, control),
+            Link::Lossy(lossy) => lossy.send_control(nic, staging, now, control),
             Link::Loop(own) => {
-                own.controls.push_back(control);
+                own.items.push_back(Item::Control(control));
                 Sent::Done
             }
             Link::Absent | Link::Prepared(_) => Sent::Blocked,
@@ -166,6 +188,7 @@ impl Peer {
     pub(super) fn has_room(&mut self, staging: &Staging) -> bool {
         match &mut self.link {
             Link::Direct(direct) => direct.has_room(self.frame_bytes_max, staging),
+            Link::Lossy(lossy) => lossy.has_room(),
             Link::Loop(own) => own.bytes + u64::from(self.frame_bytes_max) <= own.bytes_max,
             Link::Absent | Link::Prepared(_) => false,
         }

@@ -119,6 +119,8 @@ pub(super) struct SendRequest {
     pub(super) needs_match: bool,
     /// It ends only when the receiver has read the region.
     pub(super) needs_finish: bool,
+    /// The receiver was asked whether it can be taken back.
+    pub(super) awaits_answer: bool,
     /// Nobody polls it.
     pub(super) is_detached: bool,
     /// The bytes it takes of the buffer for buffered sends.

@@ -76,13 +76,13 @@ impl<P: Provider> Engine<P> {
         let head = Envelope { kind, flags, context, tag, id: NO_REQUEST, length }.encode();
         let sent = if let [one] = body {
             let slices = [IoSlice::new(&head), *one];
-            peer.send_frame(&mut self.nic, &mut self.staging, &slices, frame)
+            peer.send_frame(&mut self.nic, &mut self.staging, self.now, &slices, frame)
         } else {
             let mut slices = [IoSlice::new(&[]); SLICES_MAX];
             let Some(count) = gather(&head, body, 0, length as usize, &mut slices) else {
                 return false;
             };
-            peer.send_frame(&mut self.nic, &mut self.staging, &slices[..count], frame)
+            peer.send_frame(&mut self.nic, &mut self.staging, self.now, &slices[..count], frame)
         };
         match sent {
             Sent::Done => {
@@ -149,6 +149,7 @@ impl<P: Provider> Engine<P> {
             is_matched: false,
             needs_match: is_synchronous,
             needs_finish: false,
+            awaits_answer: false,
             is_detached: false,
             buffered: 0,
             result: None,
@@ -248,12 +249,12 @@ impl<P: Provider> Engine<P> {
         let frame = u32::try_from(head.len() + length).unwrap_or(u32::MAX);
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
         if let Some(count) = gather(head, body, skip, length, &mut slices) {
-            return peer.send_frame(&mut self.nic, &mut self.staging, &slices[..count], frame);
+            return peer.send_frame(&mut self.nic, &mut self.staging, self.now, &slices[..count], frame);
         }
         let mut scratch = Vec::with_capacity(length);
         copy_range(body, skip, length, &mut scratch);
         let slices = [IoSlice::new(head), IoSlice::new(&scratch)];
-        peer.send_frame(&mut self.nic, &mut self.staging, &slices, frame)
+        peer.send_frame(&mut self.nic, &mut self.staging, self.now, &slices, frame)
     }
 
     /// Calls `act` with the bytes of a request, wherever they are, from what was sent on.
@@ -426,6 +427,7 @@ impl<P: Provider> Engine<P> {
         if send.stage != Stage::Sent
             || (send.needs_match && !send.is_matched)
             || send.needs_finish
+            || send.awaits_answer
             || send.result.is_some()
         {
             return;
@@ -465,12 +467,21 @@ impl<P: Provider> Engine<P> {
         }
     }
 
+    /// Goes on with the messages that had no grant while the peer had paused this side.
+    pub(super) fn resume_sends(&mut self, rank: u32) {
+        for key in self.requests.keys().collect::<Vec<_>>() {
+            if matches!(self.requests.get(key), Some(Request::Send(send)) if send.peer == rank) {
+                self.start_pump(key);
+            }
+        }
+    }
+
     /// Sends control entries that wait for credit. Returns whether none is left.
     pub(super) fn flush_controls(&mut self, rank: u32) -> bool {
         let mut sent = Sent::Done;
         if let Some(peer) = self.peers.get_mut(rank as usize) {
             while let Some(control) = peer.controls.front().copied() {
-                sent = peer.send_control(&mut self.nic, control);
+                sent = peer.send_control(&mut self.nic, &mut self.staging, self.now, control);
                 if sent != Sent::Done {
                     break;
                 }
@@ -664,7 +675,7 @@ impl<P: Provider> Engine<P> {
     /// Tries to take a message back. If it has begun to leave, the receiver is asked, and the request ends
     /// in [`RequestError::Cancelled`] or in the message's delivery: never both.
     pub fn cancel_send(&mut self, id: RequestId) -> CancelState {
-        let Some(Request::Send(send)) = self.requests.get(id.0) else {
+        let Some(Request::Send(send)) = self.requests.get_mut(id.0) else {
             return CancelState::TooLate;
         };
         let (rank, stage) = (send.peer, send.stage);
@@ -675,7 +686,12 @@ impl<P: Provider> Engine<P> {
             self.unqueue(id.0, rank);
             return CancelState::Cancelled;
         }
-        self.tell(rank, Control::Cancel { request: id.0 });
+        let Some(Request::Send(send)) = self.requests.get_mut(id.0) else {
+            return CancelState::TooLate;
+        };
+        if !std::mem::replace(&mut send.awaits_answer, true) {
+            self.tell(rank, Control::Cancel { request: id.0 });
+        }
         CancelState::Asked
     }
 
@@ -694,9 +710,18 @@ impl<P: Provider> Engine<P> {
         key: u64,
         is_cancelled: bool,
     ) -> Result<(), &'static str> {
-        // It may have ended, if it was matched before the wish arrived.
+        // It may have been dropped since.
         let Some(send) = self.send_of(rank, key) else { return Ok(()) };
-        if !is_cancelled || send.result.is_some() {
+        if !std::mem::take(&mut send.awaits_answer) {
+            return Err("an answer to nothing");
+        }
+        if send.result.is_some() {
+            return Ok(());
+        }
+        if !is_cancelled {
+            // It was matched, or all of it was received.
+            send.is_matched = true;
+            self.finish_send(key);
             return Ok(());
         }
         if send.is_matched {

@@ -1,5 +1,7 @@
 //! Engines of several ranks on a simulated network, driven together until nothing is left to happen.
 
+pub(crate) mod traffic;
+
 use std::{io::IoSlice, task::Poll, time::Duration};
 
 use vigie_detect::{Armed, Instant};
@@ -15,14 +17,14 @@ use vigie_via::{
 /// A run that takes more turns than this hangs.
 const TURNS_MAX: usize = 2_000_000;
 
-pub struct Cluster {
+pub(crate) struct Cluster {
     pub network: SimNetwork,
     pub engines: Vec<Engine<SimNic>>,
-    pub failures: Vec<(usize, EngineEvent)>,
+    is_up: bool,
 }
 
 /// Attributes of a NIC of which everything is scarce.
-pub fn scarce() -> Attributes {
+pub(crate) fn scarce() -> Attributes {
     let mut attributes = Attributes::named("sim");
     attributes.max_descriptors = 64;
     attributes.max_inline = 64;
@@ -30,12 +32,12 @@ pub fn scarce() -> Attributes {
 }
 
 impl Cluster {
-    pub fn new(seed: u64, plan: FaultPlan, size: u32, config: Config) -> Self {
+    pub(crate) fn new(seed: u64, plan: FaultPlan, size: u32, config: Config) -> Self {
         Self::with(seed, plan, size, config, Attributes::named("sim"))
     }
 
     /// Makes engines and connects each with each.
-    pub fn with(
+    pub(crate) fn with(
         seed: u64,
         plan: FaultPlan,
         size: u32,
@@ -50,7 +52,7 @@ impl Cluster {
                 Engine::new(nic, rank, size, config).expect("an engine")
             })
             .collect();
-        let mut cluster = Self { network, engines, failures: Vec::new() };
+        let mut cluster = Self { network, engines, is_up: false };
         for low in 0..size {
             for high in low + 1..size {
                 let address = cluster.engine(high).nic().address();
@@ -75,19 +77,20 @@ impl Cluster {
                 }
             }
             if connected == size * (size - 1) {
+                cluster.is_up = true;
                 return cluster;
             }
         }
         panic!("not all are connected: {connected}");
     }
 
-    pub fn engine(&mut self, rank: u32) -> &mut Engine<SimNic> {
+    pub(crate) fn engine(&mut self, rank: u32) -> &mut Engine<SimNic> {
         &mut self.engines[rank as usize]
     }
 
     /// Lets everybody work until all sleep, and then time pass until the next thing happens. Returns whether
     /// anything did.
-    pub fn turn(&mut self) -> bool {
+    pub(crate) fn turn(&mut self) -> bool {
         let mut has_worked = false;
         let now = self.network.now();
         for engine in &mut self.engines {
@@ -99,6 +102,11 @@ impl Cluster {
                     break;
                 }
                 has_worked = true;
+            }
+            if self.is_up {
+                while let Some(event) = engine.event() {
+                    assert!(matches!(event, EngineEvent::Failed { .. }), "{event:?}");
+                }
             }
             let mut ready = Vec::new();
             engine.take_ready(&mut ready);
@@ -127,7 +135,7 @@ impl Cluster {
     }
 
     /// Lets everything happen that will.
-    pub fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         for _ in 0..TURNS_MAX {
             if !self.turn() {
                 return;
@@ -136,14 +144,14 @@ impl Cluster {
         panic!("never quiet");
     }
 
-    pub fn send(&mut self, from: u32, to: u32, tag: u32, mode: Mode, bytes: &[u8]) -> SendState {
+    pub(crate) fn send(&mut self, from: u32, to: u32, tag: u32, mode: Mode, bytes: &[u8]) -> SendState {
         self.engine(from)
             .send(to, 0, tag, mode, Payload::Borrowed(&[IoSlice::new(bytes)]))
             .expect("the send begins")
     }
 
     /// Waits for a receive, with a place for its data.
-    pub fn receive_into<S: Sink + ?Sized>(
+    pub(crate) fn receive_into<S: Sink + ?Sized>(
         &mut self,
         rank: u32,
         id: RequestId,
@@ -159,7 +167,7 @@ impl Cluster {
     }
 
     /// Receives a message.
-    pub fn receive(&mut self, rank: u32, pattern: Pattern) -> (Status, Vec<u8>) {
+    pub(crate) fn receive(&mut self, rank: u32, pattern: Pattern) -> (Status, Vec<u8>) {
         let id = self.engine(rank).post_receive(pattern);
         let mut bytes = Vec::new();
         let status = self.receive_into(rank, id, &mut bytes).expect("a message");
@@ -167,7 +175,7 @@ impl Cluster {
     }
 
     /// Waits for a send.
-    pub fn finish(&mut self, rank: u32, state: SendState, body: &[u8]) -> Result<(), RequestError> {
+    pub(crate) fn finish(&mut self, rank: u32, state: SendState, body: &[u8]) -> Result<(), RequestError> {
         let SendState::Pending(id) = state else { return Ok(()) };
         for _ in 0..TURNS_MAX {
             let polled = self.engine(rank).poll_send(id, Some(&[IoSlice::new(body)]));
@@ -179,7 +187,7 @@ impl Cluster {
         panic!("rank {rank} waits for ever");
     }
 
-    pub fn is_done(&mut self, rank: u32, id: RequestId, body: &[u8]) -> bool {
+    pub(crate) fn is_done(&mut self, rank: u32, id: RequestId, body: &[u8]) -> bool {
         match self.engine(rank).poll_send(id, Some(&[IoSlice::new(body)])) {
             Poll::Ready(result) => {
                 result.expect("sent");
@@ -191,12 +199,12 @@ impl Cluster {
 }
 
 /// A pattern in context 0.
-pub fn from(source: impl Into<Option<u32>>, tag: impl Into<Option<u32>>) -> Pattern {
+pub(crate) fn from(source: impl Into<Option<u32>>, tag: impl Into<Option<u32>>) -> Pattern {
     Pattern { context: 0, source: source.into(), tag: tag.into() }
 }
 
 /// Bytes that differ from place to place and from message to message.
-pub fn bytes_of(number: u64, length: usize) -> Vec<u8> {
+pub(crate) fn bytes_of(number: u64, length: usize) -> Vec<u8> {
     let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..length)
         .map(|_| {

@@ -1,0 +1,372 @@
+//! Random traffic between all ranks, and the check that every message was received once, whole and in order.
+
+use std::{io::IoSlice, task::Poll};
+
+use vigie_via::{
+    protocol::{
+        CancelState, Mode, Pattern, Payload, RequestError, RequestId, SendError, SendState,
+    },
+    vi::Provider,
+};
+
+use super::{Cluster, bytes_of};
+
+/// Steps after which a run hangs.
+const STEPS_MAX: usize = 400_000;
+
+#[derive(Clone, Debug)]
+struct Sent {
+    from: u32,
+    to: u32,
+    context: u16,
+    tag: u32,
+    length: usize,
+    receipts: usize,
+    is_cancelled: bool,
+}
+
+#[derive(Debug)]
+struct Sending {
+    number: usize,
+    id: RequestId,
+    body: Vec<u8>,
+    is_borrowed: bool,
+}
+
+#[derive(Debug)]
+struct Receiving {
+    rank: u32,
+    id: RequestId,
+    pattern: Pattern,
+    buffer: Vec<u8>,
+    order: usize,
+}
+
+#[derive(Debug)]
+struct Receipt {
+    rank: u32,
+    pattern: Pattern,
+    order: usize,
+    number: usize,
+}
+
+/// What a run came to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Outcome {
+    pub messages: usize,
+    pub errors: usize,
+    pub cancelled: usize,
+}
+
+pub(crate) struct Traffic {
+    pub cluster: Cluster,
+    random: fastrand::Rng,
+    lengths: [usize; 6],
+    messages: Vec<Sent>,
+    sending: Vec<Sending>,
+    receiving: Vec<Receiving>,
+    receipts: Vec<Receipt>,
+    posted: usize,
+    errors: usize,
+}
+
+impl Traffic {
+    pub(crate) fn new(seed: u64, cluster: Cluster, lengths: [usize; 6]) -> Self {
+        Self {
+            cluster,
+            random: fastrand::Rng::with_seed(seed),
+            lengths,
+            messages: Vec::new(),
+            sending: Vec::new(),
+            receiving: Vec::new(),
+            receipts: Vec::new(),
+            posted: 0,
+            errors: 0,
+        }
+    }
+
+    fn size(&self) -> u32 {
+        u32::try_from(self.cluster.engines.len()).expect("few")
+    }
+
+    fn is_alive(&self, rank: u32) -> bool {
+        let nic = self.cluster.engines[rank as usize].nic();
+        !self.cluster.network.has_crashed(nic.id())
+    }
+
+    fn alive_rank(&mut self) -> u32 {
+        loop {
+            let rank = self.random.u32(0..self.size());
+            if self.is_alive(rank) {
+                return rank;
+            }
+        }
+    }
+
+    /// An error is right if it names a rank that has crashed.
+    fn check_error(&mut self, error: RequestError) {
+        let RequestError::PeerFailed { rank, .. } = error else { panic!("{error}") };
+        assert!(!self.is_alive(rank), "{error}, which is not so");
+        self.errors += 1;
+    }
+
+    fn send(&mut self) {
+        let (from, to) = (self.alive_rank(), self.random.u32(0..self.size()));
+        let (context, tag) = (self.random.u16(0..2), self.random.u32(0..3));
+        let longest = self.lengths[self.random.usize(0..6)];
+        let length = self.random.usize(0..=longest);
+        let modes =
+            [Mode::Standard, Mode::Standard, Mode::Synchronous, Mode::Buffered, Mode::Ready];
+        let mode = modes[self.random.usize(0..5)];
+        let number = self.messages.len();
+        let mut body = bytes_of(number as u64, length);
+        if let Some(start) = body.get_mut(..4) {
+            start.copy_from_slice(&u32::try_from(number).expect("few").to_le_bytes());
+        }
+        let is_borrowed = self.random.bool();
+        let cut = self.random.usize(0..=length);
+        let slices = [IoSlice::new(&body[..cut]), IoSlice::new(&body[cut..])];
+        let engine = self.cluster.engine(from);
+        let payload = if is_borrowed {
+            Payload::Borrowed(&slices)
+        } else if tag == 2 && length > 0 {
+            let memory = vigie_via::vi::Memory::allocate(length).expect("memory");
+            memory.write(0, &body).expect("inside");
+            let mut attributes = vigie_via::vi::MemoryAttributes::private(engine.tag());
+            attributes.allows_read = true;
+            let region = engine.nic_mut().register(memory, attributes).expect("registers");
+            Payload::Region { region, offset: 0, length: length as u64 }
+        } else {
+            Payload::Owned(body.clone())
+        };
+        let state = match engine.send(to, context, tag, mode, payload) {
+            Ok(state) => state,
+            Err(SendError::BufferFull { .. }) => return,
+            Err(SendError::PeerFailed { rank, .. }) => {
+                assert!(!self.is_alive(rank), "rank {rank} has not failed");
+                self.errors += 1;
+                return;
+            }
+            Err(other) => panic!("{other}"),
+        };
+        let one = Sent { from, to, context, tag, length, receipts: 0, is_cancelled: false };
+        self.messages.push(one);
+        if let SendState::Pending(id) = state {
+            self.sending.push(Sending { number, id, body, is_borrowed });
+            if self.random.u32(0..20) == 0 {
+                let asked = self.cluster.engine(from).cancel_send(id);
+                if asked == CancelState::Cancelled {
+                    self.sending.pop();
+                    self.messages[number].is_cancelled = true;
+                }
+            }
+        }
+    }
+
+    fn post(&mut self, rank: u32, pattern: Pattern) {
+        let id = self.cluster.engine(rank).post_receive(pattern);
+        self.posted += 1;
+        let order = self.posted;
+        self.receiving.push(Receiving { rank, id, pattern, buffer: Vec::new(), order });
+    }
+
+    fn receive(&mut self) {
+        let rank = self.alive_rank();
+        let (context, size) = (self.random.u16(0..2), self.size());
+        let source = self.random.bool().then(|| self.random.u32(0..size));
+        let tag = self.random.bool().then(|| self.random.u32(0..3));
+        let pattern = Pattern { context, source, tag };
+        match self.random.u32(0..4) {
+            0 => {
+                let mut buffer = Vec::new();
+                let status = self.cluster.engine(rank).receive_now(pattern, &mut buffer);
+                if let Some(status) = status {
+                    self.posted += 1;
+                    let order = self.posted;
+                    self.received(rank, pattern, order, status, &buffer);
+                }
+            }
+            1 => {
+                let probed = self.cluster.engine(rank).probe(pattern);
+                let found = self.cluster.engine(rank).matched_probe(pattern);
+                if let (Some(probed), Some((id, status))) = (probed, found) {
+                    assert_eq!(probed, status, "a probed message is the one that is got");
+                    self.posted += 1;
+                    let (order, buffer) = (self.posted, Vec::new());
+                    self.receiving.push(Receiving { rank, id, pattern, buffer, order });
+                } else {
+                    assert_eq!(probed, None);
+                    if let Some((id, _)) = found {
+                        self.posted += 1;
+                        let (order, buffer) = (self.posted, Vec::new());
+                        self.receiving.push(Receiving { rank, id, pattern, buffer, order });
+                    }
+                }
+            }
+            _ => self.post(rank, pattern),
+        }
+    }
+
+    fn received(
+        &mut self,
+        rank: u32,
+        pattern: Pattern,
+        order: usize,
+        status: vigie_via::protocol::Status,
+        buffer: &[u8],
+    ) {
+        let length = usize::try_from(status.length).expect("short");
+        assert_eq!(buffer.len(), length, "all of it");
+        // Short messages do not carry their number: the first that fits is meant.
+        let number = match buffer.first_chunk::<4>() {
+            Some(start) => u32::from_le_bytes(*start) as usize,
+            None => self
+                .messages
+                .iter()
+                .position(|one| {
+                    one.receipts == 0
+                        && !one.is_cancelled
+                        && (one.from, one.to, one.context, one.tag, one.length)
+                            == (status.source, rank, pattern.context, status.tag, length)
+                })
+                .expect("a message that was sent"),
+        };
+        let message = &mut self.messages[number];
+        message.receipts += 1;
+        assert_eq!((message.from, message.to), (status.source, rank), "message {number}");
+        assert_eq!((message.context, message.tag), (pattern.context, status.tag));
+        assert!(!message.is_cancelled, "message {number} was cancelled and received");
+        let mut body = bytes_of(number as u64, message.length);
+        if let Some(start) = body.get_mut(..4) {
+            start.copy_from_slice(&buffer[..4]);
+            assert!(body == buffer, "message {number} is damaged");
+        }
+        self.receipts.push(Receipt { rank, pattern, order, number });
+    }
+
+    fn poll(&mut self) {
+        for sending in std::mem::take(&mut self.sending) {
+            let from = self.messages[sending.number].from;
+            if !self.is_alive(from) {
+                continue;
+            }
+            let slices = [IoSlice::new(&sending.body)];
+            let body = sending.is_borrowed.then_some(&slices[..]);
+            match self.cluster.engine(from).poll_send(sending.id, body) {
+                Poll::Pending => self.sending.push(sending),
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(RequestError::Cancelled)) => {
+                    self.messages[sending.number].is_cancelled = true;
+                }
+                Poll::Ready(Err(error)) => self.check_error(error),
+            }
+        }
+        for mut receiving in std::mem::take(&mut self.receiving) {
+            let rank = receiving.rank;
+            if !self.is_alive(rank) {
+                continue;
+            }
+            let id = receiving.id;
+            match self.cluster.engine(rank).poll_receive(id, &mut receiving.buffer) {
+                Poll::Pending => self.receiving.push(receiving),
+                Poll::Ready(Ok(status)) => {
+                    let Receiving { pattern, order, buffer, .. } = receiving;
+                    self.received(rank, pattern, order, status, &buffer);
+                }
+                Poll::Ready(Err(error)) => self.check_error(error),
+            }
+        }
+    }
+
+    /// Runs `count` random operations, and then until every message is received and nothing is left.
+    pub(crate) fn run(&mut self, count: usize) -> Outcome {
+        let mut left = count;
+        for _ in 0..STEPS_MAX {
+            if left > 0 && self.random.u32(0..3) > 0 {
+                left -= 1;
+                if self.random.bool() { self.send() } else { self.receive() }
+            }
+            if self.random.bool() {
+                self.poll();
+            }
+            if (left == 0 || self.random.bool()) && !self.cluster.turn() && left == 0 {
+                self.poll();
+                if !self.cluster.turn() && self.clear_up() {
+                    self.check();
+                    let cancelled = self.messages.iter().filter(|one| one.is_cancelled).count();
+                    let (messages, errors) = (self.receipts.len(), self.errors);
+                    return Outcome { messages, errors, cancelled };
+                }
+            }
+        }
+        let sends: Vec<_> =
+            self.sending.iter().map(|one| (one.number, &self.messages[one.number])).collect();
+        let receives: Vec<_> =
+            self.receiving.iter().map(|one| (one.rank, one.pattern, one.buffer.len())).collect();
+        panic!("hangs with {left} to do, sends {sends:?} and receives {receives:?}");
+    }
+
+    /// Nothing happens any more. Takes receives back that nothing fits, and posts some that anything fits.
+    /// Returns whether nothing is left to do.
+    fn clear_up(&mut self) -> bool {
+        let mut matched = Vec::new();
+        for receiving in std::mem::take(&mut self.receiving) {
+            if self.cluster.engine(receiving.rank).cancel_receive(receiving.id)
+                == CancelState::TooLate
+            {
+                matched.push(receiving);
+            }
+        }
+        self.receiving = matched;
+        let mut is_clear = self.receiving.is_empty();
+        for rank in 0..self.size() {
+            for context in 0..2 {
+                let pattern = Pattern { context, source: None, tag: None };
+                while self.is_alive(rank)
+                    && let Some((id, _)) = self.cluster.engine(rank).matched_probe(pattern)
+                {
+                    is_clear = false;
+                    self.posted += 1;
+                    let (order, buffer) = (self.posted, Vec::new());
+                    self.receiving.push(Receiving { rank, id, pattern, buffer, order });
+                }
+            }
+        }
+        if is_clear {
+            assert!(self.sending.is_empty(), "sends that never end: {:?}", self.sending.len());
+        }
+        is_clear
+    }
+
+    fn check(&mut self) {
+        for (number, message) in self.messages.iter().enumerate() {
+            let is_safe = self.is_alive(message.from) && self.is_alive(message.to);
+            let expected = usize::from(!message.is_cancelled);
+            if is_safe {
+                assert_eq!(message.receipts, expected, "message {number}: {message:?}");
+            } else {
+                assert!(message.receipts <= expected, "message {number}: {message:?}");
+            }
+        }
+        self.receipts.sort_by_key(|receipt| receipt.order);
+        for (index, late) in self.receipts.iter().enumerate() {
+            let overtaken = &self.messages[late.number];
+            for early in &self.receipts[..index] {
+                let winner = &self.messages[early.number];
+                let is_wrong = early.rank == late.rank
+                    && winner.from == overtaken.from
+                    && winner.context == overtaken.context
+                    && late.number < early.number
+                    && early.pattern.tag.is_none_or(|tag| tag == overtaken.tag)
+                    && overtaken.length >= 4
+                    && winner.length >= 4;
+                assert!(!is_wrong, "message {} overtook {}", early.number, late.number);
+            }
+        }
+        for rank in 0..self.size() {
+            if self.is_alive(rank) {
+                assert_eq!(self.cluster.engine(rank).kept(), 0, "rank {rank} keeps something");
+            }
+        }
+    }
+}

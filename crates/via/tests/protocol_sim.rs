@@ -1,0 +1,158 @@
+//! Random traffic in virtual time: over reliable VIs, over lossy ones, and with a rank that dies.
+//!
+//! `SIM_SEEDS` is the number of seeds of each test, `SIM_SEED` the first; a failure names its seed.
+
+mod cluster;
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use cluster::{
+    Cluster, scarce,
+    traffic::{Outcome, Traffic},
+};
+use vigie_via::{
+    protocol::Config,
+    sim::FaultPlan,
+    vi::{Attributes, Reliability},
+};
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
+}
+
+/// Runs `run` for each seed, and names the one that fails.
+fn for_each_seed(default: u64, mut run: impl FnMut(u64)) {
+    let first = number("SIM_SEED", 0);
+    for seed in first..first + number("SIM_SEEDS", default) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(seed))) {
+            eprintln!(
+                "failed: SIM_SEED={seed} SIM_SEEDS=1 cargo test -p vigie-via --test protocol_sim"
+            );
+            resume_unwind(panic);
+        }
+    }
+}
+
+/// A configuration that meets its limits soon, on every second seed.
+fn config(seed: u64) -> (Config, Attributes) {
+    let mut config = Config::default();
+    if seed.is_multiple_of(2) {
+        return (config, Attributes::named("sim"));
+    }
+    config.area_bytes = 4096;
+    config.frame_bytes_max = 512;
+    config.window_bytes = 2048;
+    config.descriptors = 32;
+    config.control_entries = 8;
+    config.staging_frames = 2;
+    config.unexpected_bytes_max = 16 << 10;
+    config.buffered_bytes_max = 8 << 10;
+    (config, scarce())
+}
+
+const LENGTHS: [usize; 6] = [8, 64, 500, 2000, 20_000, 60_000];
+
+fn traffic(seed: u64, plan: FaultPlan, size: u32, config: (Config, Attributes)) -> Traffic {
+    Traffic::new(seed, Cluster::with(seed, plan, size, config.0, config.1), LENGTHS)
+}
+
+/// Goal: whatever is sent is received once, whole and in order, and nothing is left behind. Method: random
+/// sends of all modes and lengths, receives, probes and cancellations between 1 to 4 ranks.
+#[test]
+fn random_traffic_over_reliable_vis() {
+    let mut all = Outcome::default();
+    for_each_seed(40, |seed| {
+        let size = u32::try_from(seed % 4).expect("small") + 1;
+        let outcome = traffic(seed, FaultPlan::reliable(), size, config(seed)).run(150);
+        all.messages += outcome.messages;
+        all.cancelled += outcome.cancelled;
+        assert_eq!(outcome.errors, 0, "nobody died");
+    });
+    println!("{all:?}");
+    assert!(all.messages > 0, "nothing was tested");
+}
+
+/// Goal: one seed, one run. Method: the same seed twice; the traces of the network are the same.
+#[test]
+fn a_seed_is_replayed() {
+    let run = |seed| {
+        let mut traffic = traffic(seed, FaultPlan::reliable(), 3, config(seed));
+        traffic.run(100);
+        traffic.cluster.network.trace_hash()
+    };
+    assert_eq!(run(5), run(5));
+    assert_ne!(run(5), run(7));
+}
+
+/// Goal: when a rank dies, wherever it is in the protocol, whatever waits for it ends in an error that names
+/// it, and the others go on. Method: the same traffic, with a crash at each transmission of one rank in turn.
+#[test]
+fn a_crash_at_every_transmission() {
+    const COUNT: usize = 70;
+    let mut errors = 0;
+    for_each_seed(2, |seed| {
+        let start = |seed| {
+            let (config, attributes) = config(seed);
+            let cluster = Cluster::with(seed, FaultPlan::reliable(), 3, config, attributes);
+            Traffic::new(seed, cluster, [8, 8, 64, 600, 600, 3000])
+        };
+        let mut whole = start(seed);
+        let nic = whole.cluster.engine(1).nic().id();
+        let before = whole.cluster.network.transmissions(nic);
+        whole.run(COUNT);
+        let after = whole.cluster.network.transmissions(nic);
+        assert!(after - before >= 10, "it sends too little to be worth a crash");
+        for index in before..=after {
+            let mut broken = start(seed);
+            let nic = broken.cluster.engine(1).nic().id();
+            broken.cluster.network.crash_at_transmission(nic, index);
+            errors += broken.run(COUNT).errors;
+        }
+    });
+    println!("{errors} operations were told");
+    assert!(errors > 20, "{errors}");
+}
+
+/// Goal: over unreliable VIs every message arrives once, whole and in order, at each rate of faults. Method:
+/// the same random traffic; the counters show that each kind of fault happened and was met.
+#[test]
+fn random_traffic_over_unreliable_vis() {
+    println!("loss %   messages  packets  again  lost  doubled  reordered  damaged");
+    for (index, share) in (0_u64..).zip([0.001, 0.01, 0.1, 0.3]) {
+        let mut all = [0_u64; 7];
+        for_each_seed(8, |seed| {
+            let (mut config, attributes) = config(seed);
+            config.reliability = Reliability::Unreliable;
+            let plan = FaultPlan::lossy(share);
+            let cluster = Cluster::with(seed, plan, 2 + u32::try_from(seed % 2).expect("small"), config, attributes);
+            let mut traffic = Traffic::new(seed, cluster, [8, 64, 500, 2000, 6000, 20_000]);
+            let outcome = traffic.run(150);
+            assert_eq!(outcome.errors, 0, "nobody died");
+            let counts = traffic.cluster.network.counts();
+            let faults =
+                [counts.lost, counts.duplicated, counts.reordered, counts.corrupted_data];
+            for (sum, one) in all[3..].iter_mut().zip(faults) {
+                *sum += one;
+            }
+            all[0] += outcome.messages as u64;
+            for rank in 0..traffic.cluster.engines.len() {
+                for peer in 0..3 {
+                    if let Some(one) = traffic.cluster.engines[rank].reliable_counters(peer) {
+                        all[1] += one.packets;
+                        all[2] += one.retransmissions;
+                    }
+                }
+            }
+        });
+        let [messages, packets, again, lost, doubled, reordered, damaged] = all;
+        println!(
+            "{:>6}   {messages:>8}  {packets:>7}  {again:>5}  {lost:>4}  {doubled:>7}  {reordered:>9}  {damaged:>7}",
+            share * 100.0
+        );
+        assert!(messages > 100);
+        if index >= 1 {
+            assert!(lost > 0 && doubled > 0 && reordered > 0 && damaged > 0, "no faults: {all:?}");
+            assert!(again > 0, "nothing was sent again");
+        }
+    }
+}
