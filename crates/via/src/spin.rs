@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Looks in a row of one wait, about 2 µs: some ten times what an answer from another core takes.
-const LOOKS: u32 = 64;
+/// Looks in a row of one wait, some 10 µs: many times what an answer from another core takes, and less than
+/// a sleep and a wake-up.
+const LOOKS: u32 = 100;
 
 /// Waits in a row that found nothing in all their looks, after which most of them look only once.
 const LOSSES_MAX: u32 = 3;
@@ -23,27 +24,61 @@ impl Spin {
     /// Calls `look` until it finds something, or for long enough.
     #[inline]
     pub(crate) fn until<T>(&self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
-        if let Some(found) = look() {
-            return Some(found);
-        }
+        self.until_idle(|| Look::from(look()))
+    }
+
+    /// As [`until`](Self::until), and goes on for as long as something moves.
+    #[inline]
+    pub(crate) fn until_idle<T>(&self, mut look: impl FnMut() -> Look<T>) -> Option<T> {
+        let mut moves = match look() {
+            Look::Found(found) => return Some(found),
+            Look::Moved => true,
+            Look::Nothing => false,
+        };
         let losses = self.losses.load(Ordering::Relaxed);
-        if losses >= LOSSES_MAX {
+        if losses >= LOSSES_MAX && !moves {
             self.losses.store(losses.wrapping_add(1).max(LOSSES_MAX), Ordering::Relaxed);
             if !losses.is_multiple_of(TRY_EVERY) {
                 return None;
             }
         }
-        for _ in 0..LOOKS {
-            std::hint::spin_loop();
-            if let Some(found) = look() {
-                if losses != 0 {
-                    self.losses.store(0, Ordering::Relaxed);
-                }
-                return Some(found);
+        let mut looks = 0;
+        while looks < LOOKS {
+            if !moves {
+                std::hint::spin_loop();
             }
+            looks += 1;
+            moves = match look() {
+                Look::Found(found) => {
+                    if losses != 0 {
+                        self.losses.store(0, Ordering::Relaxed);
+                    }
+                    return Some(found);
+                }
+                Look::Moved => {
+                    looks = 0;
+                    true
+                }
+                Look::Nothing => false,
+            };
         }
         self.losses.store(losses.saturating_add(1), Ordering::Relaxed);
         None
+    }
+}
+
+/// What a look has seen.
+pub(crate) enum Look<T> {
+    Found(T),
+    /// Not yet, but something came nearer.
+    Moved,
+    Nothing,
+}
+
+impl<T> From<Option<T>> for Look<T> {
+    #[inline]
+    fn from(found: Option<T>) -> Self {
+        found.map_or(Self::Nothing, Self::Found)
     }
 }
 

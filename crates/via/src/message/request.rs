@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     protocol::{CancelState, Engine, RequestError, RequestId, Sink, Status},
+    spin::Look,
     vi::Provider,
 };
 
@@ -24,6 +25,8 @@ pub(super) struct UntilReady<'a, P: Provider, F> {
     inner: &'a Inner<P>,
     id: RequestId,
     attempt: F,
+    /// What the engine had done at the last look.
+    worked: u64,
     wait: Option<Wait<Watch<P>, &'a Handle<Watch<P>>>>,
 }
 
@@ -32,10 +35,21 @@ where
     F: FnMut(&mut Engine<P>, RequestId) -> Poll<Result<T, RequestError>> + Unpin,
 {
     pub(super) const fn new(inner: &'a Inner<P>, id: RequestId, attempt: F) -> Self {
-        Self { inner, id, attempt, wait: None }
+        Self { inner, id, attempt, worked: 0, wait: None }
     }
 
     #[inline]
+    fn look(&mut self) -> Look<Result<T, RequestError>> {
+        let Self { inner, id, attempt, worked, .. } = self;
+        inner.shared.with(|engine| match attempt(engine, *id) {
+            Poll::Ready(result) => Look::Found(result),
+            Poll::Pending if std::mem::replace(worked, engine.worked()) == engine.worked() => {
+                Look::Nothing
+            }
+            Poll::Pending => Look::Moved,
+        })
+    }
+
     fn attempt(&mut self) -> Option<Result<T, RequestError>> {
         let Self { inner, id, attempt, .. } = self;
         match inner.shared.with(|engine| attempt(engine, *id)) {
@@ -62,7 +76,7 @@ where
                 }
             }
             let inner = this.inner;
-            if let Some(result) = inner.shared.spin.until(|| this.attempt()) {
+            if let Some(result) = inner.shared.spin.until_idle(|| this.look()) {
                 return Poll::Ready(result.map_err(Into::into));
             }
             let wait = this.wait.insert(inner.handle.wait(Want::Request(this.id)));

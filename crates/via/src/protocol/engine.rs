@@ -11,8 +11,8 @@ use super::{
     matching::{Posted, Unexpected},
     payload::{Nowhere, Sink},
     peer::{Item, Link, Loop, Peer},
-    request::{Message, Request},
     reliable::{HEADER_BYTES, Lossy, ReliableCounters},
+    request::{Message, Request},
     slots::Slots,
 };
 use crate::vi::{
@@ -104,6 +104,8 @@ pub struct Engine<P: Provider> {
     pub(super) now: Instant,
     pub(super) buffered_bytes: u64,
     pub(super) counters: Counters,
+    /// Counts completions and frames: whoever waits sees that something goes on.
+    pub(super) worked: u64,
     pub(super) events: VecDeque<EngineEvent>,
 }
 
@@ -138,12 +140,8 @@ impl<P: Provider> Engine<P> {
         let frame_bytes = (config.frame_bytes_max + 64).next_multiple_of(64);
         let staging_bytes = config.staging_frames as usize * frame_bytes as usize;
         let region = nic.allocate(staging_bytes, region_attributes(tag, false))?;
-        let staging = Staging::new(
-            region,
-            frame_bytes,
-            config.staging_frames,
-            attributes.max_inline,
-        );
+        let staging =
+            Staging::new(region, frame_bytes, config.staging_frames, attributes.max_inline);
         let mut peers: Vec<Peer> = (0..size).map(|_| Peer::new(Link::Absent)).collect();
         if let Some(own) = peers.get_mut(rank as usize) {
             own.link = Link::Loop(Loop::new(config.area_bytes));
@@ -169,6 +167,7 @@ impl<P: Provider> Engine<P> {
             now: Instant::from_nanos(0),
             buffered_bytes: 0,
             counters: Counters::default(),
+            worked: 0,
             events: VecDeque::new(),
         })
     }
@@ -394,6 +393,7 @@ impl<P: Provider> Engine<P> {
     #[inline]
     pub(super) fn step<S: Sink + ?Sized>(&mut self, direct: &mut Direct<'_, S>) -> bool {
         if let Some(completion) = self.nic.poll(self.cq) {
+            self.worked = self.worked.wrapping_add(1);
             self.complete(&completion, direct);
             return true;
         }

@@ -249,7 +249,13 @@ impl<P: Provider> Engine<P> {
         let frame = u32::try_from(head.len() + length).unwrap_or(u32::MAX);
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
         if let Some(count) = gather(head, body, skip, length, &mut slices) {
-            return peer.send_frame(&mut self.nic, &mut self.staging, self.now, &slices[..count], frame);
+            return peer.send_frame(
+                &mut self.nic,
+                &mut self.staging,
+                self.now,
+                &slices[..count],
+                frame,
+            );
         }
         let mut scratch = Vec::with_capacity(length);
         copy_range(body, skip, length, &mut scratch);
@@ -399,6 +405,7 @@ impl<P: Provider> Engine<P> {
             if sent != Sent::Done {
                 return sent;
             }
+            self.worked = self.worked.wrapping_add(1);
             if let Some(Request::Send(send)) = self.requests.get_mut(key) {
                 send.sent += length;
             }

@@ -10,6 +10,12 @@ impl<P: Provider> Engine<P> {
         !self.ready.is_empty()
     }
 
+    /// Returns a number that changes with each completion taken and each frame of data sent.
+    #[inline]
+    pub(crate) const fn worked(&self) -> u64 {
+        self.worked
+    }
+
     /// Forgets what became ready: nobody waits.
     pub(crate) fn clear_ready(&mut self) {
         self.ready.clear();
