@@ -5,7 +5,7 @@
 //! target/release/vigie-run -n 2 --bind-to core target/release/examples/ping_pong
 //! ```
 //!
-//! Rank 0 sends a message and waits for the answer; half of the round trip is the latency [via-lam, §5].
+//! Sizes in bytes may follow. Rank 0 sends a message and waits for the answer; half of the round trip is the latency [via-lam, §5].
 
 use std::error::Error;
 use std::time::Duration;
@@ -53,8 +53,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         if all.rank() == 0 {
             println!("   bytes   one way µs   paper: VIA   paper: TCP");
         }
-        let paper = PAPER.iter().map(|&(size, tcp, via)| (size, Some((via, tcp))));
-        for (size, paper) in paper.chain(LONGER.iter().map(|&size| (size, None))) {
+        let asked: Vec<usize> =
+            std::env::args().skip(1).map(|size| size.parse()).collect::<Result<_, _>>()?;
+        let usual = PAPER.iter().map(|row| row.0).chain(LONGER);
+        let sizes = if asked.is_empty() { usual.collect() } else { asked };
+        for size in sizes {
+            let paper = PAPER.iter().find(|row| row.0 == size).map(|&(_, tcp, via)| (via, tcp));
             let one_way = exchange(&all, size).await?;
             if all.rank() == 0 {
                 let [via, tcp] = paper

@@ -12,6 +12,9 @@ use crate::{
     vi::{Provider, Region},
 };
 
+/// Looks under one lock, without a pause in between: taking the lock costs as much as a look.
+const LOOKS_PER_LOCK: u32 = 8;
+
 /// From whom a message may come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "one or any")]
@@ -279,8 +282,17 @@ impl<P: Provider> Communicator<P> {
     ) -> Result<Status, MessageError> {
         let pattern = self.pattern(source.into(), tag.into());
         let shared = &self.inner.shared;
-        let now = shared.spin.until(|| shared.with(|engine| engine.receive_now(pattern, sink)));
-        if let Some(status) = now {
+        let now = shared.spin.until(|| {
+            shared.with(|engine| {
+                for _ in 0..LOOKS_PER_LOCK {
+                    if let Some(begun) = engine.receive_begun(pattern, sink) {
+                        return Some(begun);
+                    }
+                }
+                None
+            })
+        });
+        if let Some(Some(status)) = now {
             return Ok(status);
         }
         self.receive_posted(pattern, sink).await

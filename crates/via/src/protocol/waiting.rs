@@ -1,6 +1,6 @@
 //! What the asynchronous layer asks beside the requests themselves.
 
-use super::{Engine, EngineEvent};
+use super::{Engine, EngineEvent, Pattern, Sink, Status};
 use crate::vi::Provider;
 
 impl<P: Provider> Engine<P> {
@@ -8,6 +8,21 @@ impl<P: Provider> Engine<P> {
     #[inline]
     pub(crate) const fn has_ready(&self) -> bool {
         !self.ready.is_empty()
+    }
+
+    /// As [`receive_now`](Self::receive_now); `Some(None)` if the message that fits has begun to arrive and
+    /// wants a receive of its own.
+    #[inline]
+    #[expect(clippy::option_option, reason = "nothing there, begun, or received")]
+    pub(crate) fn receive_begun<S: Sink + ?Sized>(
+        &mut self,
+        pattern: Pattern,
+        sink: &mut S,
+    ) -> Option<Option<Status>> {
+        match self.receive_now(pattern, sink) {
+            None if self.unexpected.len() == 0 || self.unexpected.find(&pattern).is_none() => None,
+            status => Some(status),
+        }
     }
 
     /// Returns a number that changes with each completion taken and each frame of data sent.
