@@ -5,12 +5,15 @@
 //! target/release/vigie-run -n 2 --bind-to core target/release/examples/ping_pong
 //! ```
 //!
-//! Sizes in bytes may follow. Rank 0 sends a message and waits for the answer; half of the round trip is the latency [via-lam, §5].
+//! Sizes in bytes may follow, and the RDMA area, its frames and the window can be set (`--help`). Rank 0 sends a message and waits for the answer; half of the round trip is the latency [via-lam, §5].
 
 use std::error::Error;
 use std::time::Duration;
 
+use clap::Parser;
+use vigie::detect::Server;
 use vigie::via::message::{Communicator, Endpoint};
+use vigie::via::protocol::Config;
 use vigie::via::shm::Shm;
 use vigie::via::world::World;
 use vigie::{Flavor, Instant, Runtime};
@@ -40,7 +43,27 @@ const LONGER: [usize; 3] = [256 << 10, 4 << 20, 64 << 20];
 
 const SECONDS: Duration = Duration::from_secs(30);
 
+/// One-way latency of messages between two processes.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Sizes of messages, in bytes. Default: the paper's, and some beyond
+    sizes: Vec<usize>,
+    /// The RDMA area for each peer, in bytes
+    #[arg(long, default_value_t = Config::default().area_bytes)]
+    area: u32,
+    /// The longest frame, in bytes
+    #[arg(long, default_value_t = Config::default().frame_bytes_max)]
+    frame: u32,
+    /// So much of a message is on its way before its receiver grants more, in bytes
+    #[arg(long, default_value_t = Config::default().window_bytes)]
+    window: u32,
+    /// Receive descriptors that are posted beforehand
+    #[arg(long, default_value_t = Config::default().descriptors)]
+    descriptors: u32,
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
+    let arguments = Arguments::parse();
     // One thread for each rank: nothing else runs in it.
     let runtime = Runtime::builder().flavor(Flavor::UserLevel).build()?;
     runtime.block_on(async {
@@ -48,15 +71,20 @@ fn main() -> Result<(), Box<dyn Error>> {
         if world.size() != 2 {
             return Err("start two of me: vigie-run -n 2 --bind-to core ping_pong".into());
         }
-        let endpoint = Endpoint::join(&world, Instant::now() + SECONDS).await?;
+        let mut config = Config::default();
+        config.area_bytes = arguments.area;
+        config.frame_bytes_max = arguments.frame;
+        config.window_bytes = arguments.window;
+        config.descriptors = arguments.descriptors;
+        let (server, deadline) = (Server::current()?, Instant::now() + SECONDS);
+        let endpoint = Endpoint::join_over(&server, &world, Shm::open()?, config, deadline).await?;
         let all = endpoint.communicator();
         if all.rank() == 0 {
             println!("   bytes   one way µs   paper: VIA   paper: TCP");
         }
-        let asked: Vec<usize> =
-            std::env::args().skip(1).map(|size| size.parse()).collect::<Result<_, _>>()?;
         let usual = PAPER.iter().map(|row| row.0).chain(LONGER);
-        let sizes = if asked.is_empty() { usual.collect() } else { asked };
+        let sizes =
+            if arguments.sizes.is_empty() { usual.collect() } else { arguments.sizes.clone() };
         for size in sizes {
             let paper = PAPER.iter().find(|row| row.0 == size).map(|&(_, tcp, via)| (via, tcp));
             let one_way = exchange(&all, size).await?;
