@@ -150,10 +150,10 @@ fn a_container_is_measured_or_says_why_not() {
 }
 
 #[test]
-fn ping_pong_counts_processor_time() {
+fn echo_counts_processor_time() {
     // Goal: echoes and processor time for each kind of system. Method: a few messages.
     let arguments = ["--samples", "50", "--rounds", "2"];
-    for row in rows("pingpong", "vigie,tokio,threads,busy-poll", &arguments) {
+    for row in rows("echo", "vigie,tokio,threads,busy-poll", &arguments) {
         assert_eq!(row["figures"]["samples"], 50, "{row}");
         assert!(row["figures"]["cpu_per_message_us"].as_f64().expect("a number") > 0.0, "{row}");
     }
@@ -181,7 +181,7 @@ fn bad_input_is_refused_with_advice() {
         (&["reaction", "--samples", "0"], "0 is not in 1.."),
         (&["pending", "--step", "0us"], "100us"),
         (&["pending", "--waiting", "1,0"], "0 is not in 1.."),
-        (&["goals", "latency"], "pingpong, pending, idle, costs"),
+        (&["goals", "latency"], "echo, pending, idle, costs"),
         (&["fairness", "--compute", "0"], "0 is not in 1.."),
         (&["service", "--step", "200"], "100us"),
         (&["soak", "--minutes=-1"], "between 0 and"),
