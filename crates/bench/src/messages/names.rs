@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::{Carrier, Kind, Own, carriers, own_carriers};
+use super::{Carrier, Own, carriers, own_carriers};
 
 /// A word that stands for no system that carries messages.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -39,14 +39,6 @@ pub fn named(word: &str) -> Result<Vec<&'static dyn Carrier>, UnknownCarrier> {
     let is_meant = |carrier: &&dyn Carrier| carrier.name() == word || carrier.family() == word;
     let found: Vec<_> = carriers().into_iter().filter(is_meant).collect();
     if found.is_empty() { Err(UnknownCarrier { name: word.to_owned() }) } else { Ok(found) }
-}
-
-/// Returns the words of `--peers` that together mean every peer.
-pub(crate) fn families() -> Vec<&'static str> {
-    let peers = carriers().into_iter().filter(|carrier| carrier.kind() == Kind::Peer);
-    let mut families: Vec<_> = peers.map(|peer| peer.family()).collect();
-    families.dedup();
-    families
 }
 
 fn known() -> String {

@@ -30,7 +30,8 @@ impl Partner {
     pub fn start(own: &Own, measure: Measure) -> Result<Self, BenchError> {
         let meeting = Meeting::new(own, 2).map_err(failed)?;
         let cores = cores();
-        let core = |at: usize| cores.get(at).or(cores.first()).copied().into_iter().collect();
+        let core =
+            |at: usize| cores.get(at).or_else(|| cores.first()).copied().into_iter().collect();
         let follower = Child::start(&Role::Rank(RankPlan {
             carrier: own.name.to_owned(),
             seat: meeting.seat(1, core(1)),

@@ -22,7 +22,7 @@ pub(super) struct Geometry {
     /// Bytes of a slot, a multiple of 64.
     pub(super) slot_bytes: usize,
     /// Number of slots, at least 4.
-    pub(super) slots: u64,
+    pub(super) slots: u32,
 }
 
 impl Geometry {
@@ -78,6 +78,7 @@ struct Way {
     arena: Rc<Arena>,
     base: usize,
     geometry: Geometry,
+    slots: u64,
     /// Slots sent or received so far.
     position: u64,
     /// Sender: the receiver's counter when it was last read. Receiver: what it holds now.
@@ -101,14 +102,15 @@ impl Way {
         let rank = usize::try_from(rank).map_err(Failure::runtime)?;
         let base = BOARD_BYTES + rank * geometry.bytes();
         let arena = Rc::clone(arena);
-        Ok(Self { arena, base, geometry, position: 0, returned: 0, slot: base + LINE })
+        let slots = geometry.slots.into();
+        Ok(Self { arena, base, geometry, slots, position: 0, returned: 0, slot: base + LINE })
     }
 
     #[inline]
     fn advance(&mut self) {
         self.position += 1;
         self.slot += self.geometry.slot_bytes;
-        if self.position.is_multiple_of(self.geometry.slots) {
+        if self.position.is_multiple_of(self.slots) {
             self.slot = self.base + LINE;
         }
     }
@@ -119,10 +121,10 @@ impl<W: Wait> Channel for SlotRing<W> {
     fn send(&mut self, message: &[u8]) -> Result<(), Failure> {
         let way = &mut self.next;
         for chunk in message.chunks(way.geometry.capacity()) {
-            while way.position - way.returned >= way.geometry.slots {
+            while way.position - way.returned >= way.slots {
                 // Pairs with the receiver's release: what it has read may be overwritten.
                 way.returned = way.arena.word(way.base).load(Ordering::Acquire);
-                if way.position - way.returned >= way.geometry.slots {
+                if way.position - way.returned >= way.slots {
                     W::wait();
                 }
             }
@@ -144,7 +146,7 @@ impl<W: Wait> Channel for SlotRing<W> {
             way.arena.read(way.slot + HEADER_BYTES, chunk);
             way.advance();
             // Seldom, since the sender has this line too.
-            if way.position - way.returned >= way.geometry.slots / 4 {
+            if way.position - way.returned >= way.slots / 4 {
                 way.returned = way.position;
                 way.arena.word(way.base).store(way.position, Ordering::Release);
             }
