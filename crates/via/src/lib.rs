@@ -50,4 +50,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod conformance;
+pub mod shm;
+pub mod sim;
 pub mod vi;

@@ -248,6 +248,35 @@ impl Memory {
         Ok(())
     }
 
+    /// Copies the cache line at `offset` out. It may change while it is copied: check the copy.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`].
+    #[inline]
+    pub fn read_line(&self, offset: u64) -> Result<[u8; CACHE_LINE], OutOfBounds> {
+        let from = self.at(offset, CACHE_LINE)?;
+        // SAFETY: in bounds; an array of bytes has no alignment, and every value of a byte is valid.
+        Ok(unsafe { std::ptr::read_unaligned(from.cast()) })
+    }
+
+    /// Copies a cache line in, so that its first word is written last, as [`store`](Self::store) does:
+    /// whoever [loads](Self::load) that word's new value finds the rest.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], also if `offset` is not a multiple of 8 or the memory is for reading only.
+    #[inline]
+    pub fn write_line(&self, offset: u64, line: &[u8; CACHE_LINE]) -> Result<(), OutOfBounds> {
+        let Some((first, rest)) = line.split_first_chunk::<8>() else {
+            return Err(out_of_bounds(offset, CACHE_LINE, 0));
+        };
+        let to = self.writable_at(offset, CACHE_LINE)?;
+        // SAFETY: in bounds, since the whole line is.
+        let behind = unsafe { to.add(first.len()) };
+        // SAFETY: in bounds and writable; no reference into this memory exists, so `line` is elsewhere.
+        unsafe { std::ptr::copy_nonoverlapping(rest.as_ptr(), behind, rest.len()) };
+        self.store(offset, u64::from_ne_bytes(*first))
+    }
+
     #[inline]
     fn word(&self, offset: u64) -> Result<&AtomicU64, OutOfBounds> {
         let word = self.at(offset, 8)?;

@@ -1,0 +1,457 @@
+//! What cases work with: NICs, connected pairs of VIs, waits with a bound, and judgements.
+
+use std::fmt;
+
+use super::{At, Clause, Fixture, Profile, Report, Violation};
+use crate::vi::{
+    Attributes, Completion, CqId, Data, LocalSegment, MemoryAttributes, NicEvent, Operation,
+    ProtectionTag, Provider, Queue, Reason, ReceiveDescriptor, Region, Reliability, RemoteSegment,
+    SendDescriptor, Status, ViAttributes, ViError, ViId, ViState,
+};
+
+use vigie_detect::Instant;
+
+/// The size of the memory of a [`Party`], in bytes.
+pub(super) const REGION_BYTES: usize = 8192;
+
+/// Three NICs, and what was seen of them.
+pub(super) struct Stage<'f, F: Fixture> {
+    pub(super) fixture: &'f mut F,
+    pub(super) nics: Vec<F::Nic>,
+    pub(super) at: At,
+    pub(super) profile: Profile,
+    pub(super) report: &'f mut Report,
+}
+
+/// One VI with its queues and its memory, which the peer may write and read.
+#[derive(Clone, Debug)]
+pub(super) struct Party {
+    pub(super) nic: usize,
+    pub(super) vi: ViId,
+    pub(super) tag: ProtectionTag,
+    pub(super) send_cq: Option<CqId>,
+    pub(super) receive_cq: Option<CqId>,
+    pub(super) region: Region,
+}
+
+impl Party {
+    /// A piece of its memory.
+    pub(super) fn piece(&self, offset: u64, length: u64) -> LocalSegment {
+        LocalSegment { memory: self.region.handle, offset, length }
+    }
+
+    /// A place in its memory, as its peer names it.
+    pub(super) fn place(&self, offset: u64) -> RemoteSegment {
+        RemoteSegment { key: self.region.key, offset }
+    }
+}
+
+/// Which completion queues a VI is made with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Queues {
+    /// None.
+    Own,
+    /// One for both of its queues.
+    Shared,
+    /// This one, for both of its queues.
+    Given(CqId),
+}
+
+/// A signaled send descriptor without immediate data.
+pub(super) const fn descriptor(
+    operation: Operation,
+    cookie: u64,
+    remote: Option<RemoteSegment>,
+    data: Data<'_>,
+) -> SendDescriptor<'_> {
+    SendDescriptor { operation, cookie, immediate: None, is_signaled: true, remote, data }
+}
+
+impl<'f, F: Fixture> Stage<'f, F> {
+    pub(super) fn new(
+        fixture: &'f mut F,
+        at: At,
+        report: &'f mut Report,
+    ) -> Result<Self, Violation> {
+        let mut nics = Vec::new();
+        for _ in 0..3 {
+            nics.push(fixture.nic().map_err(|error| Violation::Setup { error, at })?);
+        }
+        let profile = fixture.profile();
+        Ok(Self { fixture, nics, at, profile, report })
+    }
+
+    pub(super) fn attributes(&self) -> Attributes {
+        self.nics[0].attributes()
+    }
+
+    pub(super) const fn level(&self) -> Reliability {
+        self.at.level
+    }
+
+    pub(super) fn is_reliable(&self) -> bool {
+        self.level() != Reliability::Unreliable
+    }
+
+    pub(super) fn skip(&mut self, why: &'static str) {
+        self.report.skipped.push((self.at.case, why));
+    }
+
+    // -------------------------------------------------------------- judgements
+
+    pub(super) fn broken(&self, clause: Clause, saw: impl Into<String>) -> Violation {
+        Violation::Broken { clause, saw: saw.into(), at: self.at }
+    }
+
+    pub(super) fn expect<T: PartialEq + fmt::Debug>(
+        &self,
+        clause: Clause,
+        what: &str,
+        found: &T,
+        expected: &T,
+    ) -> Result<(), Violation> {
+        if found == expected {
+            return Ok(());
+        }
+        let found = shortened(&format!("{found:?}"));
+        let expected = shortened(&format!("{expected:?}"));
+        Err(self.broken(clause, format!("{what}: found {found}, expected {expected}")))
+    }
+
+    pub(super) fn call<T>(
+        &self,
+        clause: Clause,
+        call: &'static str,
+        result: Result<T, ViError>,
+    ) -> Result<T, Violation> {
+        result.map_err(|error| Violation::CallFailed { clause, call, error, at: self.at })
+    }
+
+    /// A call that must fail, in a way that `is_right` knows.
+    pub(super) fn refused<T>(
+        &self,
+        clause: Clause,
+        what: &str,
+        result: Result<T, ViError>,
+        is_right: impl FnOnce(&ViError) -> bool,
+    ) -> Result<(), Violation> {
+        match result {
+            Err(error) if is_right(&error) => Ok(()),
+            Err(error) => {
+                Err(self.broken(clause, format!("{what} failed with another error: {error:?}")))
+            }
+            Ok(_) => Err(self.broken(clause, format!("{what} was allowed"))),
+        }
+    }
+
+    // -------------------------------------------------------------- time
+
+    fn turn(&mut self) {
+        let now = self.fixture.now();
+        for nic in &mut self.nics {
+            nic.progress(now);
+        }
+    }
+
+    /// Lets time pass until `look` finds something.
+    pub(super) fn until<T>(
+        &mut self,
+        mut look: impl FnMut(&mut Vec<F::Nic>) -> Option<T>,
+    ) -> Option<T> {
+        let end = self.later();
+        loop {
+            self.turn();
+            if let Some(found) = look(&mut self.nics) {
+                return Some(found);
+            }
+            if !self.fixture.pass(end) {
+                // What the last moment brought.
+                self.turn();
+                return look(&mut self.nics);
+            }
+        }
+    }
+
+    /// Lets everything happen that is going to.
+    pub(super) fn calm(&mut self) {
+        let end = self.fixture.now() + self.profile.calm;
+        loop {
+            self.turn();
+            if !self.fixture.pass(end) {
+                self.turn();
+                return;
+            }
+        }
+    }
+
+    pub(super) fn later(&self) -> Instant {
+        self.fixture.now() + self.profile.patience
+    }
+
+    // -------------------------------------------------------------- events and completions
+
+    /// The next event of a NIC, which must come.
+    pub(super) fn event(&mut self, nic: usize) -> Result<NicEvent, Violation> {
+        let event = self.until(|nics| nics[nic].event());
+        self.report.events += u64::from(event.is_some());
+        event.ok_or_else(|| self.broken(Clause::Connection, "an event did not come"))
+    }
+
+    pub(super) fn expect_event(
+        &mut self,
+        nic: usize,
+        expected: &NicEvent,
+    ) -> Result<(), Violation> {
+        let event = self.event(nic)?;
+        self.expect(Clause::Connection, "an event", &event, expected)
+    }
+
+    pub(super) fn expect_no_event(&mut self, nic: usize) -> Result<(), Violation> {
+        self.calm();
+        match self.nics[nic].event() {
+            Some(event) => Err(self.broken(Clause::Connection, format!("unasked for: {event:?}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// The VI breaks, for one of these reasons.
+    pub(super) fn expect_broken(
+        &mut self,
+        party: &Party,
+        reasons: &[Reason],
+    ) -> Result<(), Violation> {
+        match self.event(party.nic)? {
+            NicEvent::Broken { vi, reason } if vi == party.vi && reasons.contains(&reason) => {}
+            event => {
+                let saw = format!("{event:?} instead of a break for one of {reasons:?}");
+                return Err(self.broken(Clause::Connection, saw));
+            }
+        }
+        self.expect_state(party, ViState::Error)
+    }
+
+    /// Both sides break, since a descriptor failed.
+    pub(super) fn expect_both_broken(
+        &mut self,
+        one: &Party,
+        other: &Party,
+    ) -> Result<(), Violation> {
+        for party in [one, other] {
+            self.expect_broken(party, &[Reason::DescriptorFailed])?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn expect_state(&self, party: &Party, state: ViState) -> Result<(), Violation> {
+        let found = self.call(Clause::State, "state", self.nics[party.nic].state(party.vi))?;
+        self.expect(Clause::State, "the state", &found, &state)
+    }
+
+    fn look(nic: &mut F::Nic, party: &Party, queue: Queue) -> Option<Completion> {
+        let cq = match queue {
+            Queue::Send => party.send_cq,
+            Queue::Receive => party.receive_cq,
+        };
+        match cq {
+            Some(cq) => nic.poll(cq),
+            None => nic.completed(party.vi, queue),
+        }
+    }
+
+    /// The next completion of a queue, which must come; of a shared completion queue, of any.
+    pub(super) fn completion(
+        &mut self,
+        party: &Party,
+        queue: Queue,
+    ) -> Result<Completion, Violation> {
+        let completion = self.until(|nics| Self::look(&mut nics[party.nic], party, queue));
+        self.report.completions += u64::from(completion.is_some());
+        completion
+            .ok_or_else(|| self.broken(Clause::End, format!("a {queue:?} completion did not come")))
+    }
+
+    /// The next completion must be this descriptor's, with this status.
+    pub(super) fn expect_end(
+        &mut self,
+        party: &Party,
+        queue: Queue,
+        cookie: u64,
+        status: Status,
+    ) -> Result<Completion, Violation> {
+        let found = self.completion(party, queue)?;
+        self.expect(Clause::Order, "whose completion", &found.cookie, &cookie)?;
+        self.expect(Clause::Order, "which queue's", &(found.vi, found.queue), &(party.vi, queue))?;
+        self.expect(Clause::Status, "the status", &found.status, &status)?;
+        Ok(found)
+    }
+
+    pub(super) fn expect_no_completion(
+        &mut self,
+        clause: Clause,
+        party: &Party,
+        queue: Queue,
+    ) -> Result<(), Violation> {
+        self.calm();
+        match Self::look(&mut self.nics[party.nic], party, queue) {
+            Some(found) => Err(self.broken(clause, format!("one completion too many: {found:?}"))),
+            None => Ok(()),
+        }
+    }
+
+    // -------------------------------------------------------------- objects
+
+    pub(super) fn region(
+        &mut self,
+        nic: usize,
+        attributes: MemoryAttributes,
+        length: usize,
+    ) -> Result<Region, Violation> {
+        let region = self.nics[nic].allocate(length, attributes);
+        self.call(Clause::Limit, "allocate", region)
+    }
+
+    /// A VI that is not connected.
+    pub(super) fn party(&mut self, nic: usize, queues: Queues) -> Result<Party, Violation> {
+        let tag = self.nics[nic].create_tag();
+        let level = self.level();
+        self.party_with(nic, queues, tag, level)
+    }
+
+    pub(super) fn party_with(
+        &mut self,
+        nic: usize,
+        queues: Queues,
+        tag: ProtectionTag,
+        reliability: Reliability,
+    ) -> Result<Party, Violation> {
+        let cq = match queues {
+            Queues::Own => None,
+            Queues::Given(cq) => Some(cq),
+            Queues::Shared => {
+                let cq = self.nics[nic].create_cq();
+                Some(self.call(Clause::Name, "create_cq", cq)?)
+            }
+        };
+        let attributes = ViAttributes {
+            reliability,
+            tag,
+            send_cq: cq,
+            receive_cq: cq,
+            allows_write: true,
+            allows_read: true,
+        };
+        let vi = self.nics[nic].create_vi(attributes);
+        let vi = self.call(Clause::Name, "create_vi", vi)?;
+        let memory = MemoryAttributes { tag, allows_write: true, allows_read: true };
+        let region = self.region(nic, memory, REGION_BYTES)?;
+        Ok(Party { nic, vi, tag, send_cq: cq, receive_cq: cq, region })
+    }
+
+    /// Two connected VIs, of the first two NICs.
+    pub(super) fn pair(&mut self) -> Result<(Party, Party), Violation> {
+        let (one, other) = (self.party(0, Queues::Own)?, self.party(1, Queues::Own)?);
+        self.connect(&one, &other)?;
+        Ok((one, other))
+    }
+
+    /// Connects two VIs, peer to peer.
+    pub(super) fn connect(&mut self, one: &Party, other: &Party) -> Result<(), Violation> {
+        let deadline = self.later();
+        for (caller, called) in [(one, other), (other, one)] {
+            let address = self.nics[called.nic].address();
+            let result =
+                self.nics[caller.nic].connect_peer(caller.vi, &address, b"pair", b"", deadline);
+            self.call(Clause::Connection, "connect_peer", result)?;
+        }
+        for party in [one, other] {
+            let expected = NicEvent::Connected { vi: party.vi, greeting: Vec::new() };
+            self.expect_event(party.nic, &expected)?;
+            self.expect_state(party, ViState::Connected)?;
+        }
+        Ok(())
+    }
+
+    /// Fills memory with a pattern that tells its place.
+    pub(super) fn fill(
+        &self,
+        party: &Party,
+        offset: u64,
+        length: usize,
+    ) -> Result<Vec<u8>, Violation> {
+        let bytes = pattern(offset, length);
+        self.put(&party.region, offset, &bytes)?;
+        Ok(bytes)
+    }
+
+    pub(super) fn put(&self, region: &Region, offset: u64, bytes: &[u8]) -> Result<(), Violation> {
+        region
+            .memory
+            .write(offset, bytes)
+            .map_err(|error| self.broken(Clause::Limit, format!("memory is too short: {error}")))
+    }
+
+    pub(super) fn get(
+        &self,
+        region: &Region,
+        offset: u64,
+        length: usize,
+    ) -> Result<Vec<u8>, Violation> {
+        region
+            .memory
+            .read_to_vec(offset, length)
+            .map_err(|error| self.broken(Clause::Limit, format!("memory is too short: {error}")))
+    }
+
+    // -------------------------------------------------------------- posting
+
+    pub(super) fn post(
+        &mut self,
+        party: &Party,
+        descriptor: &SendDescriptor<'_>,
+    ) -> Result<(), Violation> {
+        let result = self.nics[party.nic].post_send(party.vi, descriptor);
+        self.call(Clause::Limit, "post_send", result)
+    }
+
+    pub(super) fn post_receive(
+        &mut self,
+        party: &Party,
+        cookie: u64,
+        segments: &[LocalSegment],
+    ) -> Result<(), Violation> {
+        let result =
+            self.nics[party.nic].post_receive(party.vi, &ReceiveDescriptor { cookie, segments });
+        self.call(Clause::Limit, "post_receive", result)
+    }
+
+    /// A message goes through: the connection works.
+    pub(super) fn expect_alive(&mut self, from: &Party, to: &Party) -> Result<(), Violation> {
+        let (immediate, data) = (Some(77), [from.piece(0, 8)]);
+        let sent = SendDescriptor {
+            immediate,
+            ..descriptor(Operation::RdmaWrite, 7700, Some(to.place(0)), Data::Segments(&data))
+        };
+        self.post_receive(to, 7701, &[])?;
+        self.post(from, &sent)?;
+        let received = self.expect_end(to, Queue::Receive, 7701, Status::Done)?;
+        self.expect(Clause::Placement, "the immediate data", &received.immediate, &immediate)?;
+        self.expect_end(from, Queue::Send, 7700, Status::Done)?;
+        Ok(())
+    }
+}
+
+/// Bytes that tell their place and their neighbourhood.
+pub(super) fn pattern(offset: u64, length: usize) -> Vec<u8> {
+    (offset..)
+        .take(length)
+        .map(|place| (place ^ (place >> 8) ^ (place >> 16)).to_le_bytes()[0] | 1)
+        .collect()
+}
+
+fn shortened(text: &str) -> String {
+    let mut short: String = text.chars().take(300).collect();
+    if short.len() < text.len() {
+        short.push('…');
+    }
+    short
+}

@@ -1,0 +1,137 @@
+//! Sleep and bells.
+//!
+//! A NIC that is going to sleep makes its sleep word odd and looks at its rings once more; a sender that
+//! has published an entry looks at the word, and rings if it is odd. Each writes one word and reads the
+//! other's, so each needs a full fence between the two (the pattern of Dekker), or both may miss the
+//! other. A fence per message is dear; so the sleeper executes one for everybody: `membarrier` interrupts
+//! every processor that runs a thread of a registered process. A sender then either published before the
+//! barrier, and the sleeper's last look finds the entry, or reads the word after it, and finds it odd
+//! (bell-1). Between the two accesses of the sender only the compiler must keep order.
+//!
+//! Where one of the two processes has no such barrier, the sender executes a fence (bell-2).
+//!
+//! A bell is a packet on the connection's socket, at most one for a sleep: the sender remembers for which
+//! value of the word it rang. A peer that rings more often than this NIC slept is at fault.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::atomic::{Ordering, compiler_fence, fence},
+};
+
+use super::{
+    layout::{KEYS_AT, PAGE_BYTES, SLEEP_AT, size},
+    slots::index_of,
+    sys,
+};
+use crate::vi::{Memory, RemoteKey};
+
+/// This NIC's page: it alone writes it, peers read it.
+#[derive(Debug)]
+pub(super) struct Page {
+    file: OwnedFd,
+    memory: Memory,
+    /// The sleep word: only this NIC changes it.
+    sleeps: u64,
+    has_barrier: bool,
+}
+
+impl Page {
+    pub(super) fn new() -> io::Result<Self> {
+        let (file, memory) = sys::make_file(size(PAGE_BYTES), true)?;
+        Ok(Self { file, memory, sleeps: 0, has_barrier: sys::register_barrier() })
+    }
+
+    pub(super) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    pub(super) const fn has_barrier(&self) -> bool {
+        self.has_barrier
+    }
+
+    pub(super) const fn is_asleep(&self) -> bool {
+        !self.sleeps.is_multiple_of(2)
+    }
+
+    /// Returns how often the NIC has gone to sleep.
+    pub(super) const fn sleep_count(&self) -> u64 {
+        self.sleeps.div_ceil(2)
+    }
+
+    /// Announces the sleep. The rings must be looked at once more after this.
+    ///
+    /// # Errors
+    /// The kernel's, if it has lost its barrier.
+    pub(super) fn fall_asleep(&mut self) -> io::Result<()> {
+        // Always another odd number, so that peers ring again also for a sleep right after a sleep.
+        self.sleeps += if self.is_asleep() { 2 } else { 1 };
+        self.store(SLEEP_AT, self.sleeps);
+        if self.has_barrier {
+            sys::barrier()?;
+        }
+        // Also for peers that fence for themselves (bell-2).
+        fence(Ordering::SeqCst);
+        Ok(())
+    }
+
+    pub(super) fn wake_up(&mut self) {
+        if self.is_asleep() {
+            self.sleeps += 1;
+            self.store(SLEEP_AT, self.sleeps);
+        }
+    }
+
+    /// Says that the key is good, or no more.
+    pub(super) fn set_live(&self, key: RemoteKey, is_live: bool) {
+        self.store(key_at(key), if is_live { key.0 } else { 0 });
+    }
+
+    fn store(&self, offset: u64, word: u64) {
+        let stored = self.memory.store(offset, word);
+        debug_assert!(stored.is_ok(), "inside the page");
+    }
+}
+
+/// Returns where the page says whether a key is live: the upper half of a key is its region's name.
+fn key_at(key: RemoteKey) -> u64 {
+    let name = u32::try_from(key.0 >> 32).unwrap_or(0);
+    KEYS_AT + 8 * u64::from(index_of(name))
+}
+
+/// A peer's page, and what this side knows of the peer's sleep.
+#[derive(Debug)]
+pub(super) struct PeerPage {
+    memory: Memory,
+    /// Whether this side must fence before it looks (bell-2).
+    needs_fence: bool,
+    /// The sleep for which was rung.
+    rung: u64,
+}
+
+impl PeerPage {
+    pub(super) const fn new(memory: Memory, needs_fence: bool) -> Self {
+        Self { memory, needs_fence, rung: 0 }
+    }
+
+    /// Returns whether the key is good, as the peer says.
+    pub(super) fn is_live(&self, key: RemoteKey) -> bool {
+        self.memory.load(key_at(key)).is_ok_and(|word| word == key.0)
+    }
+
+    /// Looks, after something was published, whether the peer sleeps, was not yet rung for, and cares.
+    #[inline]
+    pub(super) fn must_ring(&mut self, cares: impl FnOnce() -> bool) -> bool {
+        if self.needs_fence {
+            fence(Ordering::SeqCst);
+        } else {
+            // bell-1: the processor is fenced by the sleeper's barrier.
+            compiler_fence(Ordering::SeqCst);
+        }
+        let Ok(sleeps) = self.memory.load(SLEEP_AT) else { return false };
+        !sleeps.is_multiple_of(2) && sleeps != self.rung && cares() && {
+            self.rung = sleeps;
+            true
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! The format of a ring's entries: one cache line each.
+//!
+//! ```text
+//! bytes  0..4    sequence number, written last       24..64  inline data, or:
+//!        4       kind                                24..28  length
+//!        5       length of inline data               28..32  where it is staged
+//!        6..8    offset, bits 32 to 47               32..40  length of the whole transfer
+//!        8..12   immediate data
+//!       12..16   offset, bits 0 to 31
+//!       16..24   key
+//! ```
+//!
+//! Everything here is pure: [`Entry::decode`] takes any 64 bytes, since a hostile peer may write any.
+
+use super::layout::{CHUNK_MAX_BYTES, STAGING_BYTES, TRANSFER_MAX_BYTES};
+use crate::vi::{CACHE_LINE, RemoteKey};
+
+/// The most bytes that travel in an entry itself.
+pub(super) const INLINE_MAX: usize = 40;
+/// Where they begin.
+pub(super) const INLINE_AT: usize = 24;
+/// The first offset in a region that an entry cannot express.
+pub(super) const OFFSET_END: u64 = 1 << 48;
+
+/// A ring entry as it lies in memory.
+pub(super) type Line = [u8; CACHE_LINE];
+
+const HAS_IMMEDIATE: u8 = 1 << 3;
+const IS_LAST: u8 = 1 << 4;
+
+/// What an entry is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Kind {
+    /// Data for a receive descriptor.
+    Send = 1,
+    /// Data for a place in the receiver's memory.
+    Write = 2,
+    /// The receiver is asked for data from its memory.
+    ReadRequest = 3,
+    /// The answer's data.
+    ReadData = 4,
+    /// The answer: no.
+    ReadRefused = 5,
+}
+
+/// Where an entry's data is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// In the entry itself: the whole transfer.
+    Inline { length: u8 },
+    /// In the staging area that belongs to the ring.
+    Staged { at: u32, length: u32 },
+    /// Where it belongs: the sender has put it there. Or, in a request, where it is to come from.
+    Placed,
+}
+
+/// A decoded entry. The inline data stays in the line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) kind: Kind,
+    pub(super) place: Place,
+    pub(super) immediate: Option<i32>,
+    /// Whether the transfer ends with this entry.
+    pub(super) is_last: bool,
+    pub(super) key: RemoteKey,
+    pub(super) offset: u64,
+    /// The length of the whole transfer.
+    pub(super) total: u64,
+}
+
+impl Entry {
+    /// Writes all but the sequence number and the inline data. The fields must fit, which their makers
+    /// see to.
+    #[inline]
+    pub(super) fn encode(&self, line: &mut Line) {
+        let (place, inline_length) = match self.place {
+            Place::Inline { length } => (0, length),
+            Place::Staged { at, length } => {
+                put(line, 24, length.to_ne_bytes());
+                put(line, 28, at.to_ne_bytes());
+                put(line, 32, self.total.to_ne_bytes());
+                (1 << 5, 0)
+            }
+            Place::Placed => {
+                put(line, 24, [0; 8]);
+                put(line, 32, self.total.to_ne_bytes());
+                (2 << 5, 0)
+            }
+        };
+        let mut kind = self.kind as u8 | place;
+        if self.immediate.is_some() {
+            kind |= HAS_IMMEDIATE;
+        }
+        if self.is_last {
+            kind |= IS_LAST;
+        }
+        debug_assert!(self.offset < OFFSET_END, "an offset that no entry can express");
+        let [a, b, c, d, high, higher, ..] = self.offset.to_le_bytes();
+        put(line, 4, [kind, inline_length, high, higher]);
+        put(line, 8, self.immediate.unwrap_or(0).to_ne_bytes());
+        put(line, 12, [a, b, c, d]);
+        put(line, 16, self.key.0.to_ne_bytes());
+    }
+
+    /// Reads what a peer wrote.
+    ///
+    /// # Errors
+    /// What no peer that keeps to the format writes.
+    #[inline]
+    pub(super) fn decode(line: &Line) -> Result<Self, &'static str> {
+        let [kind_bits, inline_length, high, higher] = take(line, 4);
+        let [a, b, c, d] = take(line, 12);
+        let has_immediate = kind_bits & HAS_IMMEDIATE != 0;
+        let is_last = kind_bits & IS_LAST != 0;
+        let kind = match kind_bits & 7 {
+            1 => Kind::Send,
+            2 => Kind::Write,
+            3 => Kind::ReadRequest,
+            4 => Kind::ReadData,
+            5 => Kind::ReadRefused,
+            _ => return Err("an entry of an unknown kind"),
+        };
+        let (place, total) = match kind_bits >> 5 {
+            0 => {
+                if usize::from(inline_length) > INLINE_MAX {
+                    return Err("an entry with more inline data than fits");
+                }
+                (Place::Inline { length: inline_length }, u64::from(inline_length))
+            }
+            1 => {
+                let length = u32::from_ne_bytes(take(line, 24));
+                let at = u32::from_ne_bytes(take(line, 28));
+                let total = u64::from_ne_bytes(take(line, 32));
+                if length == 0
+                    || u64::from(length) > CHUNK_MAX_BYTES
+                    || u64::from(at) + u64::from(length) > STAGING_BYTES
+                    || u64::from(length) > total
+                {
+                    return Err("an entry with data outside the staging area");
+                }
+                (Place::Staged { at, length }, total)
+            }
+            2 => (Place::Placed, u64::from_ne_bytes(take(line, 32))),
+            _ => return Err("an entry of an unknown kind"),
+        };
+        if total > TRANSFER_MAX_BYTES {
+            return Err("an entry of a transfer that is too long");
+        }
+        let fits = match (kind, place) {
+            (Kind::Send, Place::Placed) | (Kind::ReadData, Place::Placed) => false,
+            (Kind::ReadRequest, place) => place == Place::Placed && is_last && !has_immediate,
+            (Kind::ReadRefused, place) => {
+                matches!(place, Place::Inline { length: 0 }) && is_last && !has_immediate
+            }
+            (Kind::ReadData, _) => !has_immediate,
+            (Kind::Send | Kind::Write, _) => !has_immediate || is_last,
+        };
+        if !fits || (!is_last && !matches!(place, Place::Staged { .. })) {
+            return Err("an entry whose parts contradict each other");
+        }
+        let immediate = has_immediate.then(|| i32::from_ne_bytes(take(line, 8)));
+        let offset = u64::from_le_bytes([a, b, c, d, high, higher, 0, 0]);
+        let key = RemoteKey(u64::from_ne_bytes(take(line, 16)));
+        Ok(Self { kind, place, immediate, is_last, key, offset, total })
+    }
+}
+
+#[inline]
+fn put<const N: usize>(line: &mut Line, at: usize, bytes: [u8; N]) {
+    line[at..at + N].copy_from_slice(&bytes);
+}
+
+#[inline]
+fn take<const N: usize>(line: &Line, at: usize) -> [u8; N] {
+    let mut bytes = [0; N];
+    bytes.copy_from_slice(&line[at..at + N]);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: what is written is read. Method: entries of every kind and place, decoded again.
+    #[test]
+    fn what_is_encoded_is_decoded() {
+        let kinds = [Kind::Send, Kind::Write, Kind::ReadRequest, Kind::ReadData, Kind::ReadRefused];
+        let places = [
+            Place::Inline { length: 0 },
+            Place::Inline { length: 40 },
+            Place::Staged { at: 64, length: 4096 },
+            Place::Placed,
+        ];
+        let mut valid_count = 0;
+        for (kind, place) in kinds.iter().flat_map(|kind| places.map(|place| (*kind, place))) {
+            for (immediate, is_last) in [(None, false), (None, true), (Some(-5), true)] {
+                let total = match place {
+                    Place::Inline { length } => u64::from(length),
+                    _ => 1 << 30,
+                };
+                let key = RemoteKey(0x0123_4567_89ab_cdef);
+                let offset = 0xfedc_ba98_7654;
+                let entry = Entry { kind, place, immediate, is_last, key, offset, total };
+                let mut line = [0xff; CACHE_LINE];
+                entry.encode(&mut line);
+                if let Ok(decoded) = Entry::decode(&line) {
+                    assert_eq!(decoded, entry);
+                    valid_count += 1;
+                }
+            }
+        }
+        // Send: 2 + 2 + 3 + 0; write: 2 + 2 + 3 + 2; request: 1; data: 1 + 1 + 2; refused: 1.
+        assert_eq!(valid_count, 22, "no more and no less makes sense");
+    }
+}

@@ -1,0 +1,65 @@
+//! What lies where in the memory that two processes share.
+//!
+//! A *ring file* belongs to one direction of one connection. The receiver makes it, the sender maps it:
+//!
+//! ```text
+//! line 0      receiver writes: entries consumed; why it refused the next one
+//! line 1      sender writes: whether it wants to be woken when entries are consumed; how it left
+//! 4096        512 entries of 64 bytes
+//! 36864       the staging area, 256 KiB
+//! ```
+//!
+//! A *NIC's page* belongs to one NIC, which alone can write it (`F_SEAL_FUTURE_WRITE`):
+//!
+//! ```text
+//! word 0      odd while the NIC sleeps; grows with each change
+//! 4096        for each place in the table of registered memory, the key that lives there, or 0
+//! ```
+
+/// Names the layout, the entries and the packets. Two NICs of different versions do not connect.
+pub(super) const VERSION: u16 = 1;
+
+/// The entries of a ring.
+pub(super) const ENTRY_COUNT: u64 = 512;
+/// The bytes of an entry.
+pub(super) const ENTRY_BYTES: u64 = 64;
+
+/// The receiver's word: how many entries it has consumed, ever.
+pub(super) const CONSUMED_AT: u64 = 0;
+/// The receiver's word: the status with which it refused the entry after those, or 0.
+pub(super) const REFUSAL_AT: u64 = 8;
+/// The sender's word: whether it waits for entries to be consumed while it sleeps.
+pub(super) const WANTS_AT: u64 = 64;
+/// The sender's word: why it closed the connection, or 0.
+pub(super) const GOODBYE_AT: u64 = 72;
+/// Where the entries begin.
+pub(super) const ENTRIES_AT: u64 = 4096;
+/// Where the staging area begins.
+pub(super) const STAGING_AT: u64 = ENTRIES_AT + ENTRY_COUNT * ENTRY_BYTES;
+/// Its size. It holds what cannot be written directly: data of sends, and for private memory.
+pub(super) const STAGING_BYTES: u64 = 256 * 1024;
+/// The most bytes of one entry's staged data, so that both sides copy at the same time.
+pub(super) const CHUNK_MAX_BYTES: u64 = 32 * 1024;
+/// The size of a ring file.
+pub(super) const RING_BYTES: u64 = STAGING_AT + STAGING_BYTES;
+
+/// The NIC's word: odd while it sleeps.
+pub(super) const SLEEP_AT: u64 = 0;
+/// Where the table of live keys begins.
+pub(super) const KEYS_AT: u64 = 4096;
+/// The size of a NIC's page, of which only what is used takes memory.
+pub(super) const PAGE_BYTES: u64 = KEYS_AT + 8 * 65_536;
+
+/// The longest transfer of a descriptor.
+pub(super) const TRANSFER_MAX_BYTES: u64 = (1 << 31) - 1;
+
+/// Returns a length as the size of a mapping; a size that no mapping has if it does not fit.
+pub(super) fn size(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+/// Returns a length in memory as a number of fixed width.
+#[inline]
+pub(super) fn wide(length: usize) -> u64 {
+    u64::try_from(length).unwrap_or(u64::MAX)
+}

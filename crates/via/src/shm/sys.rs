@@ -1,0 +1,185 @@
+//! The few system calls: sealed files, sockets, the barrier of all processes.
+
+use std::{
+    io::{self, IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::{
+    cmsg_space,
+    fs::{MemfdFlags, SealFlags},
+    net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+        SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
+        SocketType,
+    },
+    thread::{MembarrierCommand, MembarrierQuery},
+};
+
+use super::{layout::wide, wire::PACKET_MAX};
+use crate::vi::Memory;
+
+/// The file system of memfds; huge pages have another one, and may be missing when they are touched.
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+/// Callers that the kernel keeps until they are accepted.
+const BACKLOG: i32 = 128;
+
+/// Makes a file in memory that can neither shrink nor grow, and maps it. If it is `is_read_only`, nobody
+/// but this mapping will ever write it.
+pub(super) fn make_file(length: usize, is_read_only: bool) -> io::Result<(OwnedFd, Memory)> {
+    let file =
+        rustix::fs::memfd_create("vigie-shm", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&file, wide(length))?;
+    let memory = Memory::map(file.as_fd(), length, true)?;
+    let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    if is_read_only {
+        seals |= SealFlags::FUTURE_WRITE;
+    }
+    rustix::fs::fcntl_add_seals(&file, seals)?;
+    Ok((file, memory))
+}
+
+/// Maps a file that a peer sent, if it can be touched without danger: it must be an ordinary memfd, long
+/// enough, and sealed against shrinking.
+pub(super) fn map_file(
+    file: BorrowedFd<'_>,
+    length: usize,
+    is_writable: bool,
+) -> Result<Memory, &'static str> {
+    let seals = rustix::fs::fcntl_get_seals(file).map_err(|_| "a file that cannot be sealed")?;
+    if !seals.contains(SealFlags::SHRINK) {
+        return Err("a file that is not sealed against shrinking");
+    }
+    let system = rustix::fs::fstatfs(file).map_err(|_| "a file that is no memfd")?;
+    if u64::try_from(system.f_type).ok() != Some(TMPFS_MAGIC) {
+        return Err("a file that is no memfd");
+    }
+    let found = rustix::fs::fstat(file).map_err(|_| "a file that is no memfd")?;
+    if u64::try_from(found.st_size).map_or(true, |found| found < wide(length)) {
+        return Err("a file that is too short");
+    }
+    Memory::map(file, length, is_writable).map_err(|_| "a file that cannot be mapped")
+}
+
+/// Returns random bytes.
+pub(super) fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    let mut filled = 0;
+    while filled < N {
+        filled +=
+            rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
+    }
+    Ok(bytes)
+}
+
+fn socket() -> io::Result<OwnedFd> {
+    Ok(rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )?)
+}
+
+/// Listens under an abstract name, which vanishes with the socket.
+pub(super) fn listen(name: &str) -> io::Result<OwnedFd> {
+    let socket = socket()?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+/// Takes the next caller, if it belongs to the same user.
+pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::accept_with(listener, flags)?;
+    Ok(is_same_user(socket.as_fd())?.then_some(socket))
+}
+
+/// Connects to a name, without waiting: [`io::ErrorKind::WouldBlock`] if too many do.
+pub(super) fn connect(name: &str) -> io::Result<OwnedFd> {
+    let socket = socket()?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    if !is_same_user(socket.as_fd())? {
+        return Err(io::ErrorKind::ConnectionRefused.into());
+    }
+    Ok(socket)
+}
+
+fn is_same_user(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(rustix::net::sockopt::socket_peercred(socket)?.uid == rustix::process::geteuid())
+}
+
+/// Sends a packet with at most two files, without waiting.
+pub(super) fn send(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    files: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, flags)?;
+    Ok(())
+}
+
+/// What a look at a socket found.
+#[derive(Debug)]
+pub(super) enum Received {
+    /// This many bytes, and files.
+    Packet(usize, Vec<OwnedFd>),
+    /// Nothing yet.
+    Nothing,
+    /// The other end is closed.
+    End,
+    /// What no peer that keeps to the protocol sends.
+    Fault(&'static str),
+}
+
+/// Receives a packet, without waiting.
+pub(super) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8; PACKET_MAX]) -> Received {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let mut buffers = [IoSliceMut::new(bytes)];
+    let mut result = rustix::net::recvmsg(socket, &mut buffers, &mut ancillary, flags);
+    if matches!(result, Err(rustix::io::Errno::CONNRESET | rustix::io::Errno::INTR)) {
+        // The peer left something unread. What it sent before is still there.
+        result = rustix::net::recvmsg(socket, &mut buffers, &mut ancillary, flags);
+    }
+    match result {
+        Ok(message) => {
+            let mut files = Vec::new();
+            for part in ancillary.drain() {
+                if let RecvAncillaryMessage::ScmRights(descriptors) = part {
+                    files.extend(descriptors);
+                }
+            }
+            if message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+                Received::Fault("a packet that is too long")
+            } else if message.bytes == 0 {
+                Received::End
+            } else {
+                Received::Packet(message.bytes, files)
+            }
+        }
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Received::Nothing,
+        Err(_) => Received::End,
+    }
+}
+
+/// Registers this process for [`barrier`]. Returns whether the kernel has it.
+pub(super) fn register_barrier() -> bool {
+    let query = rustix::thread::membarrier_query();
+    query.contains(MembarrierQuery::GLOBAL_EXPEDITED | MembarrierQuery::REGISTER_GLOBAL_EXPEDITED)
+        && rustix::thread::membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok()
+}
+
+/// Executes a full memory barrier on every processor that runs a registered process.
+pub(super) fn barrier() -> io::Result<()> {
+    Ok(rustix::thread::membarrier(MembarrierCommand::GlobalExpedited)?)
+}

@@ -1,0 +1,208 @@
+//! Registered memory, and who may do what with it.
+
+use std::{io, os::fd::OwnedFd};
+
+use super::{bell::Page, layout::wide, slots::Slots, sys};
+use crate::vi::{
+    LocalSegment, Memory, MemoryAttributes, MemoryHandle, OutOfBounds, ProtectionTag, Region,
+    RemoteKey, Status, ViAttributes,
+};
+
+/// What a peer wants to do with memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    Write,
+    Read,
+}
+
+#[derive(Debug)]
+pub(super) struct Registered {
+    pub(super) memory: Memory,
+    pub(super) attributes: MemoryAttributes,
+    pub(super) key: RemoteKey,
+    /// The file of memory that peers may map.
+    pub(super) file: Option<OwnedFd>,
+}
+
+impl Registered {
+    /// Returns the rights that the peer of such a VI has to this memory by mapping it, if it may map it.
+    ///
+    /// Whoever maps memory for writing can read it too. So a mapping is given only where the VI's peer
+    /// may write whatever of it can be written; everything else goes through the owner.
+    pub(super) fn grant(&self, vi: &ViAttributes) -> Option<(bool, bool)> {
+        self.file.as_ref()?;
+        if self.attributes.tag != vi.tag || (self.attributes.allows_write && !vi.allows_write) {
+            return None;
+        }
+        let allows_read = self.attributes.allows_read && vi.allows_read;
+        (self.attributes.allows_write || allows_read)
+            .then_some((self.attributes.allows_write, allows_read))
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Table {
+    pub(super) regions: Slots<Registered>,
+}
+
+impl Table {
+    pub(super) const fn new() -> Self {
+        Self { regions: Slots::new() }
+    }
+
+    pub(super) fn register(
+        &mut self,
+        memory: Memory,
+        attributes: MemoryAttributes,
+        file: Option<OwnedFd>,
+        page: &Page,
+    ) -> io::Result<Region> {
+        let nonce = u64::from(u32::from_ne_bytes(sys::random()?));
+        let key = RemoteKey(nonce);
+        let registered = Registered { memory: memory.clone(), attributes, key, file };
+        let Ok(name) = self.regions.insert(registered) else {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        };
+        let key = RemoteKey(u64::from(name) << 32 | nonce);
+        if let Some(registered) = self.regions.get_mut(name) {
+            registered.key = key;
+        }
+        page.set_live(key, true);
+        Ok(Region::new(memory, MemoryHandle(name), key))
+    }
+
+    pub(super) fn deregister(&mut self, memory: MemoryHandle, page: &Page) -> Option<Registered> {
+        let registered = self.regions.remove(memory.0)?;
+        page.set_live(registered.key, false);
+        Some(registered)
+    }
+
+    /// Returns the memory that a data segment of a VI with this tag names.
+    #[inline]
+    pub(super) fn local(
+        &self,
+        tag: ProtectionTag,
+        segment: &LocalSegment,
+    ) -> Result<&Memory, Status> {
+        match self.regions.get(segment.memory.0) {
+            Some(registered)
+                if registered.attributes.tag == tag
+                    && is_inside(&registered.memory, segment.offset, segment.length) =>
+            {
+                Ok(&registered.memory)
+            }
+            _ => Err(Status::ProtectionError),
+        }
+    }
+
+    /// Returns the memory that a peer reaches through a VI.
+    #[inline]
+    pub(super) fn remote(
+        &self,
+        vi: &ViAttributes,
+        key: RemoteKey,
+        (offset, length): (u64, u64),
+        access: Access,
+    ) -> Result<&Registered, Status> {
+        let denied = Status::RdmaProtectionError;
+        let name = u32::try_from(key.0 >> 32).unwrap_or(0);
+        let registered = self.regions.get(name).ok_or(denied)?;
+        let is_allowed = match access {
+            Access::Write => registered.attributes.allows_write && vi.allows_write,
+            Access::Read => registered.attributes.allows_read && vi.allows_read,
+        };
+        if registered.key == key
+            && is_allowed
+            && registered.attributes.tag == vi.tag
+            && is_inside(&registered.memory, offset, length)
+        {
+            Ok(registered)
+        } else {
+            Err(denied)
+        }
+    }
+
+    /// Calls `copy` for each piece of memory that `length` bytes from `from` on of the segments cover:
+    /// with the memory, the offset there, the count of bytes before, and the piece's length.
+    pub(super) fn pieces(
+        &self,
+        tag: ProtectionTag,
+        segments: &[LocalSegment],
+        from: u64,
+        length: u64,
+        mut copy: impl FnMut(&Memory, u64, u64, usize) -> Result<(), OutOfBounds>,
+    ) -> Result<(), Status> {
+        let (mut skip, mut done) = (from, 0);
+        for segment in segments {
+            if done == length {
+                break;
+            }
+            if skip >= segment.length {
+                skip -= segment.length;
+                continue;
+            }
+            let piece = (segment.length - skip).min(length - done);
+            let memory = self.local(tag, segment)?;
+            let count = usize::try_from(piece).map_err(|_| Status::LengthError)?;
+            copy(memory, segment.offset + skip, done, count)
+                .map_err(|_| Status::ProtectionError)?;
+            done += piece;
+            skip = 0;
+        }
+        if done == length { Ok(()) } else { Err(Status::LengthError) }
+    }
+
+    /// Returns the length of the segments, all of which must be this VI's to use.
+    pub(super) fn check(
+        &self,
+        tag: ProtectionTag,
+        segments: &[LocalSegment],
+    ) -> Result<u64, Status> {
+        segments.iter().try_fold(0_u64, |total, segment| {
+            self.local(tag, segment)?;
+            total.checked_add(segment.length).ok_or(Status::LengthError)
+        })
+    }
+}
+
+#[inline]
+fn is_inside(memory: &Memory, offset: u64, length: u64) -> bool {
+    offset.checked_add(length).is_some_and(|end| end <= wide(memory.len()))
+}
+
+/// Copies bytes in; eight at a multiple of eight as one word.
+#[inline]
+pub(super) fn write_bytes(memory: &Memory, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
+    match <[u8; 8]>::try_from(bytes) {
+        Ok(word) if offset.is_multiple_of(8) => memory.store(offset, u64::from_ne_bytes(word)),
+        _ => memory.write(offset, bytes),
+    }
+}
+
+/// Copies bytes out; eight at a multiple of eight as one word.
+#[inline]
+pub(super) fn read_bytes(
+    memory: &Memory,
+    offset: u64,
+    bytes: &mut [u8],
+) -> Result<(), OutOfBounds> {
+    if bytes.len() == 8 && offset.is_multiple_of(8) {
+        bytes.copy_from_slice(&memory.load(offset)?.to_ne_bytes());
+        return Ok(());
+    }
+    memory.read(offset, bytes)
+}
+
+/// Copies from one memory to another; eight bytes at multiples of eight as one word.
+pub(super) fn copy_bytes(
+    to: &Memory,
+    offset: u64,
+    from: &Memory,
+    from_offset: u64,
+    length: usize,
+) -> Result<(), OutOfBounds> {
+    if length == 8 && offset.is_multiple_of(8) && from_offset.is_multiple_of(8) {
+        return to.store(offset, from.load(from_offset)?);
+    }
+    to.copy_from(offset, from, from_offset, length)
+}

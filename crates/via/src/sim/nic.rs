@@ -1,0 +1,381 @@
+//! A simulated NIC, as its consumer sees it.
+
+use std::{
+    io,
+    os::fd::BorrowedFd,
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use vigie_detect::{Armed, Instant};
+
+use super::{
+    NicId, lock,
+    objects::{End, PostedData, PostedReceive, PostedSend, Registered, Stage, Vi},
+    world::{Body, World},
+};
+use crate::vi::{
+    Address, Attributes, Completion, CqId, Data, Memory, MemoryAttributes, MemoryHandle, NicEvent,
+    ProtectionTag, Provider, Queue, Reason, ReceiveDescriptor, Region, RemoteKey, RequestId,
+    SendDescriptor, ViAttributes, ViError, ViEvent, ViId, ViState,
+};
+
+/// The most bytes of a discriminator.
+const DISCRIMINATOR_MAX: usize = 64;
+
+/// The most bytes of a greeting.
+const GREETING_MAX: usize = 1024;
+
+/// What the addresses of simulated NICs begin with.
+const ADDRESS_PREFIX: &[u8] = b"sim:";
+
+/// A NIC of a [`SimNetwork`](super::SimNetwork). Once it has crashed, calls on it fail with
+/// [`ViError::Io`], and nothing comes from it. Dropping it looks to its peers like a crash.
+#[derive(Debug)]
+pub struct SimNic {
+    world: Arc<Mutex<World>>,
+    id: NicId,
+    attributes: Attributes,
+}
+
+impl SimNic {
+    pub(super) const fn new(world: Arc<Mutex<World>>, id: NicId, attributes: Attributes) -> Self {
+        Self { world, id, attributes }
+    }
+
+    /// Returns which NIC of its network it is.
+    #[must_use]
+    pub const fn id(&self) -> NicId {
+        self.id
+    }
+
+    fn lock(&self) -> MutexGuard<'_, World> {
+        lock(&self.world)
+    }
+
+    /// Locks the world of a NIC that still works.
+    fn alive(&self) -> Result<MutexGuard<'_, World>, ViError> {
+        let world = self.lock();
+        if world.nics[self.id.0].has_crashed {
+            let error = io::Error::new(io::ErrorKind::ConnectionAborted, "the NIC has crashed");
+            return Err(error.into());
+        }
+        Ok(world)
+    }
+
+    const fn end(&self, vi: ViId) -> End {
+        End { nic: self.id.0, vi }
+    }
+
+    fn limited(&self, what: &'static str, count: usize, limit: usize) -> Result<(), ViError> {
+        self.limited_to(what, wide(count), wide(limit))
+    }
+
+    const fn limited_to(&self, what: &'static str, count: u64, limit: u64) -> Result<(), ViError> {
+        if count > limit {
+            return Err(ViError::TooMuch { what, provider: self.attributes.name, limit });
+        }
+        Ok(())
+    }
+
+    /// Checks what both kinds of calls have in common, and finds the NIC of the address.
+    fn check_call(
+        &self,
+        vi: ViId,
+        address: &Address,
+        discriminator: &[u8],
+        greeting: &[u8],
+    ) -> Result<(MutexGuard<'_, World>, usize), ViError> {
+        self.limited("the discriminator", discriminator.len(), DISCRIMINATOR_MAX)?;
+        self.limited("the greeting", greeting.len(), GREETING_MAX)?;
+        let mut world = self.alive()?;
+        let state = world.vi(self.end(vi)).ok_or(ViError::UnknownVi(vi))?.state;
+        if state != ViState::Idle {
+            return Err(ViError::WrongState { state, what: "connect it" });
+        }
+        let index = address
+            .0
+            .strip_prefix(ADDRESS_PREFIX)
+            .and_then(|digits| std::str::from_utf8(digits).ok())
+            .and_then(|digits| digits.parse().ok())
+            .filter(|index| *index < world.nics.len())
+            .ok_or(ViError::BadAddress { provider: self.attributes.name })?;
+        Ok((world, index))
+    }
+}
+
+impl Drop for SimNic {
+    fn drop(&mut self) {
+        self.lock().end(self.id.0);
+    }
+}
+
+impl Provider for SimNic {
+    fn attributes(&self) -> Attributes {
+        self.attributes
+    }
+
+    fn address(&self) -> Address {
+        let mut bytes = ADDRESS_PREFIX.to_vec();
+        bytes.extend(self.id.0.to_string().bytes());
+        Address(bytes)
+    }
+
+    fn create_tag(&mut self) -> ProtectionTag {
+        ProtectionTag(self.lock().nics[self.id.0].fresh())
+    }
+
+    fn allocate(&mut self, length: usize, attributes: MemoryAttributes) -> Result<Region, ViError> {
+        self.register(Memory::allocate(length)?, attributes)
+    }
+
+    fn register(
+        &mut self,
+        memory: Memory,
+        attributes: MemoryAttributes,
+    ) -> Result<Region, ViError> {
+        let mut world = self.alive()?;
+        // Keys that nobody guesses, so that a wrong one is no other region by accident.
+        let key = RemoteKey(world.random.u64(..));
+        let nic = &mut world.nics[self.id.0];
+        let handle = MemoryHandle(nic.fresh());
+        nic.keys.insert(key, handle);
+        nic.memory.insert(handle, Registered { memory: memory.clone(), attributes, key });
+        Ok(Region::new(memory, handle, key))
+    }
+
+    fn deregister(&mut self, memory: MemoryHandle) -> Result<(), ViError> {
+        let mut world = self.alive()?;
+        let nic = &mut world.nics[self.id.0];
+        let registered = nic.memory.remove(&memory).ok_or(ViError::UnknownMemory(memory))?;
+        nic.keys.remove(&registered.key);
+        Ok(())
+    }
+
+    fn create_cq(&mut self) -> Result<CqId, ViError> {
+        let mut world = self.alive()?;
+        let nic = &mut world.nics[self.id.0];
+        let cq = CqId(nic.fresh());
+        nic.queues.insert(cq, std::collections::VecDeque::new());
+        Ok(cq)
+    }
+
+    fn destroy_cq(&mut self, cq: CqId) -> Result<(), ViError> {
+        let mut world = self.alive()?;
+        let nic = &mut world.nics[self.id.0];
+        let is_attached =
+            |vi: &Vi| vi.attributes.send_cq == Some(cq) || vi.attributes.receive_cq == Some(cq);
+        if nic.vis.values().any(is_attached) {
+            return Err(ViError::InUse { what: "the completion queue" });
+        }
+        nic.queues.remove(&cq).map(drop).ok_or(ViError::UnknownCq(cq))
+    }
+
+    fn create_vi(&mut self, attributes: ViAttributes) -> Result<ViId, ViError> {
+        let mut world = self.alive()?;
+        let nic = &mut world.nics[self.id.0];
+        for cq in [attributes.send_cq, attributes.receive_cq].into_iter().flatten() {
+            if !nic.queues.contains_key(&cq) {
+                return Err(ViError::UnknownCq(cq));
+            }
+        }
+        if attributes.reliability > nic.attributes.reliability {
+            let provider = self.attributes.name;
+            return Err(ViError::Unsupported { what: "that level of reliability", provider });
+        }
+        let vi = ViId(nic.fresh());
+        nic.vis.insert(vi, Vi::new(attributes));
+        Ok(vi)
+    }
+
+    fn destroy_vi(&mut self, vi: ViId) -> Result<(), ViError> {
+        let mut world = self.alive()?;
+        let nic = &mut world.nics[self.id.0];
+        let state = nic.vis.get(&vi).ok_or(ViError::UnknownVi(vi))?.state;
+        if matches!(state, ViState::Connected | ViState::PendingConnect) {
+            return Err(ViError::InUse { what: "the VI" });
+        }
+        nic.vis.remove(&vi);
+        for queue in nic.queues.values_mut() {
+            queue.retain(|completion| completion.vi != vi);
+        }
+        Ok(())
+    }
+
+    fn state(&self, vi: ViId) -> Result<ViState, ViError> {
+        let mut world = self.alive()?;
+        world.vi(self.end(vi)).map(|vi| vi.state).ok_or(ViError::UnknownVi(vi))
+    }
+
+    fn listen(&mut self, discriminator: &[u8]) -> Result<(), ViError> {
+        self.limited("the discriminator", discriminator.len(), DISCRIMINATOR_MAX)?;
+        let mut world = self.alive()?;
+        if !world.nics[self.id.0].listening.insert(discriminator.to_vec()) {
+            return Err(ViError::AlreadyListening);
+        }
+        Ok(())
+    }
+
+    fn unlisten(&mut self, discriminator: &[u8]) {
+        self.lock().nics[self.id.0].listening.remove(discriminator);
+    }
+
+    fn connect(
+        &mut self,
+        vi: ViId,
+        address: &Address,
+        discriminator: &[u8],
+        greeting: &[u8],
+        deadline: Instant,
+    ) -> Result<(), ViError> {
+        let (mut world, to) = self.check_call(vi, address, discriminator, greeting)?;
+        world.call(self.end(vi), to, discriminator, greeting, deadline.as_nanos());
+        Ok(())
+    }
+
+    fn connect_peer(
+        &mut self,
+        vi: ViId,
+        address: &Address,
+        discriminator: &[u8],
+        greeting: &[u8],
+        deadline: Instant,
+    ) -> Result<(), ViError> {
+        let (mut world, to) = self.check_call(vi, address, discriminator, greeting)?;
+        world.call_peer(self.end(vi), to, discriminator, greeting, deadline.as_nanos());
+        Ok(())
+    }
+
+    fn accept(&mut self, request: RequestId, vi: ViId, greeting: &[u8]) -> Result<(), ViError> {
+        self.limited("the greeting", greeting.len(), GREETING_MAX)?;
+        let mut world = self.alive()?;
+        let state = world.vi(self.end(vi)).ok_or(ViError::UnknownVi(vi))?.state;
+        if state != ViState::Idle {
+            return Err(ViError::WrongState { state, what: "accept a request with it" });
+        }
+        let requests = &mut world.nics[self.id.0].requests;
+        let caller = requests.remove(&request).ok_or(ViError::UnknownRequest(request))?;
+        if let Some(vi) = world.vi(self.end(vi)) {
+            vi.change(ViEvent::Connect);
+        }
+        world.agree(self.end(vi), caller, greeting);
+        Ok(())
+    }
+
+    fn reject(&mut self, request: RequestId) -> Result<(), ViError> {
+        let mut world = self.alive()?;
+        let requests = &mut world.nics[self.id.0].requests;
+        let caller = requests.remove(&request).ok_or(ViError::UnknownRequest(request))?;
+        world.answer(self.end(ViId(0)), &caller, Body::Over(Reason::Rejected));
+        Ok(())
+    }
+
+    fn disconnect(&mut self, vi: ViId) -> Result<(), ViError> {
+        let mut world = self.alive()?;
+        world.vi(self.end(vi)).ok_or(ViError::UnknownVi(vi))?;
+        world.disconnect(self.end(vi));
+        Ok(())
+    }
+
+    fn event(&mut self) -> Option<NicEvent> {
+        self.alive().ok()?.nics[self.id.0].events.pop_front()
+    }
+
+    fn post_send(&mut self, id: ViId, descriptor: &SendDescriptor<'_>) -> Result<(), ViError> {
+        let data = match descriptor.data {
+            Data::Segments(segments) => {
+                self.limited("segments", segments.len(), self.attributes.max_segments)?;
+                PostedData::Segments(segments.to_vec())
+            }
+            Data::Inline(pieces) => {
+                let length = pieces.iter().map(|piece| wide(piece.len())).sum();
+                self.limited_to("inline data", length, self.attributes.max_inline)?;
+                PostedData::Inline(pieces.iter().flat_map(|piece| piece.iter().copied()).collect())
+            }
+        };
+        let mut world = self.alive()?;
+        let vi = world.vi(self.end(id)).ok_or(ViError::UnknownVi(id))?;
+        if !vi.state.is_connected() {
+            return Err(ViError::WrongState { state: vi.state, what: "send" });
+        }
+        if vi.sends_held >= self.attributes.max_descriptors {
+            return Err(ViError::QueueFull { queue: Queue::Send });
+        }
+        let SendDescriptor { operation, cookie, immediate, is_signaled, remote, .. } = *descriptor;
+        vi.sends_held += 1;
+        vi.next_slot += 1;
+        let slot = vi.next_slot;
+        let stage = Stage::Waiting;
+        let posted = PostedSend {
+            slot,
+            operation,
+            cookie,
+            immediate,
+            is_signaled,
+            remote,
+            data,
+            length: 0,
+            stage,
+        };
+        vi.sends.push_back(posted);
+        world.wake_sender(self.end(id));
+        Ok(())
+    }
+
+    fn post_receive(
+        &mut self,
+        id: ViId,
+        descriptor: &ReceiveDescriptor<'_>,
+    ) -> Result<(), ViError> {
+        self.limited("segments", descriptor.segments.len(), self.attributes.max_segments)?;
+        let mut world = self.alive()?;
+        let vi = world.vi(self.end(id)).ok_or(ViError::UnknownVi(id))?;
+        if vi.receives_held >= self.attributes.max_descriptors {
+            return Err(ViError::QueueFull { queue: Queue::Receive });
+        }
+        let segments = descriptor.segments.to_vec();
+        world.post_receive(self.end(id), PostedReceive { cookie: descriptor.cookie, segments });
+        Ok(())
+    }
+
+    fn poll(&mut self, cq: CqId) -> Option<Completion> {
+        let mut world = self.alive().ok()?;
+        let nic = &mut world.nics[self.id.0];
+        let completion = nic.queues.get_mut(&cq)?.pop_front()?;
+        if let Some(vi) = nic.vis.get_mut(&completion.vi) {
+            vi.release(completion.queue);
+        }
+        Some(completion)
+    }
+
+    fn completed(&mut self, vi: ViId, queue: Queue) -> Option<Completion> {
+        let mut world = self.alive().ok()?;
+        let vi = world.vi(self.end(vi))?;
+        let completion = vi.side(queue).pop_front()?;
+        vi.release(queue);
+        Some(completion)
+    }
+
+    fn progress(&mut self, now: Instant) -> bool {
+        self.lock().advance_to(now.as_nanos())
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let world = self.alive().ok()?;
+        world.next_time().map(Instant::from_nanos)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn arm(&mut self) -> io::Result<Armed> {
+        let Ok(world) = self.alive() else { return Ok(Armed::Armed) };
+        let is_due = world.next_time().is_some_and(|next| next <= world.now);
+        let is_ready = is_due || world.nics[self.id.0].has_news();
+        Ok(if is_ready { Armed::Ready } else { Armed::Armed })
+    }
+}
+
+fn wide(count: usize) -> u64 {
+    u64::try_from(count).unwrap_or(u64::MAX)
+}

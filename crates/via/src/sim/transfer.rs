@@ -1,0 +1,397 @@
+//! How data goes: the turns of send descriptors, arrivals, completions.
+
+use super::{
+    objects::{
+        Access, Connection, End, Nic, NicIndex, PostedData, PostedReceive, PostedSend, Stage, Vi,
+    },
+    world::{Body, Happening, Packet, Tells, World},
+};
+use crate::vi::{
+    Completion, LocalSegment, Memory, Operation, OutOfBounds, Queue, Reason, Reliability,
+    RemoteSegment, Status, ViId, ViState,
+};
+
+impl World {
+    /// Sees to it that the next descriptor of a VI gets its turn.
+    pub(super) fn wake_sender(&mut self, end: End) {
+        let Some(vi) = self.vi(end) else { return };
+        if vi.is_departing || vi.is_halted {
+            return;
+        }
+        vi.is_departing = true;
+        let time = self.nics[end.nic].busy_until.max(self.now);
+        self.schedule(time, Happening::Depart { nic: end.nic, vi: end.vi });
+    }
+
+    /// The turn of the next descriptor of a VI.
+    pub(super) fn depart(&mut self, nic: NicIndex, vi: ViId) {
+        let end = End { nic, vi };
+        let is_busy = self.nics[nic].busy_until > self.now;
+        let Some(vi) = self.vi(end) else { return };
+        vi.is_departing = false;
+        if is_busy {
+            self.wake_sender(end);
+            return;
+        }
+        let Some(connection) = vi.connection else { return };
+        if vi.is_halted {
+            return;
+        }
+        let next = vi.sends.partition_point(|posted| posted.stage != Stage::Waiting);
+        if let Some(packet) = self.carry_out(end, connection, next) {
+            self.transmit(packet);
+        }
+        self.settle(end);
+        let waits = |vi: &mut Vi| vi.sends.back().is_some_and(|last| last.stage == Stage::Waiting);
+        if self.vi(end).is_some_and(waits) {
+            self.wake_sender(end);
+        }
+    }
+
+    fn carry_out(&mut self, end: End, connection: Connection, next: usize) -> Option<Packet> {
+        let nic = &self.nics[end.nic];
+        let vi = nic.vis.get(&end.vi)?;
+        let posted = vi.sends.get(next)?;
+        let made = make_body(nic, vi, posted);
+        let is_reliable = vi.is_reliable();
+        let vi = self.vi(end)?;
+        let posted = vi.sends.get_mut(next)?;
+        match made {
+            Ok((mut body, length)) => {
+                posted.length = length;
+                posted.stage =
+                    if is_reliable { Stage::Departed } else { Stage::Over(Status::Done) };
+                if let (Body::Data { number, .. }, Some(connection)) =
+                    (&mut body, vi.connection.as_mut())
+                    && !is_reliable
+                {
+                    connection.sent += 1;
+                    *number = connection.sent;
+                }
+                let Connection { link, peer, .. } = connection;
+                Some(Packet { from: end, to: peer.nic, vi: Some(peer.vi), link, body })
+            }
+            Err(status) => {
+                posted.stage = Stage::Over(status);
+                vi.is_halted = is_reliable;
+                None
+            }
+        }
+    }
+
+    /// Tells of the descriptors at the head of the send queue that are over. The failure of one breaks
+    /// a reliable connection.
+    fn settle(&mut self, end: End) {
+        let nic = &mut self.nics[end.nic];
+        loop {
+            let Some(vi) = nic.vis.get_mut(&end.vi) else { return };
+            let Some(Stage::Over(status)) = vi.sends.front().map(|posted| posted.stage) else {
+                return;
+            };
+            let Some(posted) = vi.sends.pop_front() else { return };
+            let breaks = !status.is_done() && vi.is_reliable();
+            tell(nic, end.vi, &posted, status);
+            if breaks {
+                self.break_vi(end, Reason::DescriptorFailed, Tells::Peer);
+                return;
+            }
+        }
+    }
+
+    /// Ends everything that is posted. Of what has departed, nobody knows whether it arrived.
+    pub(super) fn flush(&mut self, end: End) {
+        let nic = &mut self.nics[end.nic];
+        let Some(vi) = nic.vis.get_mut(&end.vi) else { return };
+        let (sends, receives) = (std::mem::take(&mut vi.sends), std::mem::take(&mut vi.receives));
+        for posted in sends {
+            let status = match posted.stage {
+                Stage::Waiting => Status::Flushed,
+                Stage::Departed => Status::TransportError,
+                Stage::Over(status) => status,
+            };
+            tell(nic, end.vi, &posted, status);
+        }
+        for posted in receives {
+            let cookie = posted.cookie;
+            nic.complete(Completion::new(end.vi, Queue::Receive, cookie, Status::Flushed));
+        }
+    }
+
+    // -------------------------------------------------------------- arrivals
+
+    pub(super) fn arrive(&mut self, packet: Packet) {
+        let Packet { from, to, vi, link, body } = packet;
+        let end = End { nic: to, vi: vi.unwrap_or(ViId(0)) };
+        match body {
+            Body::Call { caller, discriminator, is_peer } => {
+                self.called(to, caller, discriminator, is_peer);
+            }
+            Body::Over(reason) => self.over(to, from, vi, link, reason),
+            Body::Agree { greeting } => self.agreed_to(end, link, from, greeting),
+            Body::Agreed => self.agreed(end, link, from),
+            body => {
+                let is_current =
+                    |connection: Connection| connection.link == link && connection.peer == from;
+                if self.vi(end).is_some_and(|vi| vi.connection.is_some_and(is_current)) {
+                    self.arrive_connected(end, body);
+                } else {
+                    self.counts.stale += 1;
+                }
+            }
+        }
+    }
+
+    fn arrive_connected(&mut self, end: End, body: Body) {
+        match body {
+            Body::Data { number: 0, slot, place, bytes, immediate, .. } => {
+                self.receive_reliably(end, slot, place, &bytes, immediate);
+            }
+            Body::Data { number, place, bytes, immediate, is_copy, .. } => {
+                self.count(end, number, is_copy);
+                let received = self.receive(end, place, &bytes, immediate);
+                let is_undescribed = received == Err(Status::RemoteDescriptorError);
+                self.counts.undescribed += u64::from(is_undescribed);
+            }
+            Body::Read { slot, place, length } => self.answer_read(end, slot, place, length),
+            Body::Answer { slot, result } => self.finish_read(end, slot, result),
+            Body::Ack { slot, status } => self.finish(end, slot, status),
+            Body::Call { .. } | Body::Over(_) | Body::Agree { .. } | Body::Agreed => {}
+        }
+    }
+
+    /// Counts what the network did to unreliable data.
+    fn count(&mut self, end: End, number: u64, is_copy: bool) {
+        let Some(connection) = self.vi(end).and_then(|vi| vi.connection.as_mut()) else { return };
+        let is_late = number < connection.newest;
+        connection.newest = connection.newest.max(number);
+        self.counts.duplicated += u64::from(is_copy);
+        self.counts.reordered += u64::from(is_late && !is_copy);
+    }
+
+    fn reply(&mut self, end: End, body: Body) {
+        let Some(Connection { link, peer, .. }) = self.vi(end).and_then(|vi| vi.connection) else {
+            return;
+        };
+        self.transmit(Packet { from: end, to: peer.nic, vi: Some(peer.vi), link, body });
+    }
+
+    fn receive_reliably(
+        &mut self,
+        end: End,
+        slot: u64,
+        place: Option<RemoteSegment>,
+        bytes: &[u8],
+        immediate: Option<i32>,
+    ) {
+        let received = self.receive(end, place, bytes, immediate);
+        let Some(reliability) = self.vi(end).map(|vi| vi.attributes.reliability) else { return };
+        let status = match received {
+            Err(status) if reliability == Reliability::ReliableReception => status,
+            _ => Status::Done,
+        };
+        self.reply(end, Body::Ack { slot, status });
+        if received.is_err() {
+            self.break_vi(end, Reason::DescriptorFailed, Tells::Peer);
+        }
+    }
+
+    /// Puts arrived data in place and consumes a receive descriptor where one is due. An error is what
+    /// the sender's descriptor would end with.
+    fn receive(
+        &mut self,
+        end: End,
+        place: Option<RemoteSegment>,
+        bytes: &[u8],
+        immediate: Option<i32>,
+    ) -> Result<(), Status> {
+        let nic = &mut self.nics[end.nic];
+        let Some(vi) = nic.vis.get(&end.vi) else { return Err(Status::TransportError) };
+        let length = wide(bytes.len());
+        let written =
+            place.map(|place| nic.remote(vi, place, length, Access::Write)).transpose()?;
+        if place.is_some() && immediate.is_none() {
+            return written.map_or(Ok(()), |memory| {
+                put(memory, place.map_or(0, |place| place.offset), bytes)
+                    .map_err(|_| Status::RdmaProtectionError)
+            });
+        }
+        let posted = vi.receives.front().ok_or(Status::RemoteDescriptorError)?;
+        let result = match (written, place) {
+            (Some(memory), Some(place)) => {
+                put(memory, place.offset, bytes).map_err(|_| Status::RdmaProtectionError)
+            }
+            _ => scatter(nic, vi, &posted.segments, bytes),
+        };
+        let mut completion = Completion::new(end.vi, Queue::Receive, posted.cookie, Status::Done);
+        match result {
+            Ok(()) => {
+                completion.length = length;
+                completion.immediate = immediate;
+            }
+            Err(status) => completion.status = status,
+        }
+        if let Some(vi) = nic.vis.get_mut(&end.vi) {
+            vi.receives.pop_front();
+        }
+        nic.complete(completion);
+        match result {
+            // It is the receiver's own descriptor that was wrong.
+            Err(Status::ProtectionError) => Err(Status::RemoteDescriptorError),
+            other => other,
+        }
+    }
+
+    fn answer_read(&mut self, end: End, slot: u64, place: RemoteSegment, length: u64) {
+        let nic = &self.nics[end.nic];
+        let Some(vi) = nic.vis.get(&end.vi) else { return };
+        let result = nic.remote(vi, place, length, Access::Read).and_then(|memory| {
+            take(memory, place.offset, length).ok_or(Status::RdmaProtectionError)
+        });
+        let has_failed = result.is_err();
+        self.reply(end, Body::Answer { slot, result });
+        if has_failed {
+            self.break_vi(end, Reason::DescriptorFailed, Tells::Peer);
+        }
+    }
+
+    fn finish_read(&mut self, end: End, slot: u64, result: Result<Vec<u8>, Status>) {
+        let nic = &self.nics[end.nic];
+        let Some(vi) = nic.vis.get(&end.vi) else { return };
+        let Some(posted) = vi.sends.iter().find(|posted| posted.slot == slot) else { return };
+        let status = match (result, &posted.data) {
+            (Ok(bytes), PostedData::Segments(segments)) => {
+                scatter(nic, vi, segments, &bytes).err().unwrap_or(Status::Done)
+            }
+            (Ok(_), PostedData::Inline(_)) => Status::FormatError,
+            (Err(status), _) => status,
+        };
+        self.finish(end, slot, status);
+    }
+
+    fn finish(&mut self, end: End, slot: u64, status: Status) {
+        let Some(vi) = self.vi(end) else { return };
+        let Some(posted) = vi.sends.iter_mut().find(|posted| posted.slot == slot) else { return };
+        posted.stage = Stage::Over(status);
+        self.settle(end);
+    }
+
+    /// Takes a receive descriptor into a VI's queue; in error, it ends at once.
+    pub(super) fn post_receive(&mut self, end: End, posted: PostedReceive) {
+        let Some(vi) = self.vi(end) else { return };
+        vi.receives_held += 1;
+        if vi.state == ViState::Error {
+            let completion =
+                Completion::new(end.vi, Queue::Receive, posted.cookie, Status::Flushed);
+            self.nics[end.nic].complete(completion);
+        } else {
+            vi.receives.push_back(posted);
+        }
+    }
+}
+
+/// Tells what became of a send descriptor, if that is wanted or it failed.
+fn tell(nic: &mut Nic, id: ViId, posted: &PostedSend, status: Status) {
+    if posted.is_signaled || !status.is_done() {
+        let mut completion = Completion::new(id, Queue::Send, posted.cookie, status);
+        completion.length = if status.is_done() { posted.length } else { 0 };
+        nic.complete(completion);
+    } else if let Some(vi) = nic.vis.get_mut(&id) {
+        vi.release(Queue::Send);
+    }
+}
+
+/// What a descriptor sends and how many bytes it transfers, or what is wrong with it on this side.
+fn make_body(nic: &Nic, vi: &Vi, posted: &PostedSend) -> Result<(Body, u64), Status> {
+    let is_read = posted.operation == Operation::RdmaRead;
+    let needs_place = posted.operation != Operation::Send;
+    let is_inline = matches!(posted.data, PostedData::Inline(_));
+    let reads_badly = is_read
+        && (is_inline
+            || posted.immediate.is_some()
+            || !nic.attributes.has_rdma_read
+            || !vi.is_reliable());
+    if posted.remote.is_some() != needs_place || reads_badly {
+        return Err(Status::FormatError);
+    }
+    let length = match &posted.data {
+        PostedData::Inline(bytes) => wide(bytes.len()),
+        PostedData::Segments(segments) => segments
+            .iter()
+            .try_fold(0_u64, |sum, segment| sum.checked_add(segment.length))
+            .ok_or(Status::LengthError)?,
+    };
+    if length > nic.attributes.max_transfer {
+        return Err(Status::LengthError);
+    }
+    let bytes = match &posted.data {
+        PostedData::Inline(bytes) => bytes.clone(),
+        PostedData::Segments(segments) => gather(nic, vi, segments, is_read)?,
+    };
+    let slot = posted.slot;
+    let body = match posted.remote {
+        Some(place) if is_read => Body::Read { slot, place, length },
+        place => {
+            let immediate = posted.immediate;
+            Body::Data { slot, number: 0, place, bytes, immediate, is_copy: false }
+        }
+    };
+    Ok((body, length))
+}
+
+/// Reads the pieces of local memory, or only checks that they may be written later.
+fn gather(
+    nic: &Nic,
+    vi: &Vi,
+    segments: &[LocalSegment],
+    only_checks: bool,
+) -> Result<Vec<u8>, Status> {
+    let mut bytes = Vec::new();
+    for segment in segments {
+        let memory = nic.local(vi.attributes.tag, segment)?;
+        if !only_checks {
+            let piece = take(memory, segment.offset, segment.length);
+            bytes.extend(piece.ok_or(Status::ProtectionError)?);
+        }
+    }
+    Ok(bytes)
+}
+
+/// Writes bytes into pieces of local memory, in order.
+fn scatter(nic: &Nic, vi: &Vi, segments: &[LocalSegment], bytes: &[u8]) -> Result<(), Status> {
+    let room = segments.iter().fold(0_u64, |sum, segment| sum.saturating_add(segment.length));
+    for segment in segments {
+        nic.local(vi.attributes.tag, segment)?;
+    }
+    if wide(bytes.len()) > room {
+        return Err(Status::LengthError);
+    }
+    let mut rest = bytes;
+    for segment in segments {
+        let memory = nic.local(vi.attributes.tag, segment)?;
+        let count = usize::try_from(segment.length).unwrap_or(usize::MAX).min(rest.len());
+        let (piece, others) = rest.split_at(count);
+        put(memory, segment.offset, piece).map_err(|_| Status::ProtectionError)?;
+        rest = others;
+    }
+    Ok(())
+}
+
+/// Writes into memory; an aligned word at once.
+fn put(memory: &Memory, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
+    match <[u8; 8]>::try_from(bytes) {
+        Ok(word) if offset.is_multiple_of(8) => memory.store(offset, u64::from_ne_bytes(word)),
+        _ => memory.write(offset, bytes),
+    }
+}
+
+/// Reads from memory; an aligned word at once.
+fn take(memory: &Memory, offset: u64, length: u64) -> Option<Vec<u8>> {
+    if length == 8 && offset.is_multiple_of(8) {
+        return memory.load(offset).ok().map(|word| word.to_ne_bytes().to_vec());
+    }
+    memory.read_to_vec(offset, usize::try_from(length).ok()?).ok()
+}
+
+fn wide(count: usize) -> u64 {
+    u64::try_from(count).unwrap_or(u64::MAX)
+}

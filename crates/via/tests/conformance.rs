@@ -1,0 +1,72 @@
+//! The providers of this crate keep the contract.
+
+use std::time::Duration;
+
+use vigie_detect::Instant;
+use vigie_via::{
+    conformance::{Fixture, Profile, SetupError, check},
+    sim::{FaultPlan, SimNetwork, SimNic},
+    vi::{Attributes, Reliability},
+};
+
+struct Simulated {
+    network: SimNetwork,
+    attributes: Attributes,
+}
+
+impl Simulated {
+    fn new(seed: u64, plan: FaultPlan, attributes: Attributes) -> Self {
+        Self { network: SimNetwork::new(seed, plan), attributes }
+    }
+}
+
+impl Fixture for Simulated {
+    type Nic = SimNic;
+
+    fn nic(&mut self) -> Result<SimNic, SetupError> {
+        Ok(self.network.nic_with(self.attributes))
+    }
+
+    fn now(&self) -> Instant {
+        self.network.now()
+    }
+
+    fn pass(&mut self, until: Instant) -> bool {
+        self.network.next_event().is_some_and(|next| next <= until) && self.network.step()
+    }
+
+    fn profile(&self) -> Profile {
+        Profile::new().transfer_max(1 << 20)
+    }
+}
+
+/// Goal: the simulated provider conforms at every level. Method: the suite, on a quiet network, with delays
+/// from four seeds.
+#[test]
+fn sim_conforms() {
+    for seed in 0..4 {
+        let plan = FaultPlan::reliable().jitter(Duration::from_micros(seed));
+        let mut make = || Ok(Simulated::new(seed, plan, Attributes::named("sim")));
+        let report =
+            check(&mut make).unwrap_or_else(|violation| panic!("{violation}, seed {seed}"));
+        assert!(report.cases.len() > 100, "{report}");
+    }
+}
+
+/// Goal: it also does with other limits, where the suite reaches them, and without what is optional.
+/// Method: the suite, with small limits.
+#[test]
+fn sim_conforms_with_small_limits() {
+    let mut attributes = Attributes::named("sim-small");
+    attributes.max_transfer = 8192;
+    attributes.max_inline = 64;
+    attributes.max_segments = 4;
+    attributes.max_descriptors = 64;
+    attributes.reliability = Reliability::ReliableDelivery;
+    attributes.has_rdma_read = false;
+    let plan = FaultPlan::reliable();
+    let report = check(&mut || Ok(Simulated::new(0, plan, attributes)))
+        .unwrap_or_else(|violation| panic!("{violation}"));
+    assert!(report.cases.iter().all(|(_, level)| *level != Reliability::ReliableReception));
+    assert!(report.skipped.len() > 20, "{report}");
+}
