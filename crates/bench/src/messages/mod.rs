@@ -34,6 +34,7 @@ mod seat;
 mod socket;
 mod stopwatch;
 mod tables;
+mod virtual_interface;
 
 pub use self::blocking::{Blocking, Channel};
 pub use self::measure::Measure;
@@ -78,6 +79,7 @@ pub const fn own_carriers() -> &'static [&'static Own] {
 }
 
 static OWN: &[&Own] = &[
+    &virtual_interface::VIRTUAL_INTERFACE,
     &limit::MAILBOX,
     &limit::RING,
     &limit::COPY_RING,

@@ -108,7 +108,7 @@ impl Streams<UnixStream> {
 }
 
 /// Waits until `rank` listens; returns what it has posted.
-fn meet(arena: &Arena, rank: u32) -> Result<u64, Failure> {
+pub(super) fn meet(arena: &Arena, rank: u32) -> Result<u64, Failure> {
     let begun = now();
     loop {
         match arena.posted(rank) {
