@@ -16,7 +16,7 @@
 //!
 //! # Adding a system
 //! Implement [`PingPong`] (a rank that already has blocking `send` and `receive` gets it from
-//! [`Blocking`]), give [`ranks::Own`] its name and how it opens a rank, and name it in [`own_carriers`].
+//! [`Blocking`]), give an [`Own`] its name and how it opens a rank, and name it in [`own_carriers`].
 
 mod arena;
 mod blocking;
