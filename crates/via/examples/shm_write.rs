@@ -9,7 +9,7 @@ use std::{
     env, error,
     hint::spin_loop,
     io::{self, IoSlice},
-    os::fd::{AsFd, OwnedFd},
+    os::fd::AsFd,
     process::{Command, Stdio},
     time::Duration,
 };
@@ -61,7 +61,7 @@ fn parent() -> Result<()> {
     nic.listen(b"shm_write")?;
     let mut peer = Command::new(env::current_exe()?)
         .env("SHM_WRITE_PEER", address)
-        .stdin(Stdio::from(OwnedFd::from(file.try_clone()?)))
+        .stdin(Stdio::from(file.try_clone()?))
         .spawn()?;
     pin(0)?;
     let mut bare = Bare::new(&file, true)?;

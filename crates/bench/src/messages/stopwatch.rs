@@ -13,6 +13,9 @@ use crate::usage::Usage;
 /// A sample lasts at least this long, so that reading the clock (25 ns) is no part of it.
 const SAMPLE_MIN: Duration = Duration::from_micros(50);
 
+/// Nothing comes for at least this long, so that falling asleep once is no part of the figure.
+const QUIET_MIN: Duration = Duration::from_millis(500);
+
 /// Operations per sample, at most.
 const OPERATIONS_MAX: u32 = 1 << 16;
 
@@ -54,7 +57,7 @@ pub(crate) fn lead(
     let before = Usage::of_this_process();
     let mut played = match measure {
         Measure::Quiet => {
-            sleep(budget);
+            sleep(budget.max(QUIET_MIN));
             Played { operations: 1, ..Played::default() }
         }
         Measure::Waiting { .. } => one_by_one(rank, measure, budget)?,

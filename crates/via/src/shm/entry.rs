@@ -19,8 +19,9 @@ use crate::vi::{CACHE_LINE, RemoteKey};
 pub(super) const INLINE_MAX: usize = 40;
 /// Where they begin.
 pub(super) const INLINE_AT: usize = 24;
-/// The first offset in a region that an entry cannot express.
-pub(super) const OFFSET_END: u64 = 1 << 48;
+/// The largest offset that an entry can express. It is outside every region, so that whatever is beyond
+/// may be given as this one, for the owner of the memory to refuse.
+pub(super) const OFFSET_MAX: u64 = (1 << 48) - 1;
 
 /// A ring entry as it lies in memory.
 pub(super) type Line = [u8; CACHE_LINE];
@@ -60,6 +61,7 @@ pub(super) enum Place {
 pub(super) struct Entry {
     pub(super) kind: Kind,
     pub(super) place: Place,
+    /// Of every entry of the transfer.
     pub(super) immediate: Option<i32>,
     /// Whether the transfer ends with this entry.
     pub(super) is_last: bool,
@@ -95,7 +97,7 @@ impl Entry {
         if self.is_last {
             kind |= IS_LAST;
         }
-        debug_assert!(self.offset < OFFSET_END, "an offset that no entry can express");
+        debug_assert!(self.offset <= OFFSET_MAX, "an offset that no entry can express");
         let [a, b, c, d, high, higher, ..] = self.offset.to_le_bytes();
         put(line, 4, [kind, inline_length, high, higher]);
         put(line, 8, self.immediate.unwrap_or(0).to_ne_bytes());
@@ -154,7 +156,7 @@ impl Entry {
                 matches!(place, Place::Inline { length: 0 }) && is_last && !has_immediate
             }
             (Kind::ReadData, _) => !has_immediate,
-            (Kind::Send | Kind::Write, _) => !has_immediate || is_last,
+            (Kind::Send | Kind::Write, _) => true,
         };
         if !fits || (!is_last && !matches!(place, Place::Staged { .. })) {
             return Err("an entry whose parts contradict each other");

@@ -36,6 +36,8 @@
 mod bell;
 mod connecting;
 mod entry;
+#[doc(hidden)]
+pub mod hostile;
 mod layout;
 mod link;
 mod nic;

@@ -124,7 +124,12 @@ impl Vi {
         } else if self.written > 0 {
             return Err(End::Fault("a write in the middle of another"));
         }
-        if let Err(status) = self.place(desk, entry, line, length) {
+        // Before anything is put in place: a message that nobody expects leaves nothing behind.
+        let placed = match entry.immediate {
+            Some(_) if self.receives.is_empty() => Err(Status::RemoteDescriptorError),
+            _ => self.place(desk, entry, line, length),
+        };
+        if let Err(status) = placed {
             self.written = 0;
             self.drops_write = !entry.is_last;
             return self.refuse(status);
@@ -133,11 +138,11 @@ impl Vi {
             return Ok(());
         }
         self.written = 0;
-        let Some(immediate) = entry.immediate else { return Ok(()) };
-        let Some(posted) = self.receives.pop_front() else {
-            return self.refuse(Status::RemoteDescriptorError);
-        };
-        self.arrived(desk, posted.cookie, entry.total, Some(immediate));
+        if let Some(immediate) = entry.immediate
+            && let Some(posted) = self.receives.pop_front()
+        {
+            self.arrived(desk, posted.cookie, entry.total, Some(immediate));
+        }
         Ok(())
     }
 

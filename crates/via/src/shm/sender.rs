@@ -9,8 +9,9 @@
 //! A direct access never overtakes an entry that still has to be put in the same place.
 
 use super::{
-    entry::{Entry, INLINE_AT, INLINE_MAX, Kind, OFFSET_END, Place},
+    entry::{Entry, INLINE_AT, INLINE_MAX, Kind, OFFSET_MAX, Place},
     layout::{TRANSFER_MAX_BYTES, wide},
+    link::Link,
     table::{Access, Table, copy_bytes, read_bytes, write_bytes},
     vi::{Desk, End, Vi},
 };
@@ -145,7 +146,9 @@ impl Vi {
         descriptor: &SendDescriptor<'_>,
     ) -> Result<(), ViError> {
         self.send_count += 1;
-        if self.sends.is_empty() && self.post_small(desk, descriptor) {
+        if self.sends.is_empty()
+            && (self.post_small(desk, descriptor) || self.post_direct(desk, descriptor))
+        {
             return Ok(());
         }
         self.post_any(desk, descriptor);
@@ -158,15 +161,10 @@ impl Vi {
     fn post_small(&mut self, desk: &mut Desk, descriptor: &SendDescriptor<'_>) -> bool {
         let mut line = [0; CACHE_LINE];
         let (kind, place) = match (descriptor.operation, descriptor.remote) {
-            (Operation::RdmaWrite, Some(place)) if descriptor.immediate.is_some() => {
-                (Kind::Write, place)
-            }
+            (Operation::RdmaWrite, Some(place)) => (Kind::Write, place),
             (Operation::Send, None) => (Kind::Send, RemoteSegment { key: RemoteKey(0), offset: 0 }),
             _ => return false,
         };
-        if place.offset >= OFFSET_END {
-            return false;
-        }
         let mut total = 0;
         let inline = &mut line[INLINE_AT..];
         match descriptor.data {
@@ -199,6 +197,13 @@ impl Vi {
         }
         let Ok(length) = u8::try_from(total) else { return false };
         let Some(link) = &mut self.link else { return false };
+        if kind == Kind::Write
+            && descriptor.immediate.is_none()
+            && write_silently(link, place, &line[INLINE_AT..INLINE_AT + total])
+        {
+            self.finish(desk, 0, descriptor.cookie, descriptor.is_signaled, wide(total));
+            return true;
+        }
         if !matches!(link.producer.has_room(), Ok(true)) {
             return false;
         }
@@ -208,12 +213,78 @@ impl Vi {
             immediate: descriptor.immediate,
             is_last: true,
             key: place.key,
-            offset: place.offset,
+            offset: place.offset.min(OFFSET_MAX),
             total: wide(total),
         };
         link.push(&entry, &mut line);
         let until = link.producer.tail();
         self.finish(desk, until, descriptor.cookie, descriptor.is_signaled, wide(total));
+        true
+    }
+
+    /// Carries out a write into memory of the peer that is mapped here. Returns `false`, and has told
+    /// nobody of anything, if that is not possible at once.
+    fn post_direct(&mut self, desk: &mut Desk, descriptor: &SendDescriptor<'_>) -> bool {
+        let (Operation::RdmaWrite, Some(place)) = (descriptor.operation, descriptor.remote) else {
+            return false;
+        };
+        let is_told = descriptor.immediate.is_some();
+        let Some(link) = &mut self.link else { return false };
+        if is_told
+            && (self.attributes.reliability == Reliability::Unreliable
+                || !matches!(link.producer.has_room(), Ok(true)))
+        {
+            return false;
+        }
+        let tag = self.attributes.tag;
+        let total = match descriptor.data {
+            Data::Segments(segments) => desk.table.check(tag, segments).unwrap_or(0),
+            Data::Inline(slices) => slices.iter().fold(0, |sum, slice| sum + wide(slice.len())),
+        };
+        if total == 0
+            || total > STEP_MAX_BYTES
+            || !matches!(link.is_in_flight(place.key, place.offset, total), Ok(false))
+        {
+            return false;
+        }
+        let Some(memory) = link.reach(place.key, place.offset, total, Access::Write) else {
+            return false;
+        };
+        let copied = match descriptor.data {
+            Data::Segments(segments) => {
+                desk.table.pieces(tag, segments, 0, total, |own, offset, before, length| {
+                    copy_bytes(memory, place.offset + before, own, offset, length)
+                })
+            }
+            Data::Inline(slices) => {
+                let mut at = place.offset;
+                slices.iter().try_for_each(|slice| {
+                    let written = memory.write(at, slice);
+                    at += wide(slice.len());
+                    written.map_err(|_| Status::RdmaProtectionError)
+                })
+            }
+        };
+        if copied.is_err() {
+            return false;
+        }
+        let mut until = 0;
+        if is_told {
+            let entry = Entry {
+                kind: Kind::Write,
+                place: Place::Placed,
+                immediate: descriptor.immediate,
+                is_last: true,
+                key: place.key,
+                offset: place.offset,
+                total,
+            };
+            link.push(&entry, &mut [0; CACHE_LINE]);
+            until = link.producer.tail();
+        } else {
+            link.ring_if_asleep();
+        }
+        self.finish(desk, until, descriptor.cookie, descriptor.is_signaled, total);
         true
     }
 
@@ -225,7 +296,8 @@ impl Vi {
                 (Owned::Segments(Segments::of(segments)), total)
             }
             Data::Inline(slices) => {
-                let mut bytes = Vec::new();
+                let length = slices.iter().map(|slice| slice.len()).sum();
+                let mut bytes = Vec::with_capacity(length);
                 for slice in slices {
                     bytes.extend_from_slice(slice);
                 }
@@ -323,9 +395,6 @@ impl Vi {
         if let Owned::Segments(segments) = &posted.data {
             desk.table.check(self.attributes.tag, segments.as_slice())?;
         }
-        if posted.remote.is_some_and(|remote| remote.offset >= OFFSET_END) {
-            return Err(Status::RdmaProtectionError);
-        }
         let access = match posted.operation {
             Operation::RdmaRead => Access::Read,
             Operation::RdmaWrite | Operation::Send => Access::Write,
@@ -334,7 +403,11 @@ impl Vi {
         // A small write that is told of travels with its word; one that is not needs no word.
         let is_told = posted.operation == Operation::Send || posted.immediate.is_some();
         let is_reachable = match (&mut self.link, posted.remote) {
-            (Some(link), Some(remote)) if !(fits_inline && is_told) => {
+            // An unreliable write that finds no receive descriptor must leave nothing behind.
+            (Some(link), Some(remote))
+                if !is_told
+                    || (!fits_inline && self.attributes.reliability != Reliability::Unreliable) =>
+            {
                 link.reach(remote.key, remote.offset, posted.total, access).is_some()
             }
             _ => false,
@@ -466,7 +539,7 @@ impl Vi {
             length: u32::try_from(length).unwrap_or(0),
         };
         let mut entry = entry_of(posted, place, posted.total, is_last);
-        entry.offset += posted.done;
+        entry.offset = (entry.offset + posted.done).min(OFFSET_MAX);
         link.push(&entry, &mut [0; CACHE_LINE]);
         posted.done += length;
         Ok(match posted.failure {
@@ -586,6 +659,21 @@ impl Vi {
     }
 }
 
+/// Writes a few bytes into memory of the peer that is mapped here, of which the peer is not told. Returns
+/// `false`, and has done nothing, if that is not possible at once.
+fn write_silently(link: &mut Link, place: RemoteSegment, bytes: &[u8]) -> bool {
+    let length = wide(bytes.len());
+    if !matches!(link.is_in_flight(place.key, place.offset, length), Ok(false)) {
+        return false;
+    }
+    let memory = link.reach(place.key, place.offset, length, Access::Write);
+    let is_written = memory.is_some_and(|m| write_bytes(m, place.offset, bytes).is_ok());
+    if is_written {
+        link.ring_if_asleep();
+    }
+    is_written
+}
+
 fn gather_small(
     data: &Owned,
     table: &Table,
@@ -618,6 +706,7 @@ fn entry_of(posted: &Posted, place: Place, total: u64, is_last: bool) -> Entry {
         Operation::RdmaRead => Kind::ReadRequest,
     };
     let remote = posted.remote.unwrap_or(RemoteSegment { key: RemoteKey(0), offset: 0 });
-    let immediate = if is_last { posted.immediate } else { None };
-    Entry { kind, place, immediate, is_last, key: remote.key, offset: remote.offset, total }
+    let immediate = posted.immediate;
+    let offset = remote.offset.min(OFFSET_MAX);
+    Entry { kind, place, immediate, is_last, key: remote.key, offset, total }
 }

@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { STOP = 0xff, GO = 1, SAMPLE_MIN_NS = 50000, OPERATIONS_MAX = 1 << 16, WINDOW_MAX = 1024 };
+enum { STOP = 0xff, GO = 1, SAMPLE_MIN_NS = 50000, QUIET_MIN_NS = 500000000, OPERATIONS_MAX = 1 << 16, WINDOW_MAX = 1024 };
 
 static int rank, ranks, next, before;
 static unsigned char *outgoing, *incoming;
@@ -97,7 +97,7 @@ static size_t lead(const struct measure *measure, uint64_t budget_ns, useconds_t
     *operations = 1;
     *all = 0;
     if (measure->kind == 'q') {
-        usleep((useconds_t)(budget_ns / 1000));
+        usleep((useconds_t)((budget_ns < QUIET_MIN_NS ? QUIET_MIN_NS : budget_ns) / 1000));
         return 0;
     }
     if (measure->kind == 'i') {

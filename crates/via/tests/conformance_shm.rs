@@ -1,0 +1,46 @@
+//! The provider of shared memory keeps the contract of all providers.
+
+use std::time::Duration;
+
+use vigie_detect::Instant;
+use vigie_via::{
+    conformance::{Fixture, Profile, SetupError, check},
+    shm::Shm,
+};
+
+struct OneHost;
+
+impl Fixture for OneHost {
+    type Nic = Shm;
+
+    fn nic(&mut self) -> Result<Shm, SetupError> {
+        Ok(Shm::open()?)
+    }
+
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn pass(&mut self, until: Instant) -> bool {
+        std::thread::yield_now();
+        Instant::now() < until
+    }
+
+    fn profile(&self) -> Profile {
+        // Between NICs of one process a few looks suffice to see what comes.
+        Profile::new().calm(Duration::from_millis(5))
+    }
+}
+
+/// Goal: consumers can rely on the contract, whichever provider they have. Method: the conformance suite
+/// at all levels of reliability, between NICs of one process.
+#[test]
+fn the_contract_is_kept() {
+    let report = match check(&mut || Ok(OneHost)) {
+        Ok(report) => report,
+        Err(violation) => panic!("{violation}"),
+    };
+    assert!(report.cases.len() > 60, "{report}");
+    // Transfers above 2 GiB, reads of unreliable VIs, and what errors do not do to those.
+    assert_eq!(report.skipped.len(), 5, "{:?}", report.skipped);
+}

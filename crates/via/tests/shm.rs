@@ -1,0 +1,479 @@
+//! The provider of shared memory between real processes: this test binary starts itself again as the
+//! peer, in a role that an environment variable names.
+
+use std::{
+    collections::BTreeSet,
+    env, fs,
+    io::{IoSlice, Read},
+    process::{Child, ChildStdout, Command, Stdio},
+    time::Duration,
+};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use vigie_detect::{Armed, Instant};
+use vigie_via::{
+    shm::Shm,
+    vi::{
+        Address, Completion, Data, LocalSegment, MemoryAttributes, NicEvent, Operation, Provider,
+        Queue, Reason, ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment,
+        SendDescriptor, Status, ViAttributes, ViId,
+    },
+};
+
+const ROLE: &str = "VIGIE_SHM_ROLE";
+const ADDRESS: &str = "VIGIE_SHM_ADDRESS";
+const AREA_BYTES: usize = 1 << 20;
+/// Nothing here takes as long, however busy the machine is.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// One end of a connection, in this process.
+struct End {
+    nic: Shm,
+    vi: ViId,
+    shared: Region,
+    private: Region,
+    peer_shared: RemoteKey,
+    peer_private: RemoteKey,
+}
+
+impl End {
+    fn new(reliability: Reliability) -> Self {
+        let mut nic = Shm::open().expect("a NIC");
+        let tag = nic.create_tag();
+        let open = MemoryAttributes { tag, allows_write: true, allows_read: true };
+        let shared = nic.allocate(AREA_BYTES, open).expect("memory");
+        let heap = vigie_via::vi::Memory::allocate(AREA_BYTES).expect("memory");
+        let private = nic.register(heap, open).expect("memory");
+        let attributes = ViAttributes {
+            reliability,
+            tag,
+            send_cq: None,
+            receive_cq: None,
+            allows_write: true,
+            allows_read: true,
+        };
+        let vi = nic.create_vi(attributes).expect("a VI");
+        let none = RemoteKey(0);
+        Self { nic, vi, shared, private, peer_shared: none, peer_private: none }
+    }
+
+    fn greeting(&self) -> Vec<u8> {
+        [self.shared.key.0.to_le_bytes(), self.private.key.0.to_le_bytes()].concat()
+    }
+
+    /// Lets the NIC work until `look` finds something, asleep in between if there is nothing to do.
+    fn until<T>(&mut self, mut look: impl FnMut(&mut Self) -> Option<T>) -> T {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let now = Instant::now();
+            assert!(now < end, "it did not come in {PATIENCE:?}");
+            self.nic.progress(now);
+            if let Some(found) = look(self) {
+                return found;
+            }
+            self.sleep();
+        }
+    }
+
+    /// Sleeps until the descriptor is readable, unless there is something already. Returns whether it
+    /// slept.
+    fn sleep(&mut self) -> bool {
+        if self.nic.arm().expect("can sleep") == Armed::Ready {
+            return false;
+        }
+        // A wake-up that is lost shows as a test that takes this long, and then fails.
+        let seconds = i64::try_from(PATIENCE.as_secs()).expect("small");
+        let patience = Timespec { tv_sec: seconds, tv_nsec: 0 };
+        let descriptor = self.nic.descriptor().expect("a real NIC");
+        let found = poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&patience));
+        assert_eq!(found, Ok(1), "a wake-up was lost");
+        self.nic.quiet();
+        true
+    }
+
+    fn event(&mut self) -> NicEvent {
+        self.until(|end| end.nic.event())
+    }
+
+    fn completion(&mut self, queue: Queue) -> Completion {
+        self.until(|end| end.nic.completed(end.vi, queue))
+    }
+
+    fn connected(&mut self) {
+        match self.event() {
+            NicEvent::Connected { greeting, .. } => {
+                let key = |at: usize| {
+                    let bytes = greeting[at..at + 8].try_into().expect("eight bytes");
+                    RemoteKey(u64::from_le_bytes(bytes))
+                };
+                (self.peer_shared, self.peer_private) = (key(0), key(8));
+            }
+            event => panic!("{event:?} instead of a connection"),
+        }
+    }
+
+    fn post_receives(&mut self, count: u64, length: u64) {
+        let segment = [LocalSegment { memory: self.private.handle, offset: 0, length }];
+        for cookie in 0..count {
+            let segments: &[_] = if length == 0 { &[] } else { &segment };
+            let receive = ReceiveDescriptor { cookie, segments };
+            self.nic.post_receive(self.vi, &receive).expect("room");
+        }
+    }
+
+    fn post(&mut self, operation: Operation, immediate: Option<i32>, piece: Piece) {
+        let Piece { from, to, length } = piece;
+        let segment = [LocalSegment { memory: from, offset: 0, length }];
+        let descriptor = SendDescriptor {
+            operation,
+            cookie: 5,
+            immediate,
+            is_signaled: true,
+            remote: to.map(|key| RemoteSegment { key, offset: 0 }),
+            data: Data::Segments(&segment),
+        };
+        self.nic.post_send(self.vi, &descriptor).expect("room");
+    }
+
+    /// Sends a word without data segments: an RDMA write of eight bytes with immediate data.
+    fn say(&mut self, word: u64, immediate: i32) {
+        let bytes = word.to_ne_bytes();
+        let slices = [IoSlice::new(&bytes)];
+        let descriptor = SendDescriptor {
+            operation: Operation::RdmaWrite,
+            cookie: 6,
+            immediate: Some(immediate),
+            is_signaled: false,
+            remote: Some(RemoteSegment { key: self.peer_shared, offset: 0 }),
+            data: Data::Inline(&slices),
+        };
+        self.nic.post_send(self.vi, &descriptor).expect("room");
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Piece {
+    from: vigie_via::vi::MemoryHandle,
+    to: Option<RemoteKey>,
+    length: u64,
+}
+
+/// The peer's process. It is killed when the test ends, however that is.
+struct Peer(Child);
+
+impl Peer {
+    fn start(role: &str, end: &mut End) -> Self {
+        end.nic.listen(b"test").expect("nobody else listens");
+        let address: String =
+            end.nic.address().0.iter().map(|byte| format!("{byte:02x}")).collect();
+        let child = Command::new(env::current_exe().expect("this test"))
+            .args(["--exact", "in_a_role", "--nocapture"])
+            .env(ROLE, role)
+            .env(ADDRESS, address)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("this test, once more");
+        Self(child)
+    }
+
+    /// Starts the peer and connects with it.
+    fn connected(role: &str, end: &mut End) -> Self {
+        let peer = Self::start(role, end);
+        match end.event() {
+            NicEvent::Requested { request, .. } => {
+                let greeting = end.greeting();
+                end.nic.accept(request, end.vi, &greeting).expect("asked for");
+            }
+            event => panic!("{event:?} instead of a request"),
+        }
+        end.connected();
+        peer
+    }
+
+    fn kill(&mut self) {
+        self.0.kill().expect("a child");
+        self.0.wait().expect("a child");
+    }
+
+    /// Waits until the peer has ended well.
+    fn finish(mut self) {
+        // The end of the child's output is its own end.
+        let mut rest = String::new();
+        let mut output: ChildStdout = self.0.stdout.take().expect("piped");
+        output.read_to_string(&mut rest).expect("text");
+        assert!(self.0.wait().expect("a child").success(), "the peer failed: {rest}");
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The peer's side of each test. Does nothing when it is run as a test.
+#[test]
+fn in_a_role() {
+    let (Ok(role), Ok(address)) = (env::var(ROLE), env::var(ADDRESS)) else { return };
+    let bytes: Vec<u8> = (0..address.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(&address[at..at + 2], 16).expect("hexadecimal"))
+        .collect();
+    let level = match role.split('-').nth(1) {
+        Some("unreliable") => Reliability::Unreliable,
+        Some("reception") => Reliability::ReliableReception,
+        _ => Reliability::ReliableDelivery,
+    };
+    let mut end = End::new(level);
+    let receive_bytes = if role.starts_with("mirror") { AREA_BYTES } else { 0 };
+    end.post_receives(512, u64::try_from(receive_bytes).expect("small"));
+    let (greeting, deadline) = (end.greeting(), Instant::now() + PATIENCE);
+    end.nic.connect(end.vi, &Address(bytes), b"test", &greeting, deadline).expect("idle");
+    end.connected();
+    match role.split('-').next() {
+        Some("mirror") => mirror(&mut end),
+        Some("echo") => echo(&mut end),
+        // Asleep until it is killed.
+        _ => drop(end.event()),
+    }
+}
+
+/// Sends every message back to where its immediate data says, until the peer leaves.
+fn mirror(end: &mut End) {
+    let memory = end.private.handle;
+    loop {
+        let received = end.completion(Queue::Receive);
+        if received.status == Status::Flushed {
+            return;
+        }
+        assert_eq!(received.status, Status::Done);
+        let to = match received.immediate {
+            Some(1) => end.peer_shared,
+            _ => end.peer_private,
+        };
+        let piece = Piece { from: memory, to: Some(to), length: received.length };
+        end.post(Operation::RdmaWrite, received.immediate, piece);
+        let sent = end.completion(Queue::Send);
+        assert_eq!(sent.status, Status::Done);
+        let length = u64::try_from(AREA_BYTES).expect("small");
+        end.post_receives(1, length);
+    }
+}
+
+/// Answers every word with the next one, until the peer leaves.
+fn echo(end: &mut End) {
+    let mut last = 0;
+    loop {
+        let received = end.completion(Queue::Receive);
+        if received.status == Status::Flushed {
+            return;
+        }
+        let word = end.shared.memory.load(0).expect("inside");
+        assert!(word > last, "{word} after {last}: the data must be there before its completion");
+        last = word;
+        end.post_receives(1, 0);
+        end.say(word, received.immediate.expect("always sent"));
+    }
+}
+
+const LEVELS: [(Reliability, &str); 3] = [
+    (Reliability::Unreliable, "mirror-unreliable"),
+    (Reliability::ReliableDelivery, "mirror-delivery"),
+    (Reliability::ReliableReception, "mirror-reception"),
+];
+
+fn pattern(seed: usize, length: usize) -> Vec<u8> {
+    (0..length)
+        .map(|at| ((at ^ (at >> 8) ^ seed).wrapping_mul(167) & 0xff).to_le_bytes()[0])
+        .collect()
+}
+
+/// Goal: data of every length arrives whole in another process by every way there is: inline, staged in
+/// one and in many chunks, and straight into memory of the peer. Method: a process that sends back what it
+/// gets, into private and into shared memory, at each level; then reads of what lies there.
+#[test]
+fn data_goes_to_another_process_and_back() {
+    for (level, role) in LEVELS {
+        let mut end = End::new(level);
+        let peer = Peer::connected(role, &mut end);
+        for (seed, length) in
+            [0, 1, 8, 40, 41, 64, 4095, 4096, 32_768, 100_000, AREA_BYTES].into_iter().enumerate()
+        {
+            for (way, own) in [(1, end.shared.clone()), (2, end.private.clone())] {
+                let sent = pattern(seed + way, length);
+                end.shared.memory.write(0, &sent).expect("inside");
+                end.post_receives(1, 0);
+                let wide = u64::try_from(length).expect("small");
+                let piece = Piece { from: end.shared.handle, to: None, length: wide };
+                let immediate = i32::try_from(way).expect("small");
+                end.post(Operation::Send, Some(immediate), piece);
+                assert_eq!(
+                    end.completion(Queue::Send).status,
+                    Status::Done,
+                    "{length} at {level:?}"
+                );
+                let received = end.completion(Queue::Receive);
+                assert_eq!((received.status, received.length), (Status::Done, wide));
+                let found = own.memory.read_to_vec(0, length).expect("inside");
+                assert!(found == sent, "{length} bytes at {level:?} arrived otherwise");
+                if level == Reliability::Unreliable {
+                    continue;
+                }
+                // The peer's private memory holds the message: a read must bring it too.
+                let to = end.private.clone();
+                to.memory.write(0, &vec![0; length]).expect("inside");
+                let piece = Piece { from: to.handle, to: Some(end.peer_private), length: wide };
+                end.post(Operation::RdmaRead, None, piece);
+                assert_eq!(
+                    end.completion(Queue::Send).status,
+                    Status::Done,
+                    "{length} at {level:?}"
+                );
+                let found = to.memory.read_to_vec(0, length).expect("inside");
+                assert!(found == sent, "{length} bytes at {level:?} were read otherwise");
+            }
+        }
+        end.nic.disconnect(end.vi).expect("a VI");
+        peer.finish();
+    }
+}
+
+/// Goal: a peer that is killed is noticed, also by a NIC that sleeps, and leaves nothing behind; what was
+/// posted ends. Method: kill -9 while both sleep, while data flows, and with descriptors that only the
+/// peer could have ended.
+#[test]
+fn a_killed_peer_is_noticed() {
+    for kill_after in [0_u64, 1, 100] {
+        let mut end = End::new(Reliability::ReliableReception);
+        end.post_receives(512, 0);
+        let mut peer = Peer::connected("echo-reception", &mut end);
+        for word in 1..=kill_after {
+            end.say(word, 1);
+            if word < kill_after {
+                assert_eq!(end.completion(Queue::Receive).status, Status::Done);
+            }
+        }
+        peer.kill();
+        let event = end.event();
+        let expected = NicEvent::Broken { vi: end.vi, reason: Reason::PeerDied };
+        assert_eq!(event, expected);
+        let mut flushed = 0;
+        while let Some(found) = end.nic.completed(end.vi, Queue::Receive) {
+            flushed += u64::from(found.status == Status::Flushed);
+        }
+        let answered = kill_after.saturating_sub(1);
+        assert!(flushed >= 512 - answered - 1, "{flushed} flushed");
+        end.nic.disconnect(end.vi).expect("in error");
+        end.nic.destroy_vi(end.vi).expect("idle");
+    }
+}
+
+fn descriptors() -> BTreeSet<String> {
+    fs::read_dir("/proc/self/fd")
+        .expect("proc")
+        .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok())
+        .map(|link| link.to_string_lossy().into_owned())
+        .filter(|link| link.contains("vigie-shm"))
+        .collect()
+}
+
+fn mappings() -> usize {
+    let maps = fs::read_to_string("/proc/self/maps").expect("proc");
+    maps.lines().filter(|line| line.contains("vigie-shm")).count()
+}
+
+/// Goal: NICs, connections and killed peers leave no file, mapping or socket name. Method: in a process of
+/// its own, look at `/proc` before and after.
+#[test]
+fn nothing_is_left_behind() {
+    const ALONE: &str = "VIGIE_SHM_ALONE";
+    if env::var(ALONE).is_err() {
+        let status = Command::new(env::current_exe().expect("this test"))
+            .args(["--exact", "nothing_is_left_behind", "--nocapture"])
+            .env(ALONE, "1")
+            .status()
+            .expect("this test, once more");
+        assert!(status.success());
+        return;
+    }
+    let count = || fs::read_dir("/proc/self/fd").expect("proc").count();
+    let before = count();
+    let mut names = Vec::new();
+    for is_killed in [false, true] {
+        let mut end = End::new(Reliability::ReliableDelivery);
+        let mut peer = Peer::connected("mirror-delivery", &mut end);
+        names.push(format!("{:?}", end.nic));
+        assert!(!descriptors().is_empty() && mappings() > 0, "the test looks at the right place");
+        if is_killed {
+            peer.kill();
+            assert!(matches!(end.event(), NicEvent::Broken { .. }));
+        } else {
+            end.nic.disconnect(end.vi).expect("a VI");
+            peer.finish();
+        }
+    }
+    assert_eq!(descriptors(), BTreeSet::new());
+    assert_eq!(mappings(), 0);
+    assert_eq!(count(), before, "descriptors");
+    let sockets = fs::read_to_string("/proc/net/unix").expect("proc");
+    for name in names {
+        let name = name.split('"').nth(1).expect("the name of the socket");
+        assert!(name.starts_with("vigie-shm-") && !sockets.contains(name), "{name} is left");
+    }
+}
+
+/// Goal: no wake-up is lost, whichever of publishing, sleeping and looking comes first. Method: many
+/// rounds in which both processes sleep as soon as they can, after spinning for a time that differs from
+/// round to round; a lost wake-up would end the test by its bound.
+#[test]
+fn no_wake_up_is_lost() {
+    let rounds = 20_000_u64;
+    let mut end = End::new(Reliability::ReliableDelivery);
+    end.post_receives(512, 0);
+    let peer = Peer::connected("echo-delivery", &mut end);
+    let mut rng = fastrand::Rng::with_seed(3);
+    let mut slept = 0_u64;
+    for word in 1..=rounds {
+        end.say(word, 1);
+        for _ in 0..rng.u32(..400) {
+            std::hint::spin_loop();
+        }
+        let received = loop {
+            if let Some(received) = end.nic.completed(end.vi, Queue::Receive) {
+                break received;
+            }
+            slept += u64::from(end.sleep());
+            end.nic.progress(Instant::now());
+        };
+        assert_eq!((received.status, received.immediate), (Status::Done, Some(1)));
+        assert_eq!(end.shared.memory.load(0), Ok(word));
+        end.post_receives(1, 0);
+    }
+    assert!(slept > rounds / 100, "slept only {slept} times: nothing was tried");
+    end.nic.disconnect(end.vi).expect("a VI");
+    peer.finish();
+}
+
+/// Goal: who does not know the secret cannot connect, nor does a stranger's address pass. Method: an
+/// address with one byte changed in the secret.
+#[test]
+fn the_secret_is_needed() {
+    let (mut one, mut other) = (End::new(Reliability::default()), End::new(Reliability::default()));
+    one.nic.listen(b"test").expect("nobody else listens");
+    let mut address = one.nic.address();
+    *address.0.last_mut().expect("not empty") ^= 1;
+    let deadline = Instant::now() + PATIENCE;
+    other.nic.connect(other.vi, &address, b"test", b"", deadline).expect("idle");
+    let refused = loop {
+        let now = Instant::now();
+        assert!(now < deadline);
+        one.nic.progress(now);
+        assert_eq!(one.nic.event(), None, "nobody is to hear of it");
+        other.nic.progress(now);
+        if let Some(event) = other.nic.event() {
+            break event;
+        }
+    };
+    assert!(matches!(refused, NicEvent::Refused { .. }), "{refused:?}");
+}
