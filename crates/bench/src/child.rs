@@ -26,6 +26,8 @@ use serde::{Deserialize, Serialize};
 use crate::client::{self, Crowd, PingPong, Requests};
 use crate::error::{BenchError, Failure};
 use crate::inside::{self, Counts};
+use crate::messages::Played;
+use crate::messages::ranks::{self, RankPlan};
 use crate::outside;
 use crate::realtime::Priority;
 use crate::server::{self, ServerPlan};
@@ -102,6 +104,7 @@ pub(crate) enum Role {
     Crowd(Crowd),
     Requests(Requests),
     Outside,
+    Rank(RankPlan),
 }
 
 impl Role {
@@ -113,6 +116,7 @@ impl Role {
             Self::Crowd(_) => "crowd",
             Self::Requests(_) => "requests",
             Self::Outside => "outside",
+            Self::Rank(_) => "rank",
         }
     }
 
@@ -124,6 +128,7 @@ impl Role {
             Self::Crowd(plan) => client::send_as_crowd(&plan),
             Self::Requests(plan) => client::request(&plan),
             Self::Outside => outside::compute(),
+            Self::Rank(plan) => ranks::play(&plan),
         }
     }
 }
@@ -151,6 +156,8 @@ pub(crate) enum Message {
     Counts(Option<Counts>),
     /// Messages that were still without an answer at the end; their samples are what they had waited.
     Unanswered { messages: u64 },
+    /// A rank has played its part of a measure.
+    Played(Played),
     /// Nothing more will come, and all went well.
     Finished,
     /// Nothing more will come.

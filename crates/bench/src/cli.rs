@@ -1,6 +1,7 @@
 //! The command line.
 
 mod cases;
+mod messages;
 mod soak;
 
 use std::fs::File;
@@ -49,7 +50,9 @@ enum Command {
     /// Reaction with a quota of one core, in a control group (needs root).
     Container(cases::Container),
     /// Echo while nothing else runs: its time, and processor time per message.
-    Pingpong(cases::PingPong),
+    Echo(cases::Echo),
+    /// Messages between two processes of this host, beside limits and peers (about 3 minutes).
+    Pingpong(messages::PingPong),
     /// Everything at once, with faults, for a long time: measures nothing, checks everything.
     Soak(soak::Soak),
     /// Measures what the goals need, and shows goal and figure side by side.
@@ -163,8 +166,8 @@ struct Pending {
 
 #[derive(Debug, Args)]
 struct Goals {
-    /// Check the goals of this area only: reaction, hogs, service, fairness, pingpong, pending, idle or
-    /// costs.
+    /// Check the goals of this area only: reaction, hogs, service, fairness, echo, pending, idle,
+    /// costs or messages.
     area: Option<Area>,
     #[command(flatten)]
     output: Output,
@@ -203,6 +206,7 @@ impl Cli {
             Command::Crowd(command) => command.run(machine),
             Command::Fairness(command) => command.run(machine),
             Command::Container(command) => command.run(machine),
+            Command::Echo(command) => command.run(machine),
             Command::Pingpong(command) => command.run(machine),
             Command::Soak(command) => Ok(command.run()),
             Command::Goals(command) => command.run(machine),
@@ -233,7 +237,8 @@ impl Command {
             Self::Crowd(command) => Some(&command.amount.common.output),
             Self::Fairness(command) => Some(&command.amount.common.output),
             Self::Container(command) => Some(&command.amount.common.output),
-            Self::Pingpong(command) => Some(&command.amount.common.output),
+            Self::Echo(command) => Some(&command.amount.common.output),
+            Self::Pingpong(command) => Some(&command.output),
             Self::Goals(command) => Some(&command.output),
             Self::Watch(_) | Self::Soak(_) => None,
         }

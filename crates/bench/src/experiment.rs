@@ -7,13 +7,15 @@ use serde_json::Value;
 use crate::cases;
 use crate::cases::container::ContainerPlan;
 use crate::cases::crowd::CrowdPlan;
+use crate::cases::echo::EchoPlan;
 use crate::cases::fairness::{self, FairnessPlan};
 use crate::cases::periodic::PeriodicPlan;
-use crate::cases::ping_pong::PingPongPlan;
 use crate::cases::service::ServicePlan;
 use crate::compute::YieldEvery;
 use crate::error::BenchError;
 use crate::idle::{self, IdlePlan};
+use crate::messages;
+use crate::messages::plan::{PingPongPlan, absent};
 use crate::pending::{self, PendingPlan};
 use crate::progress::Progress;
 use crate::reaction::{self, ReactionPlan};
@@ -48,17 +50,19 @@ pub(crate) enum Experiment {
     /// A quota of one core.
     Container,
     /// Nothing but the echo.
-    PingPong,
+    Echo,
     /// Table 2, its corners.
     Pending,
     /// Servers left alone.
     Idle,
     /// Switches counted.
     Switches,
+    /// Messages between processes.
+    Messages,
 }
 
 impl Experiment {
-    pub(crate) const ALL: [Self; 16] = [
+    pub(crate) const ALL: [Self; 17] = [
         Self::Quantum,
         Self::FineYields,
         Self::SeldomYields,
@@ -71,10 +75,11 @@ impl Experiment {
         Self::Crowd,
         Self::Fairness,
         Self::Container,
-        Self::PingPong,
+        Self::Echo,
         Self::Pending,
         Self::Idle,
         Self::Switches,
+        Self::Messages,
     ];
 
     /// Measures this experiment, under a progress bar.
@@ -133,8 +138,8 @@ impl Experiment {
                 plan.seed = seed;
                 with_progress(plan.cases(), |progress| plan.run(progress))
             }
-            Self::PingPong => {
-                let mut plan = PingPongPlan::new(vec![
+            Self::Echo => {
+                let mut plan = EchoPlan::new(vec![
                     Vigie,
                     VigieLowLatency,
                     VigieLowCpu,
@@ -160,6 +165,7 @@ impl Experiment {
                 let plan = SwitchesPlan::new(vec![VigieUserLevel, Vigie]);
                 with_progress(plan.systems.len(), |progress| plan.run(progress))
             }
+            Self::Messages => messages(),
         }
     }
 }
@@ -230,6 +236,19 @@ fn throughput(seed: u64) -> Result<Outcome, BenchError> {
     plan.pause = Duration::from_millis(50);
     plan.seed = seed;
     with_progress(plan.cases(), |progress| plan.run(progress))
+}
+
+/// Everything that can be measured of messages, up to the size beyond which there is no crossover to
+/// look for.
+fn messages() -> Result<Outcome, BenchError> {
+    let mut plan = PingPongPlan::new(messages::carriers());
+    let sizes = PingPongPlan::sizes().into_iter().chain([16_777_216, 67_108_864]);
+    plan.measures = PingPongPlan::measures(&sizes.collect::<Vec<_>>());
+    plan.rings = vec![8, 32];
+    let mut outcome = with_progress(plan.cases(), |progress| plan.run(progress))?;
+    // First, since they are the reason why goals have no figure.
+    outcome.rows.splice(0..0, absent());
+    Ok(outcome)
 }
 
 fn with_progress(

@@ -74,26 +74,29 @@ pub enum Area {
     /// What compute tasks keep beside others, and reaction within a quota.
     Fairness,
     /// Time and processor time of an echo while nothing else runs.
-    PingPong,
+    Echo,
     /// Time of a task, beside waiting tasks.
     Pending,
     /// What a server does while nothing happens.
     Idle,
     /// What a switch between tasks costs beside time.
     Costs,
+    /// Messages between processes of one host.
+    Messages,
 }
 
 impl Area {
     /// All areas.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Reaction,
         Self::Hogs,
         Self::Service,
         Self::Fairness,
-        Self::PingPong,
+        Self::Echo,
         Self::Pending,
         Self::Idle,
         Self::Costs,
+        Self::Messages,
     ];
 
     /// Returns the name on the command line and in results.
@@ -104,10 +107,11 @@ impl Area {
             Self::Hogs => "hogs",
             Self::Service => "service",
             Self::Fairness => "fairness",
-            Self::PingPong => "pingpong",
+            Self::Echo => "echo",
             Self::Pending => "pending",
             Self::Idle => "idle",
             Self::Costs => "costs",
+            Self::Messages => "messages",
         }
     }
 }

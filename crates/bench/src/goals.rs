@@ -4,7 +4,7 @@
 //! to a limit that was measured in the same run, so that it means the same on every machine. Work that
 //! brings something to measure adds its goals here.
 
-use crate::cases::{self, container, crowd, periodic, ping_pong, service};
+use crate::cases::{self, container, crowd, echo, periodic, service};
 use crate::error::BenchError;
 use crate::experiment::{
     Experiment, allocations, case_figure, case_percentile, case_ratio, completion_ratio, growth,
@@ -12,6 +12,11 @@ use crate::experiment::{
     mean_spread, p50_ratio, system_calls,
 };
 use crate::goal::{Area, Bound, Checked, Goal};
+use crate::messages::found::{
+    Case, figure, largest_ratio_from, message, rate, ratio, ratio_to_best,
+};
+use crate::messages::plan::{CPU_CORES_FOLLOWER, CPU_PER_MESSAGE_US, LOANED, MESSAGE_US};
+use crate::messages::{VIGIE, VIGIE_VI};
 use crate::reaction;
 use crate::report::Outcome;
 use crate::switches::SwitchKind;
@@ -320,39 +325,39 @@ pub static GOALS: &[Goal] = &[
         measure: |rows| case_percentile(rows, (System::Vigie, container::CASE), "", "p99_us"),
     },
     Goal {
-        area: Area::PingPong,
+        area: Area::Echo,
         case: "hybrid, nothing else runs",
-        command: "vigie-bench pingpong",
+        command: "vigie-bench echo",
         figure: "tokio's p50 / p50",
         bound: Bound::AtLeast(1.5),
         samples_min: 10_000,
-        experiment: Experiment::PingPong,
-        measure: |rows| case_ratio(rows, [System::Tokio, System::Vigie], ping_pong::CASE, "p50_us"),
+        experiment: Experiment::Echo,
+        measure: |rows| case_ratio(rows, [System::Tokio, System::Vigie], echo::CASE, "p50_us"),
     },
     Goal {
-        area: Area::PingPong,
+        area: Area::Echo,
         case: "hybrid, low latency, nothing else runs",
-        command: "vigie-bench pingpong --only vigie-low-latency,busy-poll",
+        command: "vigie-bench echo --only vigie-low-latency,busy-poll",
         figure: "p50 / busy-poll's p50",
         bound: Bound::AtMost(1.3),
         samples_min: 10_000,
-        experiment: Experiment::PingPong,
+        experiment: Experiment::Echo,
         measure: |rows| {
             let systems = [System::VigieLowLatency, System::BusyPoll];
-            case_ratio(rows, systems, ping_pong::CASE, "p50_us")
+            case_ratio(rows, systems, echo::CASE, "p50_us")
         },
     },
     Goal {
-        area: Area::PingPong,
+        area: Area::Echo,
         case: "hybrid, low CPU, nothing else runs",
-        command: "vigie-bench pingpong --only vigie-low-cpu,tokio",
+        command: "vigie-bench echo --only vigie-low-cpu,tokio",
         figure: "processor time per message / tokio's",
         bound: Bound::AtMost(1.0),
         samples_min: 10_000,
-        experiment: Experiment::PingPong,
+        experiment: Experiment::Echo,
         measure: |rows| {
             let systems = [System::VigieLowCpu, System::Tokio];
-            case_ratio(rows, systems, ping_pong::CASE, ping_pong::CPU_PER_MESSAGE)
+            case_ratio(rows, systems, echo::CASE, echo::CPU_PER_MESSAGE)
         },
     },
     Goal {
@@ -528,7 +533,275 @@ pub static GOALS: &[Goal] = &[
         experiment: Experiment::Switches,
         measure: |rows| system_calls(rows, System::Vigie, SwitchKind::Yield),
     },
+    Goal {
+        area: Area::Messages,
+        case: "message, 8 B one way",
+        command: "vigie-bench pingpong --cases latency --sizes 8",
+        figure: "p50 (µs)",
+        bound: Bound::AtMost(0.09),
+        samples_min: 1000,
+        experiment: Experiment::Messages,
+        measure: |rows| message(rows, VIGIE, Case::latency(8)),
+    },
+    Goal {
+        area: Area::Messages,
+        case: "message, 8 B one way",
+        command: "vigie-bench pingpong --cases latency --sizes 8",
+        figure: "p50 / best peer's p50",
+        bound: Bound::AtMost(0.9),
+        samples_min: 1000,
+        experiment: Experiment::Messages,
+        measure: |rows| ratio_to_best(rows, VIGIE, Case::latency(8)),
+    },
+    Goal {
+        area: Area::Messages,
+        case: "VI layer, 8 B RDMA write with immediate",
+        command: "vigie-bench pingpong --cases latency --sizes 8",
+        figure: "p50 (µs)",
+        bound: Bound::AtMost(0.07),
+        samples_min: 1000,
+        experiment: Experiment::Messages,
+        measure: |rows| message(rows, VIGIE_VI, Case::latency(8)),
+    },
+    Goal {
+        area: Area::Messages,
+        case: "VI layer, 8 B RDMA write with immediate",
+        command: "vigie-bench pingpong --cases latency --sizes 8",
+        figure: "p50 / bare ring's p50",
+        bound: Bound::AtMost(1.4),
+        samples_min: 1000,
+        experiment: Experiment::Messages,
+        measure: |rows| ratio(rows, [VIGIE_VI, "ring"], Case::latency(8), MESSAGE_US),
+    },
+    Goal {
+        area: Area::Messages,
+        case: "message, 4 KiB copied",
+        command: "vigie-bench pingpong --cases latency --sizes 4096",
+        figure: "p50 (µs)",
+        bound: Bound::AtMost(0.3),
+        samples_min: 50,
+        experiment: Experiment::Messages,
+        measure: |rows| message(rows, VIGIE, Case::latency(4_096)),
+    },
+    Goal {
+        area: Area::Messages,
+        case: "message, 4 KiB copied",
+        command: "vigie-bench pingpong --cases latency --sizes 4096",
+        figure: "p50 / MPICH's p50",
+        bound: Bound::AtMost(0.91),
+        samples_min: 50,
+        experiment: Experiment::Messages,
+        measure: |rows| ratio(rows, [VIGIE, "mpich"], Case::latency(4_096), MESSAGE_US),
+    },
+    Goal {
+        area: Area::Messages,
+        case: "message, 32 KiB copied",
+        command: "vigie-bench pingpong --cases latency --sizes 32768",
+        figure: "p50 (µs)",
+        bound: Bound::AtMost(1.0),
+        samples_min: 50,
+        experiment: Experiment::Messages,
+        measure: |rows| message(rows, VIGIE, Case::latency(32_768)),
+    },
+    Goal {
+        area: Area::Messages,
+        case: "message, 32 KiB copied",
+        command: "vigie-bench pingpong --cases latency --sizes 32768",
+        figure: "p50 / Open MPI's without CMA p50",
+        bound: Bound::AtMost(0.83),
+        samples_min: 50,
+        experiment: Experiment::Messages,
+        measure: |rows| ratio(rows, [VIGIE, "openmpi-copy"], Case::latency(32_768), MESSAGE_US),
+    },
+    Goal {
+        area: Area::Messages,
+        case: "message, 256 KiB copied",
+        command: "vigie-bench pingpong --cases latency --sizes 262144",
+        figure: "p50 (µs)",
+        bound: Bound::AtMost(5.5),
+        samples_min: 50,
+        experiment: Experiment::Messages,
+        measure: |rows| message(rows, VIGIE, Case::latency(262_144)),
+    },
+    Goal {
+        area: Area::Messages,
+        case: "message, 256 KiB copied",
+        command: "vigie-bench pingpong --cases latency --sizes 262144",
+        figure: "p50 / iceoryx2's p50",
+        bound: Bound::AtMost(0.71),
+        samples_min: 50,
+        experiment: Experiment::Messages,
+        measure: |rows| ratio(rows, [VIGIE, "iceoryx2"], Case::latency(262_144), MESSAGE_US),
+    },
+    Goal {
+        area: Area::Messages,
+        case: "message, 4 MiB copied",
+        command: "vigie-bench pingpong --cases latency --sizes 4194304",
+        figure: "p50 (µs)",
+        bound: Bound::AtMost(110.0),
+        samples_min: 50,
+        experiment: Experiment::Messages,
+        measure: |rows| message(rows, VIGIE, Case::latency(4_194_304)),
+    },
+    Goal {
+        area: Area::Messages,
+        case: "message, 4 MiB copied",
+        command: "vigie-bench pingpong --cases latency --sizes 4194304",
+        figure: "p50 / Open MPI's without CMA p50",
+        bound: Bound::AtMost(0.94),
+        samples_min: 50,
+        experiment: Experiment::Messages,
+        measure: |rows| ratio(rows, [VIGIE, "openmpi-copy"], Case::latency(4_194_304), MESSAGE_US),
+    },
+    Goal {
+        area: Area::Messages,
+        case: "loaned buffer, 32 KiB",
+        command: "vigie-bench pingpong --cases loaned",
+        figure: "p50 (µs)",
+        bound: Bound::AtMost(0.29),
+        samples_min: 1000,
+        experiment: Experiment::Messages,
+        measure: |rows| message(rows, VIGIE, Case::of_bytes("loaned", LOANED)),
+    },
+    Goal {
+        area: Area::Messages,
+        case: "loaned buffer, 32 KiB",
+        command: "vigie-bench pingpong --cases loaned",
+        figure: "p50 / iceoryx2's p50",
+        bound: Bound::AtMost(1.0),
+        samples_min: 1000,
+        experiment: Experiment::Messages,
+        measure: |rows| {
+            ratio(rows, [VIGIE, "iceoryx2-zero-copy"], Case::of_bytes("loaned", LOANED), MESSAGE_US)
+        },
+    },
+    Goal {
+        area: Area::Messages,
+        case: "synchronous send, 8 B",
+        command: "vigie-bench pingpong --cases synchronous",
+        figure: "p50 (µs)",
+        bound: Bound::AtMost(0.5),
+        samples_min: 1000,
+        experiment: Experiment::Messages,
+        measure: |rows| message(rows, VIGIE, Case::of_bytes("synchronous", 8)),
+    },
+    Goal {
+        area: Area::Messages,
+        case: "synchronous send, 8 B",
+        command: "vigie-bench pingpong --cases synchronous",
+        figure: "p50 / MPICH's p50",
+        bound: Bound::AtMost(0.54),
+        samples_min: 1000,
+        experiment: Experiment::Messages,
+        measure: |rows| ratio(rows, [VIGIE, "mpich"], Case::of_bytes("synchronous", 8), MESSAGE_US),
+    },
+    Goal {
+        area: Area::Messages,
+        case: "messages of 8 B, window 64",
+        command: "vigie-bench pingpong --cases window",
+        figure: "10⁶ messages/s",
+        bound: Bound::AtLeast(30.0),
+        samples_min: 50,
+        experiment: Experiment::Messages,
+        measure: |rows| rate(rows, VIGIE, Case::of_bytes("window", 8)),
+    },
+    Goal {
+        area: Area::Messages,
+        case: "messages of 8 B, window 64",
+        command: "vigie-bench pingpong --cases window",
+        figure: "time / Open MPI's",
+        bound: Bound::AtMost(0.8),
+        samples_min: 50,
+        experiment: Experiment::Messages,
+        measure: |rows| ratio(rows, [VIGIE, "openmpi"], Case::of_bytes("window", 8), MESSAGE_US),
+    },
+    Goal {
+        area: Area::Messages,
+        case: "a message every 2 ms, sleep allowed",
+        command: "vigie-bench pingpong --cases waiting,quiet",
+        figure: "p50 / futex mailbox's p50",
+        bound: Bound::AtMost(1.2),
+        samples_min: 100,
+        experiment: Experiment::Messages,
+        measure: |rows| {
+            ratio(rows, [VIGIE, "futex-mailbox"], Case::of_bytes("waiting", 8), MESSAGE_US)
+        },
+    },
+    Goal {
+        area: Area::Messages,
+        case: "a rank that waits, nothing comes",
+        command: "vigie-bench pingpong --cases waiting,quiet",
+        figure: "cores in use",
+        bound: Bound::AtMost(QUIET_CORES),
+        samples_min: 1,
+        experiment: Experiment::Messages,
+        measure: |rows| figure(rows, VIGIE, Case::of_bytes("quiet", 8), CPU_CORES_FOLLOWER),
+    },
+    Goal {
+        area: Area::Messages,
+        case: "ring of 8 ranks on 2 cores",
+        command: "vigie-bench pingpong --cases ring --ranks 8",
+        figure: "time per hop / sched_yield ring's",
+        bound: Bound::AtMost(2.5),
+        samples_min: 1,
+        experiment: Experiment::Messages,
+        measure: |rows| ratio(rows, [VIGIE, "yield-ring"], Case::ring(8), MESSAGE_US),
+    },
+    Goal {
+        area: Area::Messages,
+        case: "ring of 8 ranks on 2 cores",
+        command: "vigie-bench pingpong --cases ring --ranks 8",
+        figure: "processor time per hop / sched_yield ring's",
+        bound: Bound::Below(1.0),
+        samples_min: 1,
+        experiment: Experiment::Messages,
+        measure: |rows| ratio(rows, [VIGIE, "yield-ring"], Case::ring(8), CPU_PER_MESSAGE_US),
+    },
+    Goal {
+        area: Area::Messages,
+        case: "ring of 32 ranks on 2 cores",
+        command: "vigie-bench pingpong --cases ring --ranks 32",
+        figure: "time per hop / sched_yield ring's",
+        bound: Bound::AtMost(2.5),
+        samples_min: 1,
+        experiment: Experiment::Messages,
+        measure: |rows| ratio(rows, [VIGIE, "yield-ring"], Case::ring(32), MESSAGE_US),
+    },
+    Goal {
+        area: Area::Messages,
+        case: "ring of 32 ranks on 2 cores",
+        command: "vigie-bench pingpong --cases ring --ranks 32",
+        figure: "processor time per hop / sched_yield ring's",
+        bound: Bound::Below(1.0),
+        samples_min: 1,
+        experiment: Experiment::Messages,
+        measure: |rows| ratio(rows, [VIGIE, "yield-ring"], Case::ring(32), CPU_PER_MESSAGE_US),
+    },
+    Goal {
+        area: Area::Messages,
+        case: "message, 1 B: the paper's ratio was 6.3",
+        command: "vigie-bench pingpong --cases latency --sizes 1",
+        figure: "polling TCP's p50 / p50",
+        bound: Bound::AtLeast(40.0),
+        samples_min: 1000,
+        experiment: Experiment::Messages,
+        measure: |rows| ratio(rows, ["tcp", VIGIE], Case::latency(1), MESSAGE_US),
+    },
+    Goal {
+        area: Area::Messages,
+        case: "messages of 16 KiB to 64 MiB: the paper's crossover",
+        command: "vigie-bench pingpong --cases latency --sizes 16384,65536,1048576,16777216,67108864",
+        figure: "largest p50 / polling TCP's",
+        bound: Bound::Below(1.0),
+        samples_min: 3,
+        experiment: Experiment::Messages,
+        measure: |rows| largest_ratio_from(rows, [VIGIE, "tcp"], 16_384),
+    },
 ];
+
+/// Processor time of a rank that waits and to which nothing comes: it wakes up for nothing, but the
+/// measure begins and ends with a message.
+const QUIET_CORES: f64 = 0.001;
 
 /// Threads that a service may have beside eight requests that compute: two workers, the thread that
 /// called `block_on`, the one that holds this process's standard input, one for each request in its

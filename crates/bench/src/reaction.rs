@@ -113,7 +113,7 @@ impl ReactionPlan {
         let rows: Vec<_> = cases.collect();
         in_turns(rows, self.rounds, self.seed, progress, |index, row, seed, progress| {
             let compute = self.compute[index / self.systems.len()];
-            self.measure(row.system, compute, seed, progress)
+            self.measure(row.runtime()?, compute, seed, progress)
         })
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::env;
+use std::fmt;
 use std::fs;
 use std::path::Path;
 
@@ -11,14 +12,74 @@ use serde_json::{Map, Value};
 use crate::error::BenchError;
 use crate::machine::Machine;
 use crate::realtime::Priority;
-use crate::system::System;
+use crate::system::{System, SystemError};
+
+/// What a row is about. It is its name in results and on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(into = "&'static str")]
+#[non_exhaustive]
+pub enum Subject {
+    /// A runtime.
+    Runtime(System),
+    /// What carries messages between processes: a [`Carrier`](crate::messages::Carrier).
+    Carrier {
+        /// Its name on the command line and in results.
+        name: &'static str,
+        /// Its label in tables.
+        label: &'static str,
+    },
+}
+
+impl Subject {
+    /// Returns the name on the command line and in results.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Runtime(system) => system.name(),
+            Self::Carrier { name, .. } => name,
+        }
+    }
+
+    /// Returns the label of rows in tables.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Runtime(system) => system.label(),
+            Self::Carrier { label, .. } => label,
+        }
+    }
+}
+
+impl From<System> for Subject {
+    fn from(system: System) -> Self {
+        Self::Runtime(system)
+    }
+}
+
+impl From<Subject> for &'static str {
+    fn from(subject: Subject) -> Self {
+        subject.name()
+    }
+}
+
+impl PartialEq<System> for Subject {
+    fn eq(&self, system: &System) -> bool {
+        *self == Self::Runtime(*system)
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
 
 /// One case of one system: what was set, what was found, and the samples behind it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Row {
-    /// The system that was measured.
-    pub system: System,
+    /// What was measured.
+    pub system: Subject,
     /// What was measured, such as `reaction` or `pending`.
     pub case: &'static str,
     /// What was set, with units in the keys.
@@ -35,9 +96,9 @@ pub struct Row {
 impl Row {
     /// Creates a row without figures.
     #[must_use]
-    pub fn new(system: System, case: &'static str) -> Self {
+    pub fn new(system: impl Into<Subject>, case: &'static str) -> Self {
         Self {
-            system,
+            system: system.into(),
             case,
             parameters: Map::new(),
             figures: Map::new(),
@@ -64,6 +125,17 @@ impl Row {
     #[must_use]
     pub fn figure(&self, key: &str) -> Option<f64> {
         self.figures.get(key)?.as_f64()
+    }
+
+    /// Returns the runtime that the row is about.
+    ///
+    /// # Errors
+    /// [`SystemError::Unknown`] if it is about something else.
+    pub fn runtime(&self) -> Result<System, SystemError> {
+        match self.system {
+            Subject::Runtime(system) => Ok(system),
+            Subject::Carrier { name, .. } => Err(SystemError::Unknown { name: name.to_owned() }),
+        }
     }
 
     /// Returns how many samples stand behind the figures.

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use serde_json::Value;
+use vigie_bench::messages::own_carriers;
 use vigie_bench::system::System;
 
 fn bench(arguments: &[&str]) -> Output {
@@ -156,12 +157,56 @@ fn a_container_is_measured_or_says_why_not() {
 }
 
 #[test]
-fn ping_pong_counts_processor_time() {
+fn echo_counts_processor_time() {
     // Goal: echoes and processor time for each kind of system. Method: a few messages.
     let arguments = ["--samples", "50", "--rounds", "2"];
-    for row in rows("pingpong", "vigie,tokio,threads,busy-poll", &arguments) {
+    for row in rows("echo", "vigie,tokio,threads,busy-poll", &arguments) {
         assert_eq!(row["figures"]["samples"], 50, "{row}");
         assert!(row["figures"]["cpu_per_message_us"].as_f64().expect("a number") > 0.0, "{row}");
+    }
+}
+
+#[test]
+fn limits_and_sockets_carry_messages() {
+    // Goal: every system that needs nothing but this program measures all that it has, between two
+    // processes and around rings, and the result file and the plots hold it. Method: short runs of all.
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let plot = folder.join("pingpong.svg");
+    let own = own_carriers().iter().map(|own| own.name).collect::<Vec<_>>().join(",");
+    let arguments = ["pingpong", "--only", &own, "--sizes", "1,8,70000", "--ranks", "3,5"];
+    let plot_text = plot.to_str().expect("the target directory is UTF-8");
+    let rest = ["--budget", "6ms", "--rounds", "2", "--plot", plot_text];
+    let report = measure("pingpong", &[&arguments[..], &rest].concat());
+    let rows = report["rows"].as_array().expect("rows are a list");
+    for case in ["latency", "window", "waiting", "quiet", "ring"] {
+        assert!(rows.iter().any(|row| row["case"] == case), "{case}");
+    }
+    for row in rows {
+        assert!(row["failure"].is_null(), "{row}");
+        let is_quiet = row["case"] == "quiet";
+        assert_eq!(row["figures"]["message_us"].as_f64().is_none_or(|us| us <= 0.0), is_quiet);
+        assert!(row["figures"]["cpu_cores_follower"].is_number(), "{row}");
+        assert!(row["figures"]["samples"].as_u64().is_some_and(|samples| samples >= 2), "{row}");
+    }
+    let drawn = fs::read_to_string(&plot).expect("the plot was written");
+    assert!(drawn.contains(">copy-ring<"), "{drawn}");
+    assert!(fs::read_to_string(folder.join("pingpong.rings.svg")).is_ok());
+}
+
+#[test]
+fn a_peer_is_measured_or_says_how_to_get_it() {
+    // Goal: what is not on this machine is skipped with the reason and the remedy, and the run succeeds;
+    // what is there gives figures. Method: the peers that need no long build, whatever is installed.
+    let arguments = ["pingpong", "--only", "openmpi,mpich,ucx", "--cases", "latency,window"];
+    let rest = ["--sizes", "8", "--budget", "5ms", "--rounds", "1"];
+    let report = measure("peers", &[&arguments[..], &rest].concat());
+    for row in report["rows"].as_array().expect("rows are a list") {
+        match row["failure"].as_str() {
+            // A launcher may refuse its ranks here, or take too long beside others: that is its row's.
+            Some(reason) if !reason.contains("skipped") => eprintln!("{}: {reason}", row["system"]),
+            Some(reason) => assert!(reason.contains("apt install"), "{row}"),
+            None => assert!(row["figures"]["message_us"].is_number(), "{row}"),
+        }
     }
 }
 
@@ -187,7 +232,10 @@ fn bad_input_is_refused_with_advice() {
         (&["reaction", "--samples", "0"], "0 is not in 1.."),
         (&["pending", "--step", "0us"], "100us"),
         (&["pending", "--waiting", "1,0"], "0 is not in 1.."),
-        (&["goals", "latency"], "pingpong, pending, idle, costs"),
+        (&["pingpong", "--peers", "mpitch"], "mpich, "),
+        (&["pingpong", "--provider", "ether"], "shm"),
+        (&["pingpong", "--sizes", "0"], "0"),
+        (&["goals", "latency"], "echo, pending, idle, costs"),
         (&["fairness", "--compute", "0"], "0 is not in 1.."),
         (&["service", "--step", "200"], "100us"),
         (&["soak", "--minutes=-1"], "between 0 and"),

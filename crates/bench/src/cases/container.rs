@@ -102,7 +102,7 @@ impl ContainerPlan {
             progress.case(format!("{}, with a quota of one core", row.system));
             let group = OneCore::create()?;
             let samples = self.samples.div_ceil(self.rounds);
-            let plan = ServerPlan::new(row.system).workers(self.workers);
+            let plan = ServerPlan::new(row.runtime()?).workers(self.workers);
             let plan = plan.compute(self.compute, self.yield_every);
             // Dropped before the group, which can only be removed when it is empty.
             let mut server = plan.in_group(group.path().to_owned()).start()?;

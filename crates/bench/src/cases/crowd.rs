@@ -75,7 +75,7 @@ impl CrowdPlan {
         let rows = self.systems.iter().map(row).collect();
         in_turns(rows, self.rounds, 0, progress, |_, row, _, progress| {
             progress.case(format!("{}, {} connections", row.system, self.connections));
-            let plan = ServerPlan::new(row.system).workers(self.workers);
+            let plan = ServerPlan::new(row.runtime()?).workers(self.workers);
             let plan = plan.compute(self.compute, self.yield_every).compute_last();
             let mut server = plan.connections(self.connections).start()?;
             let before = server.usage()?;

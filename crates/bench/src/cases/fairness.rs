@@ -100,7 +100,7 @@ impl FairnessPlan {
         in_turns(rows, self.rounds, self.seed, progress, |index, row, seed, progress| {
             let outside = self.outside[index / self.systems.len()];
             progress.case(format!("{}, beside {outside} processes of others", row.system));
-            self.measure(row.system, outside, seed)
+            self.measure(row.runtime()?, outside, seed)
         })
     }
 

@@ -7,15 +7,15 @@
 //! | [`crowd`] | 1000 connections send by the clock, beside compute tasks | time since a message was due |
 //! | [`fairness`] | processes of others compute beside ours | share of the work that ours keep |
 //! | [`container`] | a quota of one core | time until an echo, and what the kernel withheld |
-//! | [`ping_pong`] | nothing | time until an echo, and processor time per message |
+//! | [`echo`] | nothing | time until an echo, and processor time per message |
 //!
 //! Each is a plan whose `run` measures all systems in turns.
 
 pub mod container;
 pub mod crowd;
+pub mod echo;
 pub mod fairness;
 pub mod periodic;
-pub mod ping_pong;
 pub mod service;
 
 use std::collections::BTreeMap;

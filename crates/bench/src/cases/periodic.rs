@@ -81,7 +81,7 @@ impl PeriodicPlan {
         let rows = self.systems.iter().map(row).collect();
         in_turns(rows, self.rounds, self.seed, progress, |_, row, seed, progress| {
             progress.case(format!("{}, beside a periodic task", row.system));
-            let plan = ServerPlan::new(row.system).workers(self.workers);
+            let plan = ServerPlan::new(row.runtime()?).workers(self.workers);
             let server = plan.compute(1, YieldEvery::Step(self.step)).resting(self.rest).start()?;
             let samples = self.samples.div_ceil(self.rounds);
             let echoes = PingPong::new(server.address())

@@ -90,7 +90,7 @@ impl ServicePlan {
         let rows = self.systems.iter().map(row).collect();
         in_turns(rows, self.rounds, self.seed, progress, |_, row, seed, progress| {
             progress.case(format!("{}, as a service", row.system));
-            self.measure(row.system, seed)
+            self.measure(row.runtime()?, seed)
         })
     }
 

@@ -7,9 +7,9 @@ use clap::Args;
 use vigie_bench::BenchError;
 use vigie_bench::cases::container::ContainerPlan;
 use vigie_bench::cases::crowd::CrowdPlan;
+use vigie_bench::cases::echo::EchoPlan;
 use vigie_bench::cases::fairness::FairnessPlan;
 use vigie_bench::cases::periodic::PeriodicPlan;
-use vigie_bench::cases::ping_pong::PingPongPlan;
 use vigie_bench::cases::service::ServicePlan;
 use vigie_bench::compute::YieldEvery;
 use vigie_bench::machine::Machine;
@@ -138,7 +138,7 @@ pub(super) struct Container {
 }
 
 #[derive(Debug, Args)]
-pub(super) struct PingPong {
+pub(super) struct Echo {
     /// Pause between an echo and the next message. Default: none.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pause: Option<Duration>,
@@ -232,12 +232,12 @@ impl Container {
     }
 }
 
-impl PingPong {
+impl Echo {
     pub(super) fn run(self, machine: Machine) -> Result<ExitCode, BenchError> {
         let Self { pause, samples, amount } = self;
         let seed = amount.common.output.seed;
         let pause = pause.unwrap_or_default();
-        let plan = plan!(PingPongPlan, amount, pause = pause, samples = samples, seed = seed);
+        let plan = plan!(EchoPlan, amount, pause = pause, samples = samples, seed = seed);
         let outcome = measure(plan.cases(), |progress| plan.run(progress))?;
         let table = plan.tables(&outcome.rows);
         amount.finish(machine, outcome, &table)

@@ -13,7 +13,7 @@ use crate::server::ServerPlan;
 use crate::system::System;
 
 /// Name of the case in rows.
-pub const CASE: &str = "pingpong";
+pub const CASE: &str = "echo";
 
 /// Key of the processor time per message.
 pub(crate) const CPU_PER_MESSAGE: &str = "cpu_per_message_us";
@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Which systems echo how many messages.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct PingPongPlan {
+pub struct EchoPlan {
     /// The systems, in the order of the table.
     pub systems: Vec<System>,
     /// Pause between an echo and the next message; zero: none.
@@ -41,7 +41,7 @@ pub struct PingPongPlan {
     pub seed: u64,
 }
 
-impl PingPongPlan {
+impl EchoPlan {
     /// Plans 40 000 messages without a pause, in at most 6 s.
     #[must_use]
     pub const fn new(systems: Vec<System>) -> Self {
@@ -74,7 +74,7 @@ impl PingPongPlan {
         let rows = self.systems.iter().map(row).collect();
         in_turns(rows, self.rounds, self.seed, progress, |_, row, seed, progress| {
             progress.case(format!("{}, idle but for the echo", row.system));
-            let mut server = ServerPlan::new(row.system).workers(self.workers).start()?;
+            let mut server = ServerPlan::new(row.runtime()?).workers(self.workers).start()?;
             let samples = self.samples.div_ceil(self.rounds);
             let before = server.usage()?;
             let echoes = PingPong::new(server.address())

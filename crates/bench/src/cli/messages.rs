@@ -1,0 +1,157 @@
+//! Messages between processes, as a subcommand.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use vigie_bench::BenchError;
+use vigie_bench::machine::Machine;
+use vigie_bench::messages::plan::PingPongPlan;
+use vigie_bench::messages::{Carrier, Kind, Measure, UnknownCarrier, carriers, named, plot};
+use vigie_bench::report::Report;
+
+use super::{Output, duration, measure};
+
+#[derive(Debug, Args)]
+pub(super) struct PingPong {
+    /// What carries vigie's own messages.
+    #[arg(long, value_enum, default_value = "shm")]
+    provider: Provider,
+    /// Peers to measure in the same run, after vigie's own rows and the limits; one that is not on this
+    /// machine is skipped, and the table says how to get it.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "PEER,…",
+        value_parser = these,
+        default_value = "openmpi,mpich,ucx,iceoryx2,tcp,uds"
+    )]
+    peers: Vec<Meant>,
+    /// Measure exactly these systems instead of vigie's rows, the limits and the peers.
+    #[arg(long, value_delimiter = ',', value_name = "SYSTEM,…", value_parser = these)]
+    only: Vec<Meant>,
+    /// Which cases. Default: all.
+    #[arg(long, value_delimiter = ',', value_enum, value_name = "CASE,…")]
+    cases: Vec<Case>,
+    /// Sizes of messages whose latency is measured, in bytes. Default: those of the paper's Table 1, and
+    /// from 64 KiB to 4 MiB.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "BYTES,…",
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(BYTES_MAX))
+    )]
+    sizes: Vec<u32>,
+    /// Numbers of ranks of the rings, on two cores.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "N,…",
+        default_value = "4,8,16,32",
+        value_parser = clap::value_parser!(u32).range(2..=i64::from(RANKS_MAX))
+    )]
+    ranks: Vec<u32>,
+    /// Time per system and measure.
+    #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = duration)]
+    budget: Duration,
+    /// Turns in which the budget is spent.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Draw latency by size to this file, and the rings to one beside it, as SVG.
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) output: Output,
+}
+
+/// Bytes of a message, at most.
+const BYTES_MAX: u32 = 1 << 30;
+
+/// Ranks of a ring, at most.
+const RANKS_MAX: u32 = 256;
+
+/// The systems that a word stands for.
+type Meant = Vec<&'static dyn Carrier>;
+
+fn these(word: &str) -> Result<Meant, UnknownCarrier> {
+    named(word)
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Provider {
+    /// Memory that processes of one host share.
+    Shm,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Case {
+    Latency,
+    Window,
+    Synchronous,
+    Loaned,
+    Waiting,
+    Quiet,
+    Ring,
+}
+
+impl Case {
+    const fn is_of(self, measure: Measure) -> bool {
+        match self {
+            Self::Latency => matches!(measure, Measure::Latency { .. }),
+            Self::Window => matches!(measure, Measure::Window { .. }),
+            Self::Synchronous => matches!(measure, Measure::Synchronous { .. }),
+            Self::Loaned => matches!(measure, Measure::Loaned { .. }),
+            Self::Waiting => matches!(measure, Measure::Waiting { .. }),
+            Self::Quiet => matches!(measure, Measure::Quiet),
+            Self::Ring => matches!(measure, Measure::Ring),
+        }
+    }
+}
+
+impl PingPong {
+    pub(super) fn run(self, machine: Machine) -> Result<ExitCode, BenchError> {
+        let Provider::Shm = self.provider;
+        let mut plan = PingPongPlan::new(self.systems());
+        let is_asked = |measure: &Measure| {
+            self.cases.is_empty() || self.cases.iter().any(|case| case.is_of(*measure))
+        };
+        let sizes = if self.sizes.is_empty() { PingPongPlan::sizes() } else { self.sizes.clone() };
+        plan.measures = PingPongPlan::measures(&sizes);
+        plan.measures.retain(is_asked);
+        plan.rings = if is_asked(&Measure::Ring) { self.ranks.clone() } else { Vec::new() };
+        plan.budget = self.budget;
+        plan.rounds = self.rounds;
+        let outcome = measure(plan.cases(), |progress| plan.run(progress))?;
+        println!("\n{}", plan.tables(&outcome.rows));
+        if let Some(path) = &self.plot {
+            draw(path, plot::latencies(&outcome.rows))?;
+            draw(&path.with_extension("rings.svg"), plot::rings(&outcome.rows))?;
+        }
+        let report = Report::new(machine, self.output.seed, outcome);
+        self.output.finish(report, &[])?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// vigie's own systems, the limits and the peers, or what was asked for; each once.
+    fn systems(&self) -> Vec<&'static dyn Carrier> {
+        let meant = |words: &[Meant], carrier: &&dyn Carrier| {
+            words.iter().flatten().any(|one| one.name() == carrier.name())
+        };
+        let is_wanted = |carrier: &&'static dyn Carrier| {
+            if !self.only.is_empty() {
+                return meant(&self.only, carrier);
+            }
+            carrier.kind() != Kind::Peer || meant(&self.peers, carrier)
+        };
+        carriers().into_iter().filter(is_wanted).collect()
+    }
+}
+
+fn draw(path: &Path, svg: String) -> Result<(), BenchError> {
+    let error = |source| BenchError::File { path: path.to_owned(), source };
+    fs::write(path, svg).map_err(error)?;
+    println!("written: {}", path.display());
+    Ok(())
+}

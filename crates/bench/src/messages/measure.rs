@@ -1,0 +1,95 @@
+//! What is measured.
+
+use serde::{Deserialize, Serialize};
+
+/// A measure: what an operation of it is, and how many messages that makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Measure {
+    /// A message of so many bytes goes there and back.
+    Latency {
+        /// Bytes of a message.
+        bytes: u32,
+    },
+    /// So many messages are sent before one byte comes back.
+    Window {
+        /// Bytes of a message.
+        bytes: u32,
+        /// Messages per answer.
+        window: u32,
+    },
+    /// As [`Latency`](Self::Latency), by sends that complete when they are matched.
+    Synchronous {
+        /// Bytes of a message.
+        bytes: u32,
+    },
+    /// As [`Latency`](Self::Latency), in buffers that the system lends and nobody copies.
+    Loaned {
+        /// Bytes of a message.
+        bytes: u32,
+    },
+    /// As [`Latency`](Self::Latency), after a pause that is long enough to fall asleep.
+    Waiting {
+        /// Bytes of a message.
+        bytes: u32,
+    },
+    /// No operation at all: the others wait until the budget is spent.
+    Quiet,
+    /// A token of 8 bytes goes once around all ranks.
+    Ring,
+}
+
+impl Measure {
+    /// Bytes of a token.
+    pub const TOKEN_BYTES: u32 = 8;
+
+    /// Returns the name of the case in rows.
+    #[must_use]
+    pub const fn case(self) -> &'static str {
+        match self {
+            Self::Latency { .. } => "latency",
+            Self::Window { .. } => "window",
+            Self::Synchronous { .. } => "synchronous",
+            Self::Loaned { .. } => "loaned",
+            Self::Waiting { .. } => "waiting",
+            Self::Quiet => "quiet",
+            Self::Ring => "ring",
+        }
+    }
+
+    /// Returns the bytes of a message.
+    #[must_use]
+    pub const fn bytes(self) -> u32 {
+        match self {
+            Self::Latency { bytes }
+            | Self::Window { bytes, .. }
+            | Self::Synchronous { bytes }
+            | Self::Loaned { bytes }
+            | Self::Waiting { bytes } => bytes,
+            Self::Quiet | Self::Ring => Self::TOKEN_BYTES,
+        }
+    }
+
+    /// Returns how many messages follow each other before one comes back.
+    #[must_use]
+    pub const fn window(self) -> u32 {
+        if let Self::Window { window, .. } = self { window } else { 1 }
+    }
+
+    /// Returns how many messages' times an operation holds among `ranks`: the time of one is the
+    /// operation's by this.
+    #[must_use]
+    pub const fn messages(self, ranks: u32) -> u32 {
+        match self {
+            Self::Window { window, .. } => window,
+            Self::Ring => ranks,
+            Self::Quiet => 1,
+            _ => 2,
+        }
+    }
+
+    /// Returns the word by which other programs are told: `case:bytes:window`.
+    pub(crate) fn word(self) -> String {
+        format!("{}:{}:{}", self.case(), self.bytes(), self.window())
+    }
+}

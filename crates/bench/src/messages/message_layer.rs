@@ -1,0 +1,188 @@
+//! vigie's message layer over shared memory: sends and receives of a communicator, awaited on vigie's
+//! user-level flavor.
+
+use std::io::IoSlice;
+use std::time::Duration;
+
+use vigie_detect::{Instant, Server};
+use vigie_runtime::{Flavor, Runtime};
+use vigie_via::message::{Communicator, Endpoint};
+use vigie_via::protocol::{Config, Engine, EngineEvent, Mode};
+use vigie_via::shm::Shm;
+use vigie_via::vi::Provider;
+
+use super::virtual_interface::{ADDRESS_BYTES, address_of, leave_address};
+use super::{Kind, Measure, Own, PingPong, Seat, VIGIE};
+use crate::error::Failure;
+
+/// vigie's message layer.
+pub(crate) static MESSAGES: Own = Own {
+    name: VIGIE,
+    label: "vigie, messages",
+    family: "vigie",
+    kind: Kind::Vigie,
+    has: |measure| !matches!(measure, Measure::Loaned { .. }),
+    link_bytes: ADDRESS_BYTES,
+    open: |seat| Ok(Box::new(Messages::open(seat)?)),
+};
+
+const DISCRIMINATOR: &[u8] = b"pingpong";
+
+/// How long ranks wait for each other at the beginning.
+const MEETING: Duration = Duration::from_secs(20);
+
+/// The first byte of a message that ends a measure.
+const STOP: u8 = 0xff;
+
+/// The first byte of every other message.
+const GO: u8 = 1;
+
+/// One rank: its runtime, and its communicator with the ranks beside it.
+struct Messages {
+    runtime: Runtime,
+    rank: Rank,
+}
+
+struct Rank {
+    all: Communicator<Shm>,
+    next: u32,
+    before: u32,
+    outgoing: Vec<u8>,
+    incoming: Vec<u8>,
+}
+
+impl Messages {
+    fn open(seat: &Seat) -> Result<Self, Failure> {
+        let runtime = Runtime::builder().flavor(Flavor::UserLevel).build();
+        let runtime = runtime.map_err(Failure::runtime)?;
+        let mut nic = Shm::open().map_err(Failure::runtime)?;
+        nic.listen(DISCRIMINATOR).map_err(Failure::runtime)?;
+        leave_address(seat, &nic.address())?;
+        let all = runtime.block_on(connect(seat, nic))?;
+        let (next, before) = (seat.next(), seat.before());
+        let rank = Rank { all, next, before, outgoing: Vec::new(), incoming: Vec::new() };
+        Ok(Self { runtime, rank })
+    }
+}
+
+/// Connects to the ranks beside this one: of two ranks, the lower one asks.
+async fn connect(seat: &Seat, nic: Shm) -> Result<Communicator<Shm>, Failure> {
+    let server = Server::current().map_err(Failure::runtime)?;
+    let engine = Engine::new(nic, seat.rank, seat.ranks, Config::default());
+    let engine = engine.map_err(Failure::runtime)?;
+    let endpoint = Endpoint::new(&server, engine).map_err(Failure::runtime)?;
+    let mut missing = vec![seat.next()];
+    if seat.before() != seat.next() {
+        missing.push(seat.before());
+    }
+    let deadline = Instant::now() + MEETING;
+    for &rank in missing.iter().filter(|rank| **rank > seat.rank) {
+        let address = address_of(seat, rank)?;
+        endpoint
+            .with(|engine| engine.connect(rank, &address, DISCRIMINATOR, deadline))
+            .map_err(Failure::runtime)?;
+    }
+    while !missing.is_empty() {
+        match endpoint.event().await.map_err(Failure::runtime)? {
+            EngineEvent::Requested { request, rank: Some(rank), .. } => {
+                endpoint.with(|engine| engine.accept(request, rank)).map_err(Failure::runtime)?
+            }
+            EngineEvent::Connected { rank } => missing.retain(|other| *other != rank),
+            event => return Err(Failure::runtime(format!("not connected: {event:?}"))),
+        }
+    }
+    Ok(endpoint.communicator())
+}
+
+impl Rank {
+    /// Makes both buffers as long as a message of `measure`, every page of them touched.
+    fn resize(&mut self, measure: Measure) -> Result<(), Failure> {
+        let length = usize::try_from(measure.bytes()).map_err(Failure::runtime)?;
+        for buffer in [&mut self.outgoing, &mut self.incoming] {
+            buffer.clear();
+            buffer.resize(length.max(1), GO);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    async fn send(&self, measure: Measure, message: &[u8]) -> Result<(), Failure> {
+        let sent = match measure {
+            Measure::Synchronous { .. } => {
+                let slices = [IoSlice::new(message)];
+                self.all.send_slices(self.next, 0, Mode::Synchronous, &slices).await
+            }
+            _ => self.all.send(self.next, 0, message).await,
+        };
+        sent.map_err(Failure::runtime)
+    }
+
+    #[inline]
+    async fn receive(&mut self, length: usize) -> Result<(), Failure> {
+        let into = &mut self.incoming[..length];
+        let status = self.all.receive_into(self.before, 0, into).await;
+        let status = status.map_err(Failure::runtime)?;
+        if status.length != length as u64 {
+            return Err(Failure::runtime(format!("{} bytes instead of {length}", status.length)));
+        }
+        Ok(())
+    }
+
+    fn answer(&self, measure: Measure) -> usize {
+        if measure.window() > 1 { 1 } else { self.incoming.len() }
+    }
+
+    async fn perform(&mut self, measure: Measure, count: u32) -> Result<(), Failure> {
+        if self.outgoing.len() as u64 != u64::from(measure.bytes()) {
+            self.resize(measure)?;
+        }
+        self.outgoing[0] = GO;
+        let answer = self.answer(measure);
+        for _ in 0..count {
+            for _ in 0..measure.window() {
+                self.send(measure, &self.outgoing).await?;
+            }
+            self.receive(answer).await?;
+        }
+        Ok(())
+    }
+
+    async fn follow(&mut self, measure: Measure) -> Result<(), Failure> {
+        self.resize(measure)?;
+        let (whole, answer) = (self.incoming.len(), self.answer(measure));
+        loop {
+            self.receive(whole).await?;
+            let is_last = self.incoming[0] == STOP;
+            if !is_last {
+                for _ in 1..measure.window() {
+                    self.receive(whole).await?;
+                }
+            }
+            self.send(measure, &self.incoming[..answer]).await?;
+            if is_last {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl PingPong for Messages {
+    fn perform(&mut self, measure: Measure, count: u32) -> Result<(), Failure> {
+        self.runtime.block_on(self.rank.perform(measure, count))
+    }
+
+    fn stop(&mut self, measure: Measure) -> Result<(), Failure> {
+        let Self { runtime, rank } = self;
+        rank.resize(measure)?;
+        rank.outgoing[0] = STOP;
+        let answer = rank.answer(measure);
+        runtime.block_on(async {
+            rank.send(measure, &rank.outgoing).await?;
+            rank.receive(answer).await
+        })
+    }
+
+    fn follow(&mut self, measure: Measure) -> Result<(), Failure> {
+        self.runtime.block_on(self.rank.follow(measure))
+    }
+}

@@ -1,0 +1,71 @@
+//! Systems by their names.
+
+use thiserror::Error;
+
+use super::{Carrier, Own, carriers, own_carriers};
+
+/// A word that stands for no system that carries messages.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("nothing that carries messages is named {name:?}; there are {}", known())]
+#[non_exhaustive]
+pub struct UnknownCarrier {
+    /// What was given.
+    pub name: String,
+}
+
+/// Returns the system of this very name.
+///
+/// # Errors
+/// There is none; the error tells which there are.
+pub fn carrier(name: &str) -> Result<&'static dyn Carrier, UnknownCarrier> {
+    let found = carriers().into_iter().find(|carrier| carrier.name() == name);
+    found.ok_or_else(|| UnknownCarrier { name: name.to_owned() })
+}
+
+/// Returns the system of this very name, of those whose ranks are processes of this program.
+///
+/// # Errors
+/// There is none; the error tells which there are.
+pub fn own(name: &str) -> Result<&'static Own, UnknownCarrier> {
+    let found = own_carriers().iter().copied().find(|own| own.name == name);
+    found.ok_or_else(|| UnknownCarrier { name: name.to_owned() })
+}
+
+/// Returns the systems that `word` stands for: one of this name and those of this family.
+///
+/// # Errors
+/// There is none; the error tells which there are.
+pub fn named(word: &str) -> Result<Vec<&'static dyn Carrier>, UnknownCarrier> {
+    let is_meant = |carrier: &&dyn Carrier| carrier.name() == word || carrier.family() == word;
+    let found: Vec<_> = carriers().into_iter().filter(is_meant).collect();
+    if found.is_empty() { Err(UnknownCarrier { name: word.to_owned() }) } else { Ok(found) }
+}
+
+fn known() -> String {
+    carriers().into_iter().map(|carrier| carrier.name()).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_distinct_and_found() {
+        // Goal: every system is found by its own name, and by its family among others. Method: all.
+        for one in carriers() {
+            assert_eq!(carrier(one.name()).unwrap().label(), one.label());
+            assert!(named(one.family()).unwrap().iter().any(|found| found.name() == one.name()));
+        }
+        let mut names: Vec<_> = carriers().into_iter().map(|carrier| carrier.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), carriers().len());
+    }
+
+    #[test]
+    fn an_unknown_name_tells_the_known_ones() {
+        // Goal: the error says what to write instead. Method: a misspelt name.
+        let error = named("mpitch").unwrap_err().to_string();
+        assert!(error.contains("\"mpitch\"") && error.contains("mpich, "), "{error}");
+    }
+}

@@ -1,0 +1,54 @@
+//! Two ranks of which one is the calling process: Criterion counts and times by itself.
+
+use super::ranks::{Meeting, RankPlan, cores, failed};
+use super::{Measure, Own, PingPong};
+use crate::child::{Child, Role};
+use crate::error::BenchError;
+
+/// Rank 0 in this process, rank 1 in a process of its own.
+#[must_use = "dropping it ends the other process"]
+pub struct Partner {
+    rank: Box<dyn PingPong>,
+    measure: Measure,
+    // Ends with this.
+    _follower: Child,
+    _meeting: Meeting,
+}
+
+impl std::fmt::Debug for Partner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Partner").field("measure", &self.measure).finish_non_exhaustive()
+    }
+}
+
+impl Partner {
+    /// Starts the other process and connects to it. The calling thread stays on the first core that
+    /// this process may use, the other process on the second.
+    ///
+    /// # Errors
+    /// Those of the process, and of the system's rank here.
+    pub fn start(own: &Own, measure: Measure) -> Result<Self, BenchError> {
+        let meeting = Meeting::new(own, 2).map_err(failed)?;
+        let cores = cores();
+        let core =
+            |at: usize| cores.get(at).or_else(|| cores.first()).copied().into_iter().collect();
+        let follower = Child::start(&Role::Rank(RankPlan {
+            carrier: own.name.to_owned(),
+            seat: meeting.seat(1, core(1)),
+            measures: vec![measure],
+            budget: std::time::Duration::ZERO,
+        }))?;
+        let seat = meeting.seat(0, core(0));
+        seat.pin().map_err(failed)?;
+        let rank = (own.open)(&seat).map_err(failed)?;
+        Ok(Self { rank, measure, _follower: follower, _meeting: meeting })
+    }
+
+    /// Performs `count` operations: round trips, or windows.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn perform(&mut self, count: u32) -> Result<(), BenchError> {
+        self.rank.perform(self.measure, count).map_err(failed)
+    }
+}

@@ -1,0 +1,336 @@
+//! Which systems, which measures, how long; and what becomes of the samples.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::{Carrier, Measure, Played, Prepared, Run, VIGIE, VIGIE_VI, carriers, tables};
+use crate::error::BenchError;
+use crate::progress::Progress;
+use crate::report::{Outcome, Row, Subject};
+use crate::statistics::{Samples, median};
+
+/// Parameter of a row: bytes of a message.
+pub const BYTES: &str = "bytes";
+
+/// Parameter of a row: messages per answer.
+pub const WINDOW: &str = "window";
+
+/// Parameter of a row: ranks of a ring, or 2.
+pub const RANKS: &str = "ranks";
+
+/// Figure: time of a message one way, or of a hop; the median over the samples.
+pub const MESSAGE_US: &str = "message_us";
+
+/// Figure: the same, 99th percentile. A sample is the mean of the operations that fill 50 µs.
+pub const MESSAGE_P99_US: &str = "message_p99_us";
+
+/// Figure: processor time of all ranks per message.
+pub const CPU_PER_MESSAGE_US: &str = "cpu_per_message_us";
+
+/// Figure: processor time of all ranks by the time that passed.
+pub const CPU_CORES: &str = "cpu_cores";
+
+/// Figure: the same of that follower which used most.
+pub const CPU_CORES_FOLLOWER: &str = "cpu_cores_follower";
+
+/// Pause before each message to a peer that waits: much longer than anybody polls.
+pub const REST: Duration = Duration::from_millis(2);
+
+/// Sizes of the paper's Table 1, in bytes [via-lam, §5].
+pub const PAPER_SIZES: [u32; 16] =
+    [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192, 16_384, 32_768];
+
+/// Sizes beyond them.
+const LARGE_SIZES: [u32; 5] = [65_536, 131_072, 262_144, 1_048_576, 4_194_304];
+
+/// Messages per answer where their rate is measured.
+const WINDOW_SMALL: u32 = 64;
+
+/// The same, where bandwidth is.
+const WINDOW_LARGE: u32 = 16;
+
+/// Bytes of small messages.
+const SMALL: u32 = 8;
+
+/// Bytes of a loaned buffer.
+pub(crate) const LOANED: u32 = 32_768;
+
+/// What is measured of which systems.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct PingPongPlan {
+    /// The systems, in the order of the tables.
+    pub carriers: Vec<&'static dyn Carrier>,
+    /// The measures of two ranks, in the order of the rows; a system takes those that it has.
+    pub measures: Vec<Measure>,
+    /// Numbers of ranks of rings on two cores.
+    pub rings: Vec<u32>,
+    /// Time per system and measure.
+    pub budget: Duration,
+    /// Turns in which the budget is spent, each with new processes.
+    pub rounds: u32,
+}
+
+/// The rows of one run of one system.
+struct Job {
+    carrier: usize,
+    run: Run,
+    rows: Vec<usize>,
+}
+
+impl PingPongPlan {
+    /// Plans every measure, 300 ms each in 3 turns.
+    #[must_use]
+    pub fn new(carriers: Vec<&'static dyn Carrier>) -> Self {
+        Self {
+            carriers,
+            measures: Self::measures(&Self::sizes()),
+            rings: vec![4, 8, 16, 32],
+            budget: Duration::from_millis(300),
+            rounds: 3,
+        }
+    }
+
+    /// Returns the sizes of messages whose latency is measured by default, in bytes.
+    #[must_use]
+    pub fn sizes() -> Vec<u32> {
+        PAPER_SIZES.into_iter().chain(LARGE_SIZES).collect()
+    }
+
+    /// Returns all measures of two ranks, with the latencies of `sizes`.
+    #[must_use]
+    pub fn measures(sizes: &[u32]) -> Vec<Measure> {
+        let latencies = sizes.iter().map(|&bytes| Measure::Latency { bytes });
+        let others = [
+            Measure::Window { bytes: SMALL, window: WINDOW_SMALL },
+            Measure::Window { bytes: 4_096, window: WINDOW_SMALL },
+            Measure::Window { bytes: 262_144, window: WINDOW_LARGE },
+            Measure::Window { bytes: 1_048_576, window: WINDOW_LARGE },
+            Measure::Synchronous { bytes: SMALL },
+            Measure::Loaned { bytes: LOANED },
+            Measure::Waiting { bytes: SMALL },
+            Measure::Quiet,
+        ];
+        latencies.chain(others).collect()
+    }
+
+    /// Returns how many cases [`run`](Self::run) measures, for its progress bar.
+    #[must_use]
+    pub fn cases(&self) -> usize {
+        let jobs: usize = self.carriers.iter().map(|carrier| self.jobs_of(*carrier).count()).sum();
+        jobs * self.rounds as usize
+    }
+
+    /// What one system measures in one turn: measures of two ranks together, each ring by itself.
+    fn jobs_of(&self, carrier: &dyn Carrier) -> impl Iterator<Item = (u32, Vec<Measure>)> {
+        let pair = self.measures.iter().copied().filter(|&measure| carrier.has(measure));
+        let rings = self.rings.iter().filter(|_| carrier.has(Measure::Ring));
+        let rings = rings.map(|&ranks| (ranks, vec![Measure::Ring]));
+        let jobs: Vec<_> = [(2, pair.collect())].into_iter().chain(rings).collect();
+        jobs.into_iter().filter(|(_, measures)| !measures.is_empty())
+    }
+
+    /// Measures all systems in turns. A system that is missing or fails is no error: its rows say so.
+    ///
+    /// # Errors
+    /// None at present.
+    pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
+        let prepare = |carrier: &&'static dyn Carrier| {
+            progress.case(format!("{}: preparing", carrier.name()));
+            carrier.prepare()
+        };
+        let prepared: Vec<_> = self.carriers.iter().map(prepare).collect();
+        let (mut rows, jobs) = self.rows();
+        for job in &jobs {
+            if let Err(missing) = &prepared[job.carrier] {
+                job.rows.iter().for_each(|&row| rows[row].failure = Some(missing.to_string()));
+            }
+        }
+        let mut found = vec![Vec::new(); rows.len()];
+        for _ in 0..self.rounds {
+            for job in &jobs {
+                let name = self.carriers[job.carrier].name();
+                progress.case(format!("{name}, {} ranks", job.run.ranks));
+                if let Ok(prepared) = &prepared[job.carrier]
+                    && rows[job.rows[0]].failure.is_none()
+                {
+                    measure(&**prepared, job, &mut rows, &mut found);
+                }
+                progress.case_done();
+            }
+        }
+        for (row, found) in rows.iter_mut().zip(found) {
+            if row.failure.is_none() {
+                sum_up(row, &found);
+            }
+        }
+        rows.sort_by_key(|row| self.position(row));
+        Ok(Outcome { rows, priority: None })
+    }
+
+    /// Empty rows, and what fills them.
+    fn rows(&self) -> (Vec<Row>, Vec<Job>) {
+        let (mut rows, mut jobs) = (Vec::new(), Vec::new());
+        let cores = super::ranks::cores();
+        for (index, carrier) in self.carriers.iter().enumerate() {
+            for (ranks, measures) in self.jobs_of(*carrier) {
+                let first = rows.len();
+                let subject = Subject::Carrier { name: carrier.name(), label: carrier.label() };
+                rows.extend(measures.iter().map(|&measure| row(subject, measure, ranks)));
+                let budget = self.budget / self.rounds.max(1);
+                let run = Run { measures, budget, ranks, cores: cores.clone() };
+                jobs.push(Job { carrier: index, run, rows: (first..rows.len()).collect() });
+            }
+        }
+        (rows, jobs)
+    }
+
+    /// Rows stand by measure first, by system second.
+    fn position(&self, row: &Row) -> (usize, u64, usize) {
+        let number = |key| row.parameters.get(key).and_then(serde_json::Value::as_u64);
+        let is_it = |measure: &&Measure| {
+            let same = measure.case() == row.case && number(BYTES) == Some(measure.bytes().into());
+            same && number(WINDOW) == Some(measure.window().into())
+        };
+        let index = self.measures.iter().position(|measure| is_it(&measure));
+        let carrier = self.carriers.iter().position(|one| one.name() == row.system.name());
+        (
+            index.unwrap_or(self.measures.len()),
+            number(RANKS).unwrap_or_default(),
+            carrier.unwrap_or_default(),
+        )
+    }
+
+    /// Shows latencies beside the paper's, rates, waiting and rings.
+    #[must_use]
+    pub fn tables(&self, rows: &[Row]) -> String {
+        tables::all(rows)
+    }
+}
+
+/// Empty rows of vigie's systems that this program does not have, so that whoever reads the goals
+/// learns why there is no figure.
+pub(crate) fn absent() -> Vec<Row> {
+    let known = carriers();
+    let absent = [(VIGIE, "vigie, messages"), (VIGIE_VI, "vigie, Virtual Interface")];
+    let absent = absent.into_iter().filter(|(name, _)| known.iter().all(|one| one.name() != *name));
+    let rows = absent.map(|(name, label)| {
+        let subject = Subject::Carrier { name, label };
+        let mut row = row(subject, Measure::Latency { bytes: SMALL }, 2);
+        row.failure = Some(format!("skipped: this program has no {name}"));
+        row
+    });
+    rows.collect()
+}
+
+fn row(subject: Subject, measure: Measure, ranks: u32) -> Row {
+    let row = Row::new(subject, measure.case()).parameter(BYTES, measure.bytes());
+    row.parameter(WINDOW, measure.window()).parameter(RANKS, ranks)
+}
+
+/// Takes one turn of a job.
+fn measure(prepared: &dyn Prepared, job: &Job, rows: &mut [Row], found: &mut [Vec<(Played, u32)>]) {
+    match prepared.measure(&job.run) {
+        Ok(all) => {
+            for ((&row, played), measure) in job.rows.iter().zip(all).zip(&job.run.measures) {
+                found[row].push((played, measure.messages(job.run.ranks)));
+            }
+        }
+        Err(error) => {
+            job.rows.iter().for_each(|&row| rows[row].failure = Some(error.to_string()));
+        }
+    }
+}
+
+/// Fills in a row's figures from its turns and the number of messages in an operation.
+fn sum_up(row: &mut Row, found: &[(Played, u32)]) {
+    // Picoseconds, since some messages take few nanoseconds.
+    let per_message = found.iter().flat_map(|(played, messages)| {
+        let count = u64::from(played.operations.max(1)) * u64::from(*messages);
+        played.samples_ns.iter().map(move |&ns| ns.saturating_mul(1_000) / count)
+    });
+    let samples: Samples = per_message.collect();
+    let batches =
+        found.iter().map(|(played, _)| json!([played.operations, played.samples_ns.len()]));
+    let batches: Vec<_> = batches.collect();
+    let raw = found.iter().flat_map(|(played, _)| played.samples_ns.iter().copied());
+    row.samples_ns.insert("batches", raw.collect());
+    let mut put = |key: &str, value: serde_json::Value| row.figures.insert(key.to_owned(), value);
+    put("batches", json!(batches));
+    if let Some(summary) = samples.summary() {
+        let behind: u64 = found.iter().filter_map(|(played, _)| played.operations_behind).sum();
+        put("samples", json!(if behind > 0 { behind } else { summary.count as u64 }));
+        put(MESSAGE_US, json!(summary.p50 as f64 / 1e6));
+        if let Some(p99) = summary.p99 {
+            put(MESSAGE_P99_US, json!(p99 as f64 / 1e6));
+        }
+    } else {
+        put("samples", json!(found.len()));
+    }
+    let over_turns = |figure: &dyn Fn(&Played, f64) -> f64| {
+        // A program that tells nothing of its time has no such figure.
+        let timed = found.iter().filter(|(played, _)| played.wall_ns > 0);
+        let values: Vec<_> =
+            timed.map(|(played, messages)| figure(played, f64::from(*messages))).collect();
+        median(&values).filter(|value| value.is_finite())
+    };
+    let figures = [
+        (CPU_CORES, over_turns(&|played, _| played.cpu_ns as f64 / played.wall_ns as f64)),
+        (
+            CPU_CORES_FOLLOWER,
+            over_turns(&|played, _| played.cpu_follower_ns as f64 / played.wall_ns as f64),
+        ),
+        (
+            CPU_PER_MESSAGE_US,
+            over_turns(&|played, messages| {
+                played.cpu_ns as f64 / 1e3 / (played.operations_all as f64 * messages)
+            }),
+        ),
+    ];
+    for (key, value) in figures {
+        if let Some(value) = value {
+            put(key, json!(value));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turns_are_summed_up_per_message() {
+        // Goal: samples of different numbers of operations count per message; processor time per message
+        // counts the warm-up too. Method: two turns with known figures.
+        let played = |operations, ns| Played {
+            operations,
+            samples_ns: vec![ns; 3],
+            operations_behind: None,
+            operations_all: 100,
+            wall_ns: 1_000,
+            cpu_ns: 1_500,
+            cpu_follower_ns: 500,
+        };
+        let subject = Subject::Carrier { name: "ring", label: "ring" };
+        let mut row = row(subject, Measure::Latency { bytes: 8 }, 2);
+        sum_up(&mut row, &[(played(10, 1_000), 2), (played(20, 2_000), 2)]);
+        assert_eq!(row.figure(MESSAGE_US), Some(0.05));
+        assert_eq!(row.figure(CPU_CORES), Some(1.5));
+        assert_eq!(row.figure(CPU_CORES_FOLLOWER), Some(0.5));
+        assert_eq!(row.figure(CPU_PER_MESSAGE_US), Some(0.0075));
+        assert_eq!((row.samples(), row.samples_ns["batches"].len()), (6, 6));
+    }
+
+    #[test]
+    fn every_system_has_a_measure_and_no_row_is_lost() {
+        // Goal: the jobs of a plan fill every row once. Method: all systems, counted.
+        let plan = PingPongPlan::new(carriers());
+        let (rows, jobs) = plan.rows();
+        let filled: usize = jobs.iter().map(|job| job.rows.len()).sum();
+        assert_eq!(filled, rows.len());
+        for carrier in carriers() {
+            assert!(plan.jobs_of(carrier).next().is_some(), "{}", carrier.name());
+        }
+    }
+}

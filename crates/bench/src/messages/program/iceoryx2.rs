@@ -1,0 +1,144 @@
+//! iceoryx2, by a program of ours that cargo builds at first use.
+//!
+//! It is no dependency, not even an optional one: its build needs libclang, and its tree has licences
+//! that `deny.toml` does not know. The built program is kept in the user's cache directory, since
+//! building it takes a minute.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{self, Command};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use super::{Program, arguments, is_installed, life, output_of, parse};
+use crate::error::{BenchError, Failure};
+use crate::messages::{Carrier, Kind, Measure, Missing, Played, Prepared, Run};
+
+const MANIFEST: &str = include_str!("iceoryx2.manifest.txt");
+const SOURCE: &str = include_str!("iceoryx2.source.txt");
+
+/// What building it may take.
+const BUILDING: Duration = Duration::from_secs(1_800);
+
+/// Publish and subscribe with a copy on both sides.
+pub(crate) static COPY: Iceoryx2 = Iceoryx2 {
+    name: "iceoryx2",
+    label: "iceoryx2, copied",
+    has: |measure| matches!(measure, Measure::Latency { .. } | Measure::Window { .. }),
+};
+
+/// Publish and subscribe in loaned samples.
+pub(crate) static ZERO_COPY: Iceoryx2 = Iceoryx2 {
+    name: "iceoryx2-zero-copy",
+    label: "iceoryx2, zero-copy",
+    has: |measure| matches!(measure, Measure::Loaned { .. }),
+};
+
+/// A way to use iceoryx2.
+#[derive(Debug)]
+pub(crate) struct Iceoryx2 {
+    name: &'static str,
+    label: &'static str,
+    has: fn(Measure) -> bool,
+}
+
+impl Carrier for Iceoryx2 {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn label(&self) -> &'static str {
+        self.label
+    }
+
+    fn family(&self) -> &'static str {
+        "iceoryx2"
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Peer
+    }
+
+    fn has(&self, measure: Measure) -> bool {
+        (self.has)(measure)
+    }
+
+    fn prepare(&self) -> Result<Box<dyn Prepared + '_>, Missing> {
+        if !is_installed("cargo") {
+            return Err(Missing::new("there is no cargo to build it", "https://rustup.rs"));
+        }
+        let program = build().map_err(|error| {
+            let remedy = "it needs libclang (on Debian: apt install libclang-dev) and, the first \
+                          time, the registry";
+            Missing::new(format!("cargo cannot build it: {}", super::describe(&error)), remedy)
+        })?;
+        Ok(Box::new(Built { program }))
+    }
+}
+
+/// The program, built.
+#[derive(Debug)]
+struct Built {
+    program: PathBuf,
+}
+
+impl Prepared for Built {
+    fn measure(&self, run: &Run) -> Result<Vec<Played>, BenchError> {
+        static RUNS: AtomicU32 = AtomicU32::new(0);
+        let number = RUNS.fetch_add(1, Ordering::Relaxed);
+        let name = format!("vigie-bench/{}/{number}", process::id());
+        let start = |rank: u32| {
+            let cores = run.cores_of(rank);
+            let list: Vec<_> = cores.iter().map(usize::to_string).collect();
+            let mut command = Command::new("taskset");
+            command.args(["-c", &list.join(",")]).arg(&self.program);
+            command.arg(&name).arg(rank.to_string()).args(arguments(run, &cores));
+            Program::start(command)
+        };
+        let follower = start(1)?;
+        let leader = start(0)?;
+        let output = leader.finish(life(run))?;
+        follower.finish(run.patience())?;
+        parse(&output, run).map_err(|failure| BenchError::Failed { role: "peer", failure })
+    }
+}
+
+/// Where the program and what cargo makes of it are kept.
+fn cache() -> PathBuf {
+    let home = || env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
+    let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
+    cache.unwrap_or_else(env::temp_dir).join("vigie-bench").join("iceoryx2")
+}
+
+/// Writes the program if it is new, and lets cargo see to the rest.
+fn build() -> Result<PathBuf, BenchError> {
+    let folder = cache();
+    let written = |path: PathBuf, text: &str| {
+        let error = |source| BenchError::File { path: path.clone(), source };
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent).map_err(error)?;
+        }
+        // A file that is written anew is built anew.
+        if fs::read_to_string(&path).is_ok_and(|present| present == text) {
+            return Ok(());
+        }
+        fs::write(&path, text).map_err(error)
+    };
+    written(folder.join("Cargo.toml"), MANIFEST)?;
+    written(folder.join("src/main.rs"), SOURCE)?;
+    let target = folder.join("target");
+    let program = target.join("release/vigie-bench-iceoryx2");
+    if !program.exists() {
+        eprintln!("building the iceoryx2 peer in {}: this takes minutes", folder.display());
+    }
+    let mut command = Command::new("cargo");
+    command.args(["build", "--release", "--quiet"]).current_dir(&folder);
+    command.env("CARGO_TARGET_DIR", &target);
+    output_of(command, BUILDING)?;
+    if program.exists() {
+        return Ok(program);
+    }
+    let failure = Failure::runtime("cargo built something else");
+    Err(BenchError::Failed { role: "compiler", failure })
+}

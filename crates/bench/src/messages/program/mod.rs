@@ -1,0 +1,262 @@
+//! Peers that are programs of their own.
+//!
+//! Those that are libraries get a program written by us, kept here as text and built at run time with
+//! the library's own compiler. All of these are told and answer alike:
+//!
+//! ```text
+//! program [its own arguments] CORE,… BUDGET_US REST_US LIFE_S CASE:BYTES:WINDOW …
+//! rank 0: played OPERATIONS ALL_OPERATIONS WALL_NS CPU_NS CPU_FOLLOWER_NS SAMPLE_NS …
+//! ```
+//! with a line for each measure, in order. A program ends itself after `LIFE_S` seconds, whatever
+//! becomes of who started it.
+
+pub(super) mod iceoryx2;
+pub(super) mod mpi;
+pub(super) mod ucx;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::process::{self, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::plan::REST;
+use super::{Played, Run};
+use crate::clock::{now, sleep};
+use crate::error::{BenchError, Failure};
+
+/// Time between two looks whether a program has ended.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// What a program may take to end once it was asked to.
+const FAREWELL: Duration = Duration::from_secs(3);
+
+/// The last lines of what a program said against itself, for errors.
+const LINES_SHOWN: usize = 4;
+
+/// The arguments by which our programs are told what to measure.
+fn arguments(run: &Run, cores: &[usize]) -> Vec<String> {
+    let cores: Vec<_> = cores.iter().map(usize::to_string).collect();
+    let budget = run.budget.as_micros().to_string();
+    let life = (life(run).as_secs() + 1).to_string();
+    let mut arguments = vec![cores.join(","), budget, REST.as_micros().to_string(), life];
+    arguments.extend(run.measures.iter().map(|measure| measure.word()));
+    arguments
+}
+
+/// How long a program may take for a run.
+fn life(run: &Run) -> Duration {
+    let measures = u32::try_from(run.measures.len()).unwrap_or(u32::MAX);
+    run.patience() + run.budget.saturating_mul(measures).saturating_mul(2)
+}
+
+/// Reads the lines that rank 0 of one of our programs has printed.
+fn parse(output: &str, run: &Run) -> Result<Vec<Played>, Failure> {
+    let lines = output.lines().filter_map(|line| line.trim().strip_prefix("played "));
+    let played: Vec<_> = lines.map(parse_line).collect::<Option<_>>().unwrap_or_default();
+    if played.len() == run.measures.len() {
+        return Ok(played);
+    }
+    Err(Failure::runtime(format!(
+        "{} results for {} measures: {output:?}",
+        played.len(),
+        run.measures.len()
+    )))
+}
+
+fn parse_line(line: &str) -> Option<Played> {
+    let numbers = line.split_whitespace().map(str::parse::<u64>);
+    let numbers: Vec<_> = numbers.collect::<Result<_, _>>().ok()?;
+    let [operations, operations_all, wall_ns, cpu_ns, cpu_follower_ns, samples @ ..] = &numbers[..]
+    else {
+        return None;
+    };
+    Some(Played {
+        operations: u32::try_from(*operations).ok()?,
+        samples_ns: samples.to_vec(),
+        operations_behind: None,
+        operations_all: *operations_all,
+        wall_ns: *wall_ns,
+        cpu_ns: *cpu_ns,
+        cpu_follower_ns: *cpu_follower_ns,
+    })
+}
+
+/// Runs a program to its end, and returns what it printed. One that takes longer than `patience` is
+/// ended, and so is one whose fate nobody waits for any more.
+fn output_of(command: Command, patience: Duration) -> Result<String, BenchError> {
+    Program::start(command)?.finish(patience)
+}
+
+/// A running program.
+#[derive(Debug)]
+struct Program {
+    process: process::Child,
+    said: [thread::JoinHandle<String>; 2],
+}
+
+impl Program {
+    fn start(mut command: Command) -> Result<Self, BenchError> {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let start = |source| BenchError::Start { role: "peer", source };
+        let mut process = command.spawn().map_err(start)?;
+        let output = process.stdout.take().expect("invariant: standard output was asked for");
+        let errors = process.stderr.take().expect("invariant: standard error was asked for");
+        Ok(Self { process, said: [reader(output), reader(errors)] })
+    }
+
+    fn finish(mut self, patience: Duration) -> Result<String, BenchError> {
+        let begun = now();
+        let failed = |failure| BenchError::Failed { role: "peer", failure };
+        loop {
+            match self.process.try_wait() {
+                Ok(Some(status)) => {
+                    let [output, errors] = self.said.map(|said| said.join().unwrap_or_default());
+                    if status.success() {
+                        return Ok(output);
+                    }
+                    let lines: Vec<_> = errors.lines().rev().take(LINES_SHOWN).collect();
+                    let lines: Vec<_> = lines.into_iter().rev().collect();
+                    let what = format!("it ended ({status}): {}", lines.join(" | "));
+                    return Err(failed(Failure::runtime(what)));
+                }
+                Ok(None) if begun.elapsed() > patience => {
+                    end(&mut self.process);
+                    return Err(BenchError::Silent { role: "peer", waited: patience });
+                }
+                Ok(None) => sleep(LOOK),
+                Err(error) => return Err(failed(Failure::io("waiting for a peer")(error))),
+            }
+        }
+    }
+}
+
+/// Asks a program to end, so that a launcher ends its ranks too, and ends it if it does not.
+fn end(process: &mut process::Child) {
+    if let Some(pid) = i32::try_from(process.id()).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, Signal::TERM);
+    }
+    let begun = now();
+    while begun.elapsed() < FAREWELL {
+        if let Ok(Some(_)) = process.try_wait() {
+            return;
+        }
+        sleep(LOOK);
+    }
+    // Both fail only if it has ended meanwhile.
+    let _ = process.kill();
+    let _ = process.wait();
+}
+
+/// Reads all that a program says, on a thread of its own, so that no pipe fills up.
+fn reader(mut from: impl Read + Send + 'static) -> thread::JoinHandle<String> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        // What was read before an error still tells something.
+        let _ = from.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+/// A directory of this process's own, removed with everything in it.
+#[derive(Debug)]
+struct Workshop {
+    path: PathBuf,
+}
+
+impl Workshop {
+    fn create() -> io::Result<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("vigie-bench-{}-{count}", process::id());
+        let path = std::env::temp_dir().join(name);
+        // Fails if somebody else has made it, who then could also change what is built there.
+        fs::create_dir(&path)?;
+        Ok(Self { path })
+    }
+
+    fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Workshop {
+    fn drop(&mut self) {
+        // What cannot be removed stays in the directory for temporary files.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+/// An error and its source in one line.
+fn describe(error: &BenchError) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
+
+/// Tells whether a program can be started by its name.
+fn is_installed(program: &str) -> bool {
+    let Some(path) = std::env::var_os("PATH") else { return false };
+    std::env::split_paths(&path).any(|folder| folder.join(OsStr::new(program)).is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::messages::Measure;
+
+    fn run() -> Run {
+        Run {
+            measures: vec![Measure::Quiet, Measure::Window { bytes: 8, window: 64 }],
+            budget: Duration::from_millis(5),
+            ranks: 2,
+            cores: vec![0, 1],
+        }
+    }
+
+    #[test]
+    fn a_program_is_told_and_understood() {
+        // Goal: arguments and answers are what the programs' texts expect; an answer with a line too few
+        // or a word that is no number is an error. Method: known text.
+        let words = arguments(&run(), &[0, 1]);
+        assert_eq!(words[..3], ["0,1", "5000", "2000"].map(str::to_owned));
+        assert_eq!(words[4..], ["quiet:8:1", "window:8:64"].map(str::to_owned));
+        let played = parse("noise\nplayed 1 0 9 8 7\nplayed 4 12 5 4 3 100 200\n", &run()).unwrap();
+        assert_eq!((played[0].cpu_follower_ns, played[0].samples_ns.len()), (7, 0));
+        assert_eq!((played[1].operations, &played[1].samples_ns[..]), (4, &[100, 200][..]));
+        assert!(parse("played 1 0 9 8 7\n", &run()).is_err());
+        assert!(parse("played 1 0 9 8 7\nplayed 4 12 5 4 3 x\n", &run()).is_err());
+    }
+
+    #[test]
+    fn a_program_that_fails_tells_why_and_one_that_hangs_is_ended() {
+        // Goal: neither a bad exit nor a hang is lost or waited for. Method: a shell.
+        let shell = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            command
+        };
+        let output = output_of(shell("echo played"), Duration::from_secs(60));
+        assert_eq!(output.unwrap(), "played\n");
+        let error = output_of(shell("echo why >&2; exit 3"), Duration::from_secs(60));
+        assert!(error.unwrap_err().to_string().contains("why"));
+        let error = output_of(shell("exec sleep 600"), Duration::from_millis(20));
+        assert!(matches!(error.unwrap_err(), BenchError::Silent { .. }));
+    }
+
+    #[test]
+    fn a_workshop_leaves_nothing() {
+        // Goal: the directory goes with its owner, whatever is in it. Method: a file in it.
+        let workshop = Workshop::create().unwrap();
+        let path = workshop.path().to_owned();
+        fs::write(path.join("file"), "text").unwrap();
+        drop(workshop);
+        assert!(!path.exists());
+    }
+}

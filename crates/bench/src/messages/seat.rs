@@ -1,0 +1,78 @@
+//! Where a rank sits: who it is, which cores it has, and how it finds the others.
+
+use std::path::PathBuf;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use serde::{Deserialize, Serialize};
+
+use crate::error::Failure;
+
+/// Cores that a run takes.
+const CORES: usize = 2;
+
+/// The place of one rank in a run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Seat {
+    /// Which rank this is, from 0.
+    pub rank: u32,
+    /// How many there are.
+    pub ranks: u32,
+    /// The cores that it may use.
+    pub cores: Vec<usize>,
+    /// The file of the memory that all ranks of the run share; it has no name, and ends with them.
+    pub memory: PathBuf,
+    /// A number that no other run has, for names.
+    pub token: u64,
+}
+
+impl Seat {
+    /// The rank that receives from this one.
+    #[must_use]
+    pub const fn next(&self) -> u32 {
+        if self.rank + 1 == self.ranks { 0 } else { self.rank + 1 }
+    }
+
+    /// The rank from which this one receives.
+    #[must_use]
+    pub const fn before(&self) -> u32 {
+        if self.rank == 0 { self.ranks - 1 } else { self.rank - 1 }
+    }
+
+    /// Keeps the calling thread on the rank's cores.
+    ///
+    /// # Errors
+    /// [`Failure::Io`] if the kernel refuses.
+    pub(crate) fn pin(&self) -> Result<(), Failure> {
+        let mut set = CpuSet::new();
+        for &core in self.cores.iter().filter(|core| **core < CpuSet::MAX_CPU) {
+            set.set(core);
+        }
+        sched_setaffinity(None, &set).map_err(|error| Failure::io("pinning a rank")(error.into()))
+    }
+}
+
+/// The first two cores that this process may use; fewer if it has no more.
+pub(crate) fn cores() -> Vec<usize> {
+    // A kernel that does not tell leaves what every machine has.
+    let Ok(set) = sched_getaffinity(None) else { return vec![0] };
+    (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).take(CORES).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_form_a_ring() {
+        // Goal: `next` and `before` are each other's inverse, for every group. Method: exhaustive.
+        for ranks in 2..=8 {
+            for rank in 0..ranks {
+                let seat =
+                    |rank| Seat { rank, ranks, cores: cores(), memory: PathBuf::new(), token: 0 };
+                assert_eq!(seat(seat(rank).next()).before(), rank);
+                assert_eq!(seat(seat(rank).before()).next(), rank);
+            }
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Rank 0's part: how often, and how long it took.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::plan::REST;
+use super::{Measure, PingPong};
+use crate::clock::{nanoseconds, now, sleep};
+use crate::error::Failure;
+use crate::usage::Usage;
+
+/// A sample lasts at least this long, so that reading the clock (25 ns) is no part of it.
+const SAMPLE_MIN: Duration = Duration::from_micros(50);
+
+/// Nothing comes for at least this long, so that falling asleep once is no part of the figure.
+const QUIET_MIN: Duration = Duration::from_millis(500);
+
+/// Operations per sample, at most.
+const OPERATIONS_MAX: u32 = 1 << 16;
+
+/// What a measure has given, or what one rank of it has.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Played {
+    /// Operations in each sample.
+    pub operations: u32,
+    /// Nanoseconds of each sample; empty on ranks that follow.
+    pub samples_ns: Vec<u64>,
+    /// Operations behind the figures, if not those of the samples: of a program that gives its
+    /// percentiles instead of its samples.
+    pub operations_behind: Option<u64>,
+    /// All operations, warm-up included.
+    pub operations_all: u64,
+    /// Nanoseconds from begin to end, warm-up and pauses included.
+    pub wall_ns: u64,
+    /// Processor time of all ranks meanwhile.
+    pub cpu_ns: u64,
+    /// Processor time of that follower which used most.
+    pub cpu_follower_ns: u64,
+}
+
+impl Played {
+    /// Adds what a follower has used.
+    pub(crate) fn add_follower(&mut self, follower: &Self) {
+        self.cpu_ns += follower.cpu_ns;
+        self.cpu_follower_ns = self.cpu_follower_ns.max(follower.cpu_ns);
+    }
+}
+
+/// Leads a measure for about `budget`.
+pub(crate) fn lead(
+    rank: &mut dyn PingPong,
+    measure: Measure,
+    budget: Duration,
+) -> Result<Played, Failure> {
+    let before = Usage::of_this_process();
+    let mut played = match measure {
+        Measure::Quiet => {
+            sleep(budget.max(QUIET_MIN));
+            Played { operations: 1, ..Played::default() }
+        }
+        Measure::Waiting { .. } => one_by_one(rank, measure, budget)?,
+        _ => in_batches(rank, measure, budget)?,
+    };
+    rank.stop(measure)?;
+    let used = Usage::of_this_process().since(before);
+    (played.wall_ns, played.cpu_ns) = (used.at_ns, used.cpu_ns);
+    Ok(played)
+}
+
+/// Follows a measure, and tells what that used.
+pub(crate) fn follow(rank: &mut dyn PingPong, measure: Measure) -> Result<Played, Failure> {
+    let before = Usage::of_this_process();
+    rank.follow(measure)?;
+    let used = Usage::of_this_process().since(before);
+    Ok(Played { wall_ns: used.at_ns, cpu_ns: used.cpu_ns, ..Played::default() })
+}
+
+/// A quarter of the budget warms up and finds how many operations fill a sample.
+fn in_batches(
+    rank: &mut dyn PingPong,
+    measure: Measure,
+    budget: Duration,
+) -> Result<Played, Failure> {
+    let mut played = Played { operations: 1, ..Played::default() };
+    let begun = now();
+    loop {
+        let is_warm = begun.elapsed() >= budget / 4;
+        let at = now();
+        rank.perform(measure, played.operations)?;
+        let elapsed = at.elapsed();
+        played.operations_all += u64::from(played.operations);
+        if is_warm {
+            played.samples_ns.push(nanoseconds(elapsed));
+        } else if elapsed < SAMPLE_MIN && played.operations < OPERATIONS_MAX {
+            played.operations *= 2;
+        }
+        if is_warm && begun.elapsed() >= budget {
+            return Ok(played);
+        }
+    }
+}
+
+/// Each operation after a rest, in which the others may fall asleep.
+fn one_by_one(
+    rank: &mut dyn PingPong,
+    measure: Measure,
+    budget: Duration,
+) -> Result<Played, Failure> {
+    let mut played = Played { operations: 1, ..Played::default() };
+    let begun = now();
+    while played.samples_ns.is_empty() || begun.elapsed() < budget {
+        sleep(REST);
+        let at = now();
+        rank.perform(measure, 1)?;
+        played.samples_ns.push(nanoseconds(at.elapsed()));
+        played.operations_all += 1;
+    }
+    Ok(played)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A system in which nothing costs anything.
+    #[derive(Default)]
+    struct Free {
+        performed: u64,
+        is_stopped: bool,
+    }
+
+    impl PingPong for Free {
+        fn perform(&mut self, _measure: Measure, count: u32) -> Result<(), Failure> {
+            self.performed += u64::from(count);
+            Ok(())
+        }
+
+        fn stop(&mut self, _measure: Measure) -> Result<(), Failure> {
+            self.is_stopped = true;
+            Ok(())
+        }
+
+        fn follow(&mut self, _measure: Measure) -> Result<(), Failure> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_leader_counts_and_stops() {
+        // Goal: every operation is counted, there is a sample whatever the budget, and the followers
+        // are told; a quiet measure performs nothing. Method: a system without cost, no time at all.
+        for measure in [Measure::Latency { bytes: 8 }, Measure::Waiting { bytes: 8 }] {
+            let mut free = Free::default();
+            let played = lead(&mut free, measure, Duration::ZERO).unwrap();
+            assert_eq!(played.operations_all, free.performed);
+            assert!(!played.samples_ns.is_empty() && free.is_stopped);
+        }
+        let mut free = Free::default();
+        let played = lead(&mut free, Measure::Quiet, Duration::ZERO).unwrap();
+        assert_eq!((free.performed, played.samples_ns.len(), free.is_stopped), (0, 0, true));
+    }
+}

@@ -1,0 +1,234 @@
+//! vigie's Virtual Interface layer over shared memory: RDMA writes with immediate data, and nothing on
+//! top of them.
+//!
+//! A message is written to the next of the slots of the receiver's area, and its length is the immediate
+//! data. Receive descriptors are posted again as they are consumed. There are no credits: no measure has
+//! more messages under way than there are slots and descriptors.
+
+use std::hint;
+use std::io::IoSlice;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use vigie_detect::{Armed, Instant};
+use vigie_via::shm::Shm;
+use vigie_via::vi::{
+    Address, Completion, CqId, Data, MemoryAttributes, NicEvent, Operation, Provider, Queue,
+    ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment, SendDescriptor, ViAttributes,
+    ViError, ViId,
+};
+
+use super::arena::{Arena, BOARD_BYTES};
+use super::socket::meet;
+use super::{Blocking, Channel, Kind, Measure, Own, Seat, VIGIE_VI};
+use crate::error::Failure;
+
+/// vigie's Virtual Interface layer.
+pub(crate) static VIRTUAL_INTERFACE: Own = Own {
+    name: VIGIE_VI,
+    label: "vigie, Virtual Interface",
+    family: "vigie",
+    kind: Kind::Vigie,
+    has: |measure| {
+        let fits = measure.bytes() <= SLOT_BYTES && measure.window() <= SLOTS / 2;
+        let is_asked = matches!(
+            measure,
+            Measure::Latency { .. }
+                | Measure::Window { .. }
+                | Measure::Waiting { .. }
+                | Measure::Quiet
+        );
+        fits && is_asked
+    },
+    link_bytes: ADDRESS_BYTES,
+    open: |seat| Ok(Box::new(Blocking::new(VirtualInterface::open(Shm::open, seat)?))),
+};
+
+/// Bytes of a slot: what fits into a descriptor.
+const SLOT_BYTES: u32 = 256;
+
+/// Slots, and receive descriptors posted.
+const SLOTS: u32 = 256;
+
+/// Room for an address on the board: its length, and its bytes.
+pub(super) const ADDRESS_BYTES: usize = 512;
+
+/// What all connections of a run are listened for.
+const DISCRIMINATOR: &[u8] = b"pingpong";
+
+/// How long ranks wait for each other at the beginning.
+const MEETING: Duration = Duration::from_secs(20);
+
+/// Looks at the completion queue before a rank sleeps: about 100 µs, far beyond a round trip.
+const LOOKS: u32 = 2_000;
+
+/// One rank's NIC, its connection to the next rank and the one from the rank before.
+#[derive(Debug)]
+struct VirtualInterface<P> {
+    nic: P,
+    cq: CqId,
+    next: ViId,
+    before: ViId,
+    /// The area of the next rank.
+    key: RemoteKey,
+    /// This rank's own area.
+    area: Region,
+    sent: u32,
+    received: u32,
+}
+
+fn failed(error: ViError) -> Failure {
+    Failure::runtime(error)
+}
+
+fn unusable(completion: Completion) -> Failure {
+    Failure::runtime(format!("{:?} queue: {}", completion.queue, completion.status))
+}
+
+impl<P: Provider> VirtualInterface<P> {
+    fn open(nic: impl FnOnce() -> Result<P, ViError>, seat: &Seat) -> Result<Self, Failure> {
+        let mut nic = nic().map_err(failed)?;
+        let (tag, cq) = (nic.create_tag(), nic.create_cq().map_err(failed)?);
+        let memory = MemoryAttributes { tag, allows_write: true, allows_read: false };
+        let length = usize::try_from(SLOT_BYTES * SLOTS).map_err(Failure::runtime)?;
+        let area = nic.allocate(length, memory).map_err(failed)?;
+        let attributes = ViAttributes {
+            reliability: Reliability::ReliableDelivery,
+            tag,
+            send_cq: Some(cq),
+            receive_cq: Some(cq),
+            allows_write: true,
+            allows_read: false,
+        };
+        let next = nic.create_vi(attributes).map_err(failed)?;
+        let before = nic.create_vi(attributes).map_err(failed)?;
+        for _ in 0..SLOTS {
+            let descriptor = ReceiveDescriptor { cookie: 0, segments: &[] };
+            nic.post_receive(before, &descriptor).map_err(failed)?;
+        }
+        nic.listen(DISCRIMINATOR).map_err(failed)?;
+        leave_address(seat, &nic.address())?;
+        let address = address_of(seat, seat.next())?;
+        let deadline = Instant::now().saturating_add(MEETING);
+        nic.connect(next, &address, DISCRIMINATOR, &[], deadline).map_err(failed)?;
+        let key = RemoteKey(0);
+        let mut own = Self { nic, cq, next, before, key, area, sent: 0, received: 0 };
+        own.connect(deadline)?;
+        Ok(own)
+    }
+
+    /// Accepts the rank before and waits until the next one has accepted.
+    fn connect(&mut self, deadline: Instant) -> Result<(), Failure> {
+        let greeting = self.area.key.0.to_le_bytes();
+        let (mut has_next, mut has_before) = (false, false);
+        while !(has_next && has_before) {
+            self.nic.progress(Instant::now());
+            match self.nic.event() {
+                Some(NicEvent::Requested { request, .. }) => {
+                    self.nic.accept(request, self.before, &greeting).map_err(failed)?;
+                }
+                Some(NicEvent::Connected { vi, greeting }) if vi == self.next => {
+                    let key = <[u8; 8]>::try_from(greeting).map_err(|greeting| {
+                        Failure::runtime(format!("{greeting:?} is no key of an area"))
+                    })?;
+                    (self.key, has_next) = (RemoteKey(u64::from_le_bytes(key)), true);
+                }
+                Some(NicEvent::Connected { .. }) => has_before = true,
+                Some(event) => return Err(Failure::runtime(format!("not connected: {event:?}"))),
+                None if Instant::now() > deadline => {
+                    return Err(Failure::runtime("the other ranks did not connect"));
+                }
+                None => hint::spin_loop(),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sleeps until the NIC has something to do.
+    #[cold]
+    fn sleep(&mut self) -> Result<(), Failure> {
+        let cannot = Failure::io("sleeping on a NIC");
+        if let Armed::Armed = self.nic.arm().map_err(cannot)? {
+            let Some(descriptor) = self.nic.descriptor() else { return Ok(()) };
+            let mut descriptors = [PollFd::new(&descriptor, PollFlags::IN)];
+            match poll(&mut descriptors, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(Failure::io("sleeping on a NIC")(error.into())),
+            }
+            self.nic.quiet();
+        }
+        self.nic.progress(Instant::now());
+        Ok(())
+    }
+}
+
+/// Leaves this rank's address for the others.
+pub(super) fn leave_address(seat: &Seat, own: &Address) -> Result<(), Failure> {
+    let arena = Arena::open(&seat.memory)?;
+    arena.write(place(seat.rank)?, &own.0);
+    arena.post(seat.rank, own.0.len() as u64);
+    Ok(())
+}
+
+/// Returns the address that `rank` has left, once it has.
+pub(super) fn address_of(seat: &Seat, rank: u32) -> Result<Address, Failure> {
+    let arena = Arena::open(&seat.memory)?;
+    let length = usize::try_from(meet(&arena, rank)?).map_err(Failure::runtime)?;
+    let mut address = vec![0; length.min(ADDRESS_BYTES)];
+    arena.read(place(rank)?, &mut address);
+    Ok(Address(address))
+}
+
+fn place(rank: u32) -> Result<usize, Failure> {
+    let rank = usize::try_from(rank).map_err(Failure::runtime)?;
+    Ok(BOARD_BYTES + rank * ADDRESS_BYTES)
+}
+
+impl<P: Provider> Channel for VirtualInterface<P> {
+    #[inline]
+    fn send(&mut self, message: &[u8]) -> Result<(), Failure> {
+        let offset = u64::from(self.sent % SLOTS) * u64::from(SLOT_BYTES);
+        self.sent = self.sent.wrapping_add(1);
+        let data = [IoSlice::new(message)];
+        let descriptor = SendDescriptor {
+            operation: Operation::RdmaWrite,
+            cookie: 0,
+            immediate: Some(i32::try_from(message.len()).map_err(Failure::runtime)?),
+            is_signaled: false,
+            remote: Some(RemoteSegment { key: self.key, offset }),
+            data: Data::Inline(&data),
+        };
+        loop {
+            match self.nic.post_send(self.next, &descriptor) {
+                Err(ViError::QueueFull { .. }) => self.nic.progress(Instant::now()),
+                result => return result.map_err(failed),
+            };
+        }
+    }
+
+    #[inline]
+    fn receive(&mut self, message: &mut [u8]) -> Result<(), Failure> {
+        let mut looks = 0;
+        let completion = loop {
+            if let Some(completion) = self.nic.poll(self.cq) {
+                break completion;
+            }
+            looks += 1;
+            if looks >= LOOKS {
+                looks = 0;
+                self.sleep()?;
+            }
+            hint::spin_loop();
+        };
+        let is_whole = completion.length == message.len() as u64;
+        if completion.queue != Queue::Receive || !completion.status.is_done() || !is_whole {
+            return Err(unusable(completion));
+        }
+        let offset = u64::from(self.received % SLOTS) * u64::from(SLOT_BYTES);
+        self.received = self.received.wrapping_add(1);
+        self.area.memory.read(offset, message).map_err(Failure::runtime)?;
+        let descriptor = ReceiveDescriptor { cookie: 0, segments: &[] };
+        self.nic.post_receive(self.before, &descriptor).map_err(failed)
+    }
+}
