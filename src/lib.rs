@@ -32,7 +32,9 @@
 //! - [`net`]: TCP, UDP and Unix sockets with tokio's `AsyncRead` and `AsyncWrite`.
 //! - [`detect`]: what the scheduler watches. Every source of events is a
 //!   [`Detector`](detect::Detector), sockets and timers included; yours is registered like them.
-//! - `via`, `barrier` and `forward`, behind features of those names: their crates hold no code yet.
+//! - `via`, behind a feature of that name: Virtual Interfaces and messages between processes, and the
+//!   launcher `vigie-run`.
+//! - `barrier` and `forward`, likewise: their crates hold no code yet.
 //!
 //! # Features
 //! `via`, `barrier`, `forward`: off by default. None changes what existing calls do.

@@ -1,52 +1,44 @@
 //! Virtual Interfaces and messages: communication in which the kernel stays out of the data path.
 //!
-//! **Nothing is implemented yet.** The crate has no items; this page says what it will hold, so
-//! that the crates beside it can be shaped with it in mind.
-//!
-//! # What it will hold
-//!
-//! Four layers, each usable by itself:
+//! Layers, each usable by itself:
 //!
 //! ```text
-//!   world      ranks, and how processes find each other: environment, rendezvous, PMI-1
+//!   world      ranks, and how processes find each other
 //!     |
-//!   messages   a protocol machine without I/O: tags, wildcards, modes, flow control, rendezvous
+//!   message    sends and receives with tags, awaited
 //!     |
-//!   VIs        queue pairs, completion queues, registered memory; one provider trait behind them
+//!   protocol   the message machine without I/O: matching, flow control, rendezvous, error control
 //!     |
-//!   link, datagram    raw Ethernet frames of an interface; numbered ports with multicast
+//!   vi         queue pairs, completion queues, registered memory; one provider trait behind them
+//!     |
+//!   shm, sim   processes of one host; a network in virtual time
 //! ```
 //!
-//! - **`link`** sends and receives raw frames, over `AF_PACKET` or `AF_XDP` rings behind one type.
-//! - **`datagram`** is the library on which the barriers of the paper stand [eth-barrier, §2.1]:
-//!   numbered ports, unicast and multicast, over UDP or over a link.
-//! - **VIs** follow the Virtual Interface Architecture [via-lam, §2]: send and receive queues of
-//!   descriptors, doorbells, one completion queue for many queues, memory that is registered once
-//!   and then read and written by the device. Providers are shared memory, a software network
-//!   interface over UDP or raw Ethernet, RDMA verbs (optional), and a simulator.
-//! - **Messages** follow the protocol of [via-lam, §4.1]: an RDMA write with immediate data into
-//!   an area at the receiver, whose free space and free descriptors the sender knows without
-//!   asking [via-lam, §4.2]. Above a size found by measurement a message will go by rendezvous
-//!   instead, without the copy that makes the paper's protocol slower than TCP from 16 KiB on
-//!   [via-lam, §5].
-//! - **World** starts the ranks of a program on one host or on many.
+//! - **[`vi`]** is the Virtual Interface Architecture [via-lam, §2]: send and receive queues of
+//!   descriptors, one completion queue for many queues, memory that is registered once and then read
+//!   and written by the device. [`Nic`] awaits completions; [`conformance`] tries any provider.
+//! - **[`protocol`]** follows [via-lam, §4.1]: an RDMA write with immediate data into an area at the
+//!   receiver, whose free space and free descriptors the sender knows without asking [via-lam, §4.2].
+//! - **[`message`]** has MPI's semantics [via-lam, §4.3] in Rust's terms: blocking is `.await`,
+//!   non-blocking is a request that one holds.
+//! - **[`world`]** connects the ranks that `vigie-run` has started.
 //!
 //! # Its place
 //!
 //! `via` depends on `vigie-detect` and on no other crate of the workspace. A completion queue is a
 //! detector: whoever hosts the detection server (vigie's scheduler, a thread of its own inside a
-//! tokio program, or the simulator) decides whether to poll it or to sleep on it. `vigie-barrier`
-//! and `vigie-forward` build on `link` and `datagram`, so that everything that touches a network
-//! interface stands once, here.
+//! tokio program, or the simulator) decides whether to poll it or to sleep on it.
 //!
 //! # What it deliberately does not do
 //!
 //! - It never imports `vigie-runtime`: its futures run on any executor.
-//! - It is no MPI library: no datatypes, no MPI ABI, no collectives (`vigie-barrier` has the only
-//!   one).
+//! - It is no MPI library: no datatypes, no MPI ABI, no collectives.
 //! - It manages no cluster: `mpiexec` and `srun` start programs on many machines well enough.
-//! - It encrypts nothing and authenticates nobody. Peers on one host are mistrusted as far as
-//!   memory safety goes; the network is as trusted as its users make it.
+//! - Peers on one host are mistrusted as far as memory safety goes; beyond that, ranks of a world trust
+//!   each other.
+//!
+//! # Not yet
+//! Providers over networks and verbs, datagrams and raw frames, and other launchers.
 
 #![deny(unsafe_code)]
 
