@@ -22,8 +22,8 @@ use vigie_via::{
 
 const ROLE: &str = "VIGIE_SHM_ROLE";
 const ADDRESS: &str = "VIGIE_SHM_ADDRESS";
-/// More than is copied in one call of a NIC.
-const AREA_BYTES: usize = 4 << 20;
+/// Several times what is copied in one call of a NIC.
+const AREA_BYTES: usize = 12 << 20;
 /// Nothing here takes as long, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(60);
 
