@@ -11,7 +11,10 @@ use std::{collections::BTreeSet, env, fs, path::Path, time::Duration};
 
 use fastrand::Rng;
 use vigie_detect::Instant;
-use vigie_via::shm::hostile::{attack, try_entry, try_packet};
+use vigie_via::{
+    shm::hostile::{Flood, attack, flood, try_entry, try_packet},
+    vi::Reason,
+};
 
 const LENGTH_MAX: usize = 4096;
 
@@ -129,7 +132,33 @@ fn connections() {
         attack(bytes)
             .map(|outcome| format!("{level} {:?} {}", outcome.broken, outcome.completions.min(9)))
     });
-    for what in ["PeerFault", "DescriptorFailed", "PeerDied"] {
+    for what in [
+        "DescriptorFailed",
+        "PeerDied",
+        "an entry of an unknown kind",
+        "an entry with more inline data than fits",
+        "an entry with data outside the staging area",
+        "an entry whose parts contradict each other",
+        "a count of consumed entries that cannot be",
+        "a packet that does not belong to a connection",
+        "nobody asked for",
+        "of another length than announced",
+    ] {
         assert!(outcomes.iter().any(|outcome| outcome.contains(what)), "no attack ended by {what}");
+    }
+}
+
+/// Goal: too much of anything costs the peer its connection, for the right reason. Method: floods.
+#[test]
+fn floods() {
+    for (what, fault) in [
+        (Flood::Bells, "more bells than sleeps"),
+        (Flood::Grants, "more memory granted than is allowed"),
+        (Flood::Addresses, "more memory granted than is allowed"),
+        (Flood::Unsealed, "a file that is not sealed against shrinking"),
+        (Flood::Short, "a file that is too short"),
+    ] {
+        let outcome = flood(what).unwrap_or_else(|suffered| panic!("{what:?}: {suffered}"));
+        assert_eq!(outcome.broken, Some(Reason::PeerFault(fault)), "{what:?}");
     }
 }

@@ -384,6 +384,56 @@ pub fn attack(bytes: &[u8]) -> Result<Outcome, String> {
     Ok(outcome)
 }
 
+/// What an attacker does too much of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Flood {
+    /// Bells for a victim that does not sleep.
+    Bells,
+    /// Small regions of memory.
+    Grants,
+    /// A region that is larger than any memory.
+    Addresses,
+    /// Files that can shrink.
+    Unsealed,
+    /// Files that are shorter than is said.
+    Short,
+}
+
+/// Floods a victim.
+///
+/// # Errors
+/// What the victim suffered beside the loss of the connection.
+pub fn flood(what: Flood) -> Result<Outcome, String> {
+    let level = Reliability::ReliableDelivery;
+    let mut victim = Victim::new(level)?;
+    let attacker = Attacker::connect(&mut victim, level)?;
+    let mut outcome = Outcome::default();
+    let mut now = Instant::from_nanos(1);
+    let good = bad_file(0, 4096).map_err(text)?;
+    let how = if what == Flood::Unsealed { 2 } else { 1 };
+    let bad = bad_file(how, 4096).map_err(text)?;
+    for number in 0..2048 {
+        let key = RemoteKey(number);
+        let length = if what == Flood::Addresses { 1 << 46 } else { 4096 };
+        let grant = Packet::Grant { key, length, allows_write: false, allows_read: true };
+        let _ = match what {
+            Flood::Bells => sys::send(attacker.socket.as_fd(), &Packet::Bell.encode(), &[]),
+            Flood::Grants | Flood::Addresses => {
+                sys::send(attacker.socket.as_fd(), &grant.encode(), &[good.as_fd()])
+            }
+            Flood::Unsealed | Flood::Short => {
+                sys::send(attacker.socket.as_fd(), &grant.encode(), &[bad.as_fd()])
+            }
+        };
+        now = now + std::time::Duration::from_millis(1);
+        victim.nic.progress(now);
+        victim.take(&mut outcome);
+    }
+    judge(victim, attacker, &mut outcome, now)?;
+    Ok(outcome)
+}
+
 fn judge(
     mut victim: Victim,
     attacker: Attacker,

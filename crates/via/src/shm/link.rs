@@ -19,6 +19,8 @@ use crate::vi::{Memory, MemoryHandle, Reason, RemoteKey, Status};
 
 /// The most regions that one end maps of the other.
 pub(super) const GRANTS_MAX: usize = 1024;
+/// The most bytes of them, so that no peer uses up this process's addresses: a tebibyte.
+const GRANTED_BYTES_MAX: u64 = 1 << 40;
 
 #[derive(Debug)]
 pub(super) struct Link {
@@ -230,7 +232,17 @@ impl Link {
         if self.mapped.iter().any(|mapped| mapped.key == *key) {
             return Err("memory granted twice");
         }
-        let memory = sys::map_file(file.as_fd(), size(*length), *allows_write)?;
+        let mapped_bytes = self.mapped.iter().fold(*length, |sum, mapped| {
+            sum.saturating_add(super::layout::wide(mapped.memory.len()))
+        });
+        if mapped_bytes > GRANTED_BYTES_MAX {
+            return Err("more memory granted than is allowed");
+        }
+        sys::check_file(file.as_fd(), size(*length))?;
+        // Without a mapping everything still works, through the owner.
+        let Ok(memory) = Memory::map(file.as_fd(), size(*length), *allows_write) else {
+            return Ok(());
+        };
         let (key, allows_write, allows_read) = (*key, *allows_write, *allows_read);
         self.mapped.push(Mapped { key, memory, allows_write, allows_read });
         Ok(())

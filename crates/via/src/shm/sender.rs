@@ -43,6 +43,11 @@ pub(super) struct Posted {
 }
 
 impl Posted {
+    /// Returns how many of its bytes were copied.
+    pub(super) const fn copied(&self) -> u64 {
+        self.done
+    }
+
     /// Returns whether the peer may have seen something of it.
     pub(super) const fn is_under_way(&self) -> bool {
         self.done > 0 || matches!(self.way, Way::Asked)

@@ -40,13 +40,9 @@ pub(super) fn make_file(length: usize, is_read_only: bool) -> io::Result<(OwnedF
     Ok((file, memory))
 }
 
-/// Maps a file that a peer sent, if it can be touched without danger: it must be an ordinary memfd, long
-/// enough, and sealed against shrinking.
-pub(super) fn map_file(
-    file: BorrowedFd<'_>,
-    length: usize,
-    is_writable: bool,
-) -> Result<Memory, &'static str> {
+/// Checks a file that a peer sent: one that can be mapped and touched without danger is an ordinary memfd,
+/// long enough, and sealed against shrinking.
+pub(super) fn check_file(file: BorrowedFd<'_>, length: usize) -> Result<(), &'static str> {
     let seals = rustix::fs::fcntl_get_seals(file).map_err(|_| "a file that cannot be sealed")?;
     if !seals.contains(SealFlags::SHRINK) {
         return Err("a file that is not sealed against shrinking");
@@ -59,6 +55,16 @@ pub(super) fn map_file(
     if u64::try_from(found.st_size).map_or(true, |found| found < wide(length)) {
         return Err("a file that is too short");
     }
+    Ok(())
+}
+
+/// Maps a file that a peer sent, after that check.
+pub(super) fn map_file(
+    file: BorrowedFd<'_>,
+    length: usize,
+    is_writable: bool,
+) -> Result<Memory, &'static str> {
+    check_file(file, length)?;
     Memory::map(file, length, is_writable).map_err(|_| "a file that cannot be mapped")
 }
 

@@ -173,16 +173,21 @@ impl Vi {
 
     /// Goes on with what waits.
     fn go_on(&mut self, desk: &mut Desk) -> bool {
-        let before = (self.unacknowledged.len(), self.sends.len());
-        let tail = self.link.as_ref().map(|link| link.producer.tail());
+        let before = self.position();
         let result =
             self.acknowledge(desk).and_then(|()| self.answer(desk)).and_then(|()| self.pump(desk));
         if let Err(end) = result {
             self.end(desk, end);
             return true;
         }
-        before != (self.unacknowledged.len(), self.sends.len())
-            || tail != self.link.as_ref().map(|link| link.producer.tail())
+        before != self.position()
+    }
+
+    /// Says how far the sending side is: unchanged if nothing was done.
+    fn position(&self) -> (usize, usize, u64, u64) {
+        let tail = self.link.as_ref().map_or(0, |link| link.producer.tail());
+        let copied = self.sends.front().map_or(0, Posted::copied);
+        (self.unacknowledged.len(), self.sends.len(), tail, copied)
     }
 
     // ------------------------------------------------------------------ the end
