@@ -124,13 +124,18 @@ fn random_traffic_over_unreliable_vis() {
             let (mut config, attributes) = config(seed);
             config.reliability = Reliability::Unreliable;
             let plan = FaultPlan::lossy(share);
-            let cluster = Cluster::with(seed, plan, 2 + u32::try_from(seed % 2).expect("small"), config, attributes);
+            let cluster = Cluster::with(
+                seed,
+                plan,
+                2 + u32::try_from(seed % 2).expect("small"),
+                config,
+                attributes,
+            );
             let mut traffic = Traffic::new(seed, cluster, [8, 64, 500, 2000, 6000, 20_000]);
             let outcome = traffic.run(150);
             assert_eq!(outcome.errors, 0, "nobody died");
             let counts = traffic.cluster.network.counts();
-            let faults =
-                [counts.lost, counts.duplicated, counts.reordered, counts.corrupted_data];
+            let faults = [counts.lost, counts.duplicated, counts.reordered, counts.corrupted_data];
             for (sum, one) in all[3..].iter_mut().zip(faults) {
                 *sum += one;
             }

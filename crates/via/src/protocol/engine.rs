@@ -11,8 +11,8 @@ use super::{
     matching::{Posted, Unexpected},
     payload::{Nowhere, Sink},
     peer::{Item, Link, Loop, Peer},
-    request::{Message, Request},
     reliable::{HEADER_BYTES, Lossy, ReliableCounters},
+    request::{Message, Request},
     slots::Slots,
 };
 use crate::vi::{
@@ -138,12 +138,8 @@ impl<P: Provider> Engine<P> {
         let frame_bytes = (config.frame_bytes_max + 64).next_multiple_of(64);
         let staging_bytes = config.staging_frames as usize * frame_bytes as usize;
         let region = nic.allocate(staging_bytes, region_attributes(tag, false))?;
-        let staging = Staging::new(
-            region,
-            frame_bytes,
-            config.staging_frames,
-            attributes.max_inline,
-        );
+        let staging =
+            Staging::new(region, frame_bytes, config.staging_frames, attributes.max_inline);
         let mut peers: Vec<Peer> = (0..size).map(|_| Peer::new(Link::Absent)).collect();
         if let Some(own) = peers.get_mut(rank as usize) {
             own.link = Link::Loop(Loop::new(config.area_bytes));
@@ -470,7 +466,7 @@ impl<P: Provider> Engine<P> {
                 self.frame(arrival, direct)?;
             }
         }
-        self.give_back(rank, false);
+        self.return_credits(rank, false);
         Ok(())
     }
 
@@ -543,7 +539,7 @@ impl<P: Provider> Engine<P> {
 
     /// Gives credits back to a peer, if enough have gathered or it waits for them.
     #[inline]
-    fn give_back(&mut self, rank: u32, is_forced: bool) {
+    pub(super) fn return_credits(&mut self, rank: u32, is_forced: bool) {
         let Some(Peer { link: Link::Direct(link), failed: None, .. }) =
             self.peers.get_mut(rank as usize)
         else {
@@ -559,7 +555,7 @@ impl<P: Provider> Engine<P> {
         }
     }
 
-    fn touch(&mut self, rank: u32) {
+    pub(super) fn touch(&mut self, rank: u32) {
         if let Some(peer) = self.peers.get_mut(rank as usize)
             && !std::mem::replace(&mut peer.is_touched, true)
         {
@@ -611,7 +607,7 @@ impl<P: Provider> Engine<P> {
             if let Some(peer) = self.peers.get_mut(rank as usize) {
                 peer.is_touched = false;
             }
-            self.give_back(rank, true);
+            self.return_credits(rank, true);
         }
         let mut is_blocked = !self.touched.is_empty();
         for index in 0..self.listed.len() {

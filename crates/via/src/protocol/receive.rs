@@ -124,7 +124,10 @@ impl<P: Provider> Engine<P> {
                     if let Some(status) = self.complete_receive(message) {
                         return Poll::Ready(Ok(status));
                     }
-                    self.want_remote(message);
+                    self.fetch(message, sink);
+                    if let Some(status) = self.complete_receive(message) {
+                        return Poll::Ready(Ok(status));
+                    }
                 }
             }
             let mut direct = Direct::new(Want::Request(id.0), sink);

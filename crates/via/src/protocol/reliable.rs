@@ -348,9 +348,7 @@ impl Lossy {
     /// Takes what an immediate announces, which may be anything.
     pub(super) fn arrived(&mut self, immediate: i32) -> Result<(), &'static str> {
         let (memory, offset) = match u64::try_from(immediate) {
-            Ok(number) => {
-                (&self.own.area.memory, number % self.slots_in * self.slot_bytes_in)
-            }
+            Ok(number) => (&self.own.area.memory, number % self.slots_in * self.slot_bytes_in),
             Err(_) => (&self.own.control.memory, 0),
         };
         let outside = |_| "a packet outside the area";
@@ -369,7 +367,8 @@ impl Lossy {
         let bytes = memory.read_to_vec(offset, length).map_err(outside)?;
         let mut sum = [0; 4];
         sum.copy_from_slice(&bytes[..4]);
-        let is_whole = checksum(&bytes[4..]) == u32::from_le_bytes(sum) && bytes[..HEADER_BYTES] == head;
+        let is_whole =
+            checksum(&bytes[4..]) == u32::from_le_bytes(sum) && bytes[..HEADER_BYTES] == head;
         if !is_whole || (header.kind == ACK) != is_ack {
             self.counters.damaged += 1;
             return Ok(());

@@ -97,7 +97,7 @@ impl<P: Provider> Engine<P> {
         }
     }
 
-    fn check_destination(&self, rank: u32) -> Result<(), SendError> {
+    pub(super) fn check_destination(&self, rank: u32) -> Result<(), SendError> {
         let size = self.size();
         let peer = self.peers.get(rank as usize).ok_or(SendError::NoSuchRank { rank, size })?;
         if let Some(reason) = peer.failed {
@@ -237,7 +237,7 @@ impl<P: Provider> Engine<P> {
     }
 
     /// Sends one frame: an envelope (and opening), and `length` bytes of the body from `skip` on.
-    fn push_frame(
+    pub(super) fn push_frame(
         &mut self,
         rank: u32,
         head: &[u8],
@@ -249,7 +249,13 @@ impl<P: Provider> Engine<P> {
         let frame = u32::try_from(head.len() + length).unwrap_or(u32::MAX);
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
         if let Some(count) = gather(head, body, skip, length, &mut slices) {
-            return peer.send_frame(&mut self.nic, &mut self.staging, self.now, &slices[..count], frame);
+            return peer.send_frame(
+                &mut self.nic,
+                &mut self.staging,
+                self.now,
+                &slices[..count],
+                frame,
+            );
         }
         let mut scratch = Vec::with_capacity(length);
         copy_range(body, skip, length, &mut scratch);

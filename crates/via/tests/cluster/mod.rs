@@ -144,7 +144,14 @@ impl Cluster {
         panic!("never quiet");
     }
 
-    pub(crate) fn send(&mut self, from: u32, to: u32, tag: u32, mode: Mode, bytes: &[u8]) -> SendState {
+    pub(crate) fn send(
+        &mut self,
+        from: u32,
+        to: u32,
+        tag: u32,
+        mode: Mode,
+        bytes: &[u8],
+    ) -> SendState {
         self.engine(from)
             .send(to, 0, tag, mode, Payload::Borrowed(&[IoSlice::new(bytes)]))
             .expect("the send begins")
@@ -175,7 +182,12 @@ impl Cluster {
     }
 
     /// Waits for a send.
-    pub(crate) fn finish(&mut self, rank: u32, state: SendState, body: &[u8]) -> Result<(), RequestError> {
+    pub(crate) fn finish(
+        &mut self,
+        rank: u32,
+        state: SendState,
+        body: &[u8],
+    ) -> Result<(), RequestError> {
         let SendState::Pending(id) = state else { return Ok(()) };
         for _ in 0..TURNS_MAX {
             let polled = self.engine(rank).poll_send(id, Some(&[IoSlice::new(body)]));
