@@ -33,11 +33,13 @@ fn for_each_seed(default: u64, mut run: impl FnMut(u64)) {
     }
 }
 
-/// A configuration that meets its limits soon, on every second seed.
+/// A configuration that meets its limits soon, on every second seed; mapped memory on every third.
 fn config(seed: u64) -> (Config, Attributes) {
     let mut config = Config::default();
+    let mut attributes = if seed.is_multiple_of(2) { Attributes::named("sim") } else { scarce() };
+    attributes.has_window = seed.is_multiple_of(3);
     if seed.is_multiple_of(2) {
-        return (config, Attributes::named("sim"));
+        return (config, attributes);
     }
     config.area_bytes = 4096;
     config.frame_bytes_max = 512;
@@ -47,7 +49,7 @@ fn config(seed: u64) -> (Config, Attributes) {
     config.staging_frames = 2;
     config.unexpected_bytes_max = 16 << 10;
     config.buffered_bytes_max = 8 << 10;
-    (config, scarce())
+    (config, attributes)
 }
 
 const LENGTHS: [usize; 6] = [8, 64, 500, 2000, 20_000, 60_000];
