@@ -1,10 +1,8 @@
 //! Messages that are written, read or fetched where they lie, between NICs whose memory is mapped at the peer.
 
-mod cluster;
-
 use std::task::Poll;
 
-use cluster::{Cluster, bytes_of, from};
+use crate::cluster::{Cluster, bytes_of, from};
 use vigie_via::{
     protocol::{Committed, Config, Loan, Mode, Payload, SendError, SendState},
     sim::FaultPlan,
@@ -117,7 +115,8 @@ fn send_region(cluster: &mut Cluster, body: &[u8]) -> SendState {
     region.memory.write(10, body).expect("inside");
     let length = body.len() as u64;
     let payload = Payload::Region { region: region.clone(), offset: 10, length };
-    let error = engine.send(1, 0, 1, Mode::Standard, Payload::Region { region, offset: 11, length });
+    let error =
+        engine.send(1, 0, 1, Mode::Standard, Payload::Region { region, offset: 11, length });
     assert_eq!(error, Err(SendError::OutOfBounds { offset: 11, length }));
     engine.send(1, 0, 1, Mode::Standard, payload).expect("begins")
 }

@@ -2,12 +2,10 @@
 //!
 //! `SIM_SEEDS` is the number of seeds of each test, `SIM_SEED` the first; a failure names its seed.
 
-mod cluster;
-
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use cluster::{
-    Cluster, scarce,
+use crate::{
+    cluster::{Cluster, scarce},
     traffic::{Outcome, Traffic},
 };
 use vigie_via::{
@@ -26,7 +24,7 @@ fn for_each_seed(default: u64, mut run: impl FnMut(u64)) {
     for seed in first..first + number("SIM_SEEDS", default) {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(seed))) {
             eprintln!(
-                "failed: SIM_SEED={seed} SIM_SEEDS=1 cargo test -p vigie-via --test protocol_sim"
+                "failed: SIM_SEED={seed} SIM_SEEDS=1 cargo test -p vigie-via --test protocol"
             );
             resume_unwind(panic);
         }
