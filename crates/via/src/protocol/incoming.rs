@@ -361,7 +361,7 @@ impl<P: Provider> Engine<P> {
             .keys()
             .filter_map(|key| self.messages.get(key))
             .filter(|one| one.label.source == rank && one.request.is_some())
-            .filter(|one| !one.has_all_arrived())
+            .filter(|one| !one.has_all_arrived() && one.remote.is_none())
             .map(|one| (one.sender, one.granted))
             .collect();
         for (request, limit) in open {
@@ -390,7 +390,9 @@ impl<P: Provider> Engine<P> {
         message.request = Some(request);
         let (rank, sender) = (message.label.source, message.sender);
         let is_synchronous = message.flags & FLAG_SYNCHRONOUS != 0;
-        let grant = (!message.has_all_arrived()).then_some(message.granted);
+        // One that is fetched needs no grant.
+        let is_sent = !message.has_all_arrived() && message.remote.is_none();
+        let grant = is_sent.then_some(message.granted);
         if let Some(Request::Receive(receive)) = self.requests.get_mut(request) {
             receive.state = ReceiveState::Matched { message: key };
         }
