@@ -105,6 +105,12 @@ impl AreaWriter {
         Some(Place { offset: 0, immediate: -length })
     }
 
+    /// Takes the last place back: `WritePointer` is where it was `before`.
+    pub(super) const fn go_back_to(&mut self, before: &Self) {
+        self.write_pointer = before.write_pointer;
+        self.taken = before.taken;
+    }
+
     /// Takes note of `RDMAmaxread`: `freed` units were ever given back, as far as the low `bits` bits tell.
     /// Returns whether there is news, or `None` if the peer claims more than was ever taken.
     #[inline]

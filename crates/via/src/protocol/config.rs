@@ -169,6 +169,9 @@ pub enum SendError {
         /// Its length in bytes.
         length: u64,
     },
+    /// No memory for a loan.
+    #[error("there is no memory for the loan")]
+    OutOfMemory,
     /// Too long for a loan: half the area of the peer at most.
     #[error("a loan has at most {limit} bytes at this peer")]
     TooLong {

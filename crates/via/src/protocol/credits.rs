@@ -71,6 +71,11 @@ impl Allowance {
         self.used = self.used.wrapping_add(1);
     }
 
+    /// Takes back what was taken last.
+    pub(super) const fn untake(&mut self) {
+        self.used = self.used.wrapping_sub(1);
+    }
+
     /// Returns how many were ever used.
     #[inline]
     pub(super) const fn used(&self) -> u32 {

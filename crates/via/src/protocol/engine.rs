@@ -470,7 +470,7 @@ impl<P: Provider> Engine<P> {
                 self.frame(arrival, direct)?;
             }
         }
-        self.give_back(rank, false);
+        self.return_credits(rank, false);
         Ok(())
     }
 
@@ -543,7 +543,7 @@ impl<P: Provider> Engine<P> {
 
     /// Gives credits back to a peer, if enough have gathered or it waits for them.
     #[inline]
-    fn give_back(&mut self, rank: u32, is_forced: bool) {
+    pub(super) fn return_credits(&mut self, rank: u32, is_forced: bool) {
         let Some(Peer { link: Link::Direct(link), failed: None, .. }) =
             self.peers.get_mut(rank as usize)
         else {
@@ -559,7 +559,7 @@ impl<P: Provider> Engine<P> {
         }
     }
 
-    fn touch(&mut self, rank: u32) {
+    pub(super) fn touch(&mut self, rank: u32) {
         if let Some(peer) = self.peers.get_mut(rank as usize)
             && !std::mem::replace(&mut peer.is_touched, true)
         {
@@ -611,7 +611,7 @@ impl<P: Provider> Engine<P> {
             if let Some(peer) = self.peers.get_mut(rank as usize) {
                 peer.is_touched = false;
             }
-            self.give_back(rank, true);
+            self.return_credits(rank, true);
         }
         let mut is_blocked = !self.touched.is_empty();
         for index in 0..self.listed.len() {

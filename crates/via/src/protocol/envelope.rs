@@ -182,6 +182,11 @@ pub enum Control {
     Pause,
     /// Takes [`Self::Pause`] back.
     Resume,
+    /// A reserved piece of the area will not be filled.
+    Unreserve {
+        /// Where it begins, in bytes.
+        offset: u64,
+    },
     /// The answer to [`Self::Cancel`].
     Cancelled {
         /// The sender's request.
@@ -203,6 +208,7 @@ impl Control {
             Self::Cancelled { request, is_cancelled } => (5, request, u64::from(is_cancelled)),
             Self::Pause => (6, 0, 0),
             Self::Resume => (7, 0, 0),
+            Self::Unreserve { offset } => (8, 0, offset),
         };
         let mut bytes = [0; CONTROL_BYTES];
         bytes[..8].copy_from_slice(&kind.to_le_bytes());
@@ -228,6 +234,7 @@ impl Control {
             5 if value <= 1 => Some(Self::Cancelled { request, is_cancelled: value == 1 }),
             6 => Some(Self::Pause),
             7 => Some(Self::Resume),
+            8 => Some(Self::Unreserve { offset: value }),
             _ => None,
         }
     }
@@ -265,7 +272,7 @@ mod tests {
             if let Some(control) = Control::decode(bytes) {
                 prop_assert_eq!(Control::decode(control.encode()), Some(control));
             } else {
-                prop_assert!(kind == 0 || kind > 7 || (kind == 5 && value > 1) || request > u64::from(u32::MAX));
+                prop_assert!(kind == 0 || kind > 8 || (kind == 5 && value > 1) || request > u64::from(u32::MAX));
             }
             let opening = Opening { total: request, request: value, key: kind, offset: !value };
             prop_assert_eq!(Opening::decode(opening.encode()), opening);

@@ -2,10 +2,12 @@
 
 use super::{
     Counters, Engine, RequestError, RequestId,
+    area::Hold,
     envelope::{
         Control, ENVELOPE_BYTES, Envelope, FLAG_KEY, FLAG_LAST, FLAG_READY, FLAG_SYNCHRONOUS,
         FrameKind, OPENING_BYTES, Opening,
     },
+    loan::View,
     matching::{Label, Pattern},
     payload::{Nowhere, Sink, put},
     peer::{Link, Peer},
@@ -57,6 +59,8 @@ pub(super) enum Want {
     Nothing,
     /// Any message that fits and comes in one frame.
     Now(Pattern),
+    /// The same, to be read where it lies.
+    View(Pattern),
     /// That of this request.
     Request(u64),
 }
@@ -67,12 +71,13 @@ pub(super) struct Direct<'a, S: Sink + ?Sized> {
     pub(super) want: Want,
     pub(super) sink: &'a mut S,
     pub(super) result: Option<Status>,
+    pub(super) view: Option<View>,
 }
 
 impl<'a, S: Sink + ?Sized> Direct<'a, S> {
     #[inline]
     pub(super) const fn new(want: Want, sink: &'a mut S) -> Self {
-        Self { want, sink, result: None }
+        Self { want, sink, result: None, view: None }
     }
 
     pub(super) const fn nothing(sink: &'a mut S) -> Self {
@@ -99,6 +104,8 @@ impl<P: Provider> Engine<P> {
             self.other_frame(&envelope, arrival, direct)
         };
         if is_area
+            && envelope.kind != FrameKind::Reserved
+            && direct.view.is_none()
             && let Some(Peer { link: Link::Direct(link), .. }) = self.peers.get_mut(rank as usize)
         {
             link.reader.release();
@@ -116,9 +123,9 @@ impl<P: Provider> Engine<P> {
             FrameKind::First => self.first(envelope, arrival, direct),
             FrameKind::Data => self.data(envelope, arrival, direct),
             FrameKind::Abort => self.abort(envelope.id, arrival.rank),
-            FrameKind::Eager | FrameKind::Loaned | FrameKind::Reserved => {
-                Err("a frame out of turn")
-            }
+            FrameKind::Reserved => self.reserved(envelope, &arrival),
+            FrameKind::Loaned => self.loaned(envelope, arrival, direct),
+            FrameKind::Eager => Err("a frame out of turn"),
         }
     }
 
@@ -208,13 +215,21 @@ impl<P: Provider> Engine<P> {
         let taker = self.posted.take(label);
         let is_direct = match direct.want {
             Want::Request(own) => taker == Some(own),
-            Want::Now(pattern) => {
+            Want::Now(pattern) | Want::View(pattern) => {
                 taker.is_none() && direct.result.is_none() && pattern.matches(label)
             }
             Want::Nothing => false,
         };
-        if is_direct {
-            let taken = self.copy(&arrival, direct.sink, 0);
+        if is_direct && let (Want::View(_), Origin::Area(offset)) = (direct.want, &arrival.origin) {
+            let at = u64::from(*offset) + wide(arrival.start);
+            direct.view = self.view(arrival.rank, at, envelope.length);
+        }
+        if is_direct && (direct.view.is_some() || !matches!(direct.want, Want::View(_))) {
+            let taken = if direct.view.is_some() {
+                arrival.length
+            } else {
+                self.copy(&arrival, direct.sink, 0)
+            };
             direct.result = Some(Status {
                 source: label.source,
                 tag: label.tag,
@@ -230,6 +245,62 @@ impl<P: Provider> Engine<P> {
             return Ok(());
         }
         self.eager_to_heap(envelope, label, arrival, taker)
+    }
+
+    /// Makes a view of the frame that was found last: it stays in the area.
+    fn view(&mut self, rank: u32, offset: u64, length: u32) -> Option<View> {
+        let Some(Peer { link: Link::Direct(link), .. }) = self.peers.get_mut(rank as usize) else {
+            return None;
+        };
+        let hold = link.reader.hold();
+        Some(View::new(rank, link.area.memory.clone(), offset, length, hold))
+    }
+
+    /// A piece of the area that will be filled later.
+    fn reserved(&mut self, envelope: &Envelope, arrival: &Arrival) -> Result<(), &'static str> {
+        let (Origin::Area(offset), true) =
+            (&arrival.origin, arrival.length == envelope.length as usize)
+        else {
+            return Err("a reserved piece that is none");
+        };
+        if let Some(Peer { link: Link::Direct(link), .. }) =
+            self.peers.get_mut(arrival.rank as usize)
+        {
+            link.reserve(*offset, envelope.length + 16);
+        }
+        Ok(())
+    }
+
+    /// A whole message, which lies where it was reserved.
+    fn loaned<S: Sink + ?Sized>(
+        &mut self,
+        envelope: &Envelope,
+        mut arrival: Arrival,
+        direct: &mut Direct<'_, S>,
+    ) -> Result<(), &'static str> {
+        let mut bytes = [0; OPENING_BYTES];
+        self.read(&mut arrival, &mut bytes)?;
+        let opening = Opening::decode(bytes);
+        let rank = arrival.rank;
+        let (offset, hold): (u32, Hold) =
+            self.reserved_at(rank, &opening).ok_or("a message that lies nowhere")?;
+        if opening.total != u64::from(envelope.length) {
+            return Err("a message of another length than was announced");
+        }
+        let length = envelope.length as usize;
+        let mut piece = Arrival::new(rank, ENVELOPE_BYTES + length, Origin::Area(offset));
+        piece.skip(ENVELOPE_BYTES);
+        // Its place is not the one that was read last: it cannot be a view.
+        let want = direct.want;
+        if matches!(want, Want::View(_)) {
+            direct.want = Want::Nothing;
+        }
+        let handled = self.eager(envelope, piece, direct);
+        direct.want = want;
+        if let Some(Peer { link: Link::Direct(link), .. }) = self.peers.get_mut(rank as usize) {
+            link.reader.release_held(hold);
+        }
+        handled
     }
 
     fn eager_to_heap(
@@ -290,7 +361,7 @@ impl<P: Provider> Engine<P> {
             .keys()
             .filter_map(|key| self.messages.get(key))
             .filter(|one| one.label.source == rank && one.request.is_some())
-            .filter(|one| !one.has_all_arrived())
+            .filter(|one| !one.has_all_arrived() && one.remote.is_none())
             .map(|one| (one.sender, one.granted))
             .collect();
         for (request, limit) in open {
@@ -319,7 +390,9 @@ impl<P: Provider> Engine<P> {
         message.request = Some(request);
         let (rank, sender) = (message.label.source, message.sender);
         let is_synchronous = message.flags & FLAG_SYNCHRONOUS != 0;
-        let grant = (!message.has_all_arrived()).then_some(message.granted);
+        // One that is fetched needs no grant.
+        let is_sent = !message.has_all_arrived() && message.remote.is_none();
+        let grant = is_sent.then_some(message.granted);
         if let Some(Request::Receive(receive)) = self.requests.get_mut(request) {
             receive.state = ReceiveState::Matched { message: key };
         }
@@ -521,6 +594,16 @@ impl<P: Provider> Engine<P> {
             }
             Control::Grant { request, limit } => {
                 self.send_granted(rank, request, limit);
+                Ok(())
+            }
+            Control::Unreserve { offset } => {
+                if let Some(Peer { link: Link::Direct(link), .. }) =
+                    self.peers.get_mut(rank as usize)
+                {
+                    let (_, _, hold) =
+                        link.take_reserved(offset).ok_or("a piece that was not reserved")?;
+                    link.reader.release_held(hold);
+                }
                 Ok(())
             }
             Control::Finished { request } => self.send_finished(rank, request),

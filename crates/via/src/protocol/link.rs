@@ -12,15 +12,15 @@
 use std::io::IoSlice;
 
 use super::{
-    area::{AreaReader, AreaWriter, Found, Place},
+    area::{AreaReader, AreaWriter, Found, Hold, Place},
     credits::{AREA_BITS, Allowance, Returned},
-    envelope::{CONTROL_BYTES, Control},
+    envelope::{CONTROL_BYTES, Control, Envelope, FrameKind},
     payload::SLICES_MAX,
     wide,
 };
 use crate::vi::{
-    Data, LocalSegment, Operation, Provider, ReceiveDescriptor, Region, RemoteKey, RemoteSegment,
-    SendDescriptor, ViError, ViId,
+    Data, LocalSegment, Memory, Operation, Provider, ReceiveDescriptor, Region, RemoteKey,
+    RemoteSegment, SendDescriptor, ViError, ViId,
 };
 
 /// The immediate of a control entry.
@@ -149,6 +149,12 @@ pub(super) struct Direct {
     /// The credit word that was seen last.
     seen: u64,
     is_wishing: bool,
+    /// A place that was lent and not announced yet; the pointer as it was before.
+    lent: Option<(Place, AreaWriter)>,
+    /// Pieces of our area that the peer fills later: offset, length.
+    reserved: Vec<(u32, u32, Hold)>,
+    /// The peer's area, if it is mapped here.
+    window: Option<Memory>,
     unsignaled: u32,
     signal_every: u32,
     // What we have for the peer.
@@ -191,6 +197,9 @@ impl Direct {
             reserve: terms.control_entries + BELLS,
             seen: 0,
             is_wishing: false,
+            lent: None,
+            reserved: Vec::new(),
+            window: None,
             unsignaled: 0,
             signal_every: own.signal_every,
             area: own.area,
@@ -258,6 +267,12 @@ impl Direct {
         slices: &[IoSlice<'_>],
         length: u32,
     ) -> Sent {
+        if self.lent.is_some() {
+            match self.announce_lent(nic) {
+                Sent::Done => {}
+                other => return other,
+            }
+        }
         let before = self.writer;
         let place = match self.place(length) {
             Ok(Some(place)) => place,
@@ -308,16 +323,76 @@ impl Direct {
         has_buffer && (has_room || self.refresh().unwrap_or(true))
     }
 
-    /// Announces a frame whose place was taken before: only `head` is still to be written.
-    pub(super) fn send_head<P: Provider>(
-        &mut self,
-        nic: &mut P,
-        head: &[u8],
-        place: Place,
-    ) -> Sent {
+    /// Lends a place for a frame of `length` bytes in the peer's area, if it is mapped here.
+    pub(super) fn lend<P: Provider>(&mut self, nic: &P, length: u32) -> Option<(Memory, Place)> {
+        if self.lent.is_some() {
+            return None;
+        }
+        if self.window.is_none() {
+            self.window = nic.window(self.vi, self.terms.area_key);
+        }
+        let memory = self.window.clone()?;
+        let before = self.writer;
+        let place = self.place(length).ok()??;
+        if wide(memory.len()) < u64::from(place.offset) + u64::from(length) {
+            self.writer = before;
+            return None;
+        }
+        self.descriptors_out.take();
+        self.lent = Some((place, before));
+        Some((memory, place))
+    }
+
+    /// Returns whether the place at `offset` is lent, and nothing was sent since.
+    pub(super) fn is_lent(&self, offset: u64) -> bool {
+        self.lent.is_some_and(|(place, _)| u64::from(place.offset) == offset)
+    }
+
+    /// Announces the frame in the lent place, of which only `head` is still to be written.
+    pub(super) fn send_lent<P: Provider>(&mut self, nic: &mut P, head: &[u8]) -> Sent {
+        let Some((place, _)) = self.lent else { return Sent::Done };
         let remote = RemoteSegment { key: self.terms.area_key, offset: u64::from(place.offset) };
         let slices = [IoSlice::new(head)];
-        self.post(nic, Data::Inline(&slices), remote, Some(place.immediate), None)
+        let sent = self.post(nic, Data::Inline(&slices), remote, Some(place.immediate), None);
+        if sent == Sent::Done {
+            self.lent = None;
+        }
+        sent
+    }
+
+    /// Another frame is to be sent: the lent place is passed over, to be filled later.
+    #[cold]
+    fn announce_lent<P: Provider>(&mut self, nic: &mut P) -> Sent {
+        let Some((place, _)) = self.lent else { return Sent::Done };
+        let length = place.immediate.unsigned_abs() - 16;
+        let kind = FrameKind::Reserved;
+        let head = Envelope { kind, flags: 0, context: 0, tag: 0, id: u32::MAX, length };
+        self.send_lent(nic, &head.encode())
+    }
+
+    /// Takes a lent place back. Returns `false` if it was passed over already.
+    pub(super) fn unlend(&mut self, offset: u64) -> bool {
+        if !self.is_lent(offset) {
+            return false;
+        }
+        if let Some((_, before)) = self.lent.take() {
+            // News of credit may have come since.
+            self.writer.go_back_to(&before);
+            self.descriptors_out.untake();
+        }
+        true
+    }
+
+    /// Keeps the frame that was found last: the peer fills it later.
+    pub(super) fn reserve(&mut self, offset: u32, length: u32) {
+        let hold = self.reader.hold();
+        self.reserved.push((offset, length, hold));
+    }
+
+    /// Takes a reserved piece off the list.
+    pub(super) fn take_reserved(&mut self, offset: u64) -> Option<(u32, u32, Hold)> {
+        let index = self.reserved.iter().position(|one| u64::from(one.0) == offset)?;
+        Some(self.reserved.swap_remove(index))
     }
 
     #[inline]

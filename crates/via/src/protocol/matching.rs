@@ -215,8 +215,8 @@ impl Posted {
         Self { index: Index::new(), shapes: [0; 4] }
     }
 
-    #[inline]
-    pub(super) const fn len(&self) -> usize {
+    #[cfg(test)]
+    const fn len(&self) -> usize {
         self.index.len()
     }
 

@@ -34,6 +34,7 @@ mod failure;
 mod greeting;
 mod incoming;
 mod link;
+mod loan;
 mod matching;
 mod payload;
 mod peer;
@@ -51,6 +52,7 @@ pub use engine::{Counters, Engine, EngineEvent};
 pub use envelope::{
     CONTROL_BYTES, Control, ENVELOPE_BYTES, Envelope, FrameKind, OPENING_BYTES, Opening,
 };
+pub use loan::{Committed, Loan, View};
 pub use matching::{Label, Pattern};
 pub use payload::{Layout, Nowhere, Payload, Scattered, Sink};
 pub use reliable::ReliableCounters;

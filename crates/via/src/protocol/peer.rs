@@ -10,7 +10,7 @@ use super::{
     reliable::Lossy,
     wide,
 };
-use crate::vi::{Provider, Reason};
+use crate::vi::{Provider, Reason, ViId};
 
 /// The way to a rank.
 #[derive(Debug)]
@@ -132,6 +132,14 @@ impl Peer {
             streams_in: Vec::new(),
             streams_free: Vec::new(),
             streams_count: 0,
+        }
+    }
+
+    /// Returns the VI to it.
+    pub(super) const fn vi(&self) -> Option<ViId> {
+        match &self.link {
+            Link::Direct(direct) => Some(direct.vi),
+            _ => None,
         }
     }
 

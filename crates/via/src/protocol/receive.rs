@@ -4,10 +4,12 @@ use std::task::Poll;
 
 use super::{
     CancelState, Engine, RequestError, RequestId, Status,
+    envelope::{Control, FLAG_SYNCHRONOUS},
     incoming::{Direct, Want},
     matching::Pattern,
     payload::Sink,
     request::{ReceiveRequest, ReceiveState, Request},
+    slots::index_of,
 };
 use crate::vi::Provider;
 
@@ -58,11 +60,17 @@ impl<P: Provider> Engine<P> {
         if !self.messages.get(key).is_some_and(|message| message.has_all_arrived()) {
             return Some(None);
         }
-        let request = self.bind(*pattern, key);
+        if let Some(node) = self.messages.get_mut(key).and_then(|message| message.node.take()) {
+            self.unexpected.remove(node);
+        }
+        self.unpark(key);
         self.drain(key, sink);
-        let status = self.complete_receive(key);
-        debug_assert!(status.is_some(), "it was whole: {request:?}");
-        Some(status)
+        let message = self.messages.remove(key)?;
+        if message.flags & FLAG_SYNCHRONOUS != 0 {
+            let request = index_of(message.sender);
+            self.tell(message.label.source, Control::Matched { request });
+        }
+        Some(Some(message.status()))
     }
 
     /// Binds a message that waits to a new receive.
@@ -124,7 +132,10 @@ impl<P: Provider> Engine<P> {
                     if let Some(status) = self.complete_receive(message) {
                         return Poll::Ready(Ok(status));
                     }
-                    self.want_remote(message);
+                    self.fetch(message, sink);
+                    if let Some(status) = self.complete_receive(message) {
+                        return Poll::Ready(Ok(status));
+                    }
                 }
             }
             let mut direct = Direct::new(Want::Request(id.0), sink);

@@ -97,7 +97,7 @@ impl<P: Provider> Engine<P> {
         }
     }
 
-    fn check_destination(&self, rank: u32) -> Result<(), SendError> {
+    pub(super) fn check_destination(&self, rank: u32) -> Result<(), SendError> {
         let size = self.size();
         let peer = self.peers.get(rank as usize).ok_or(SendError::NoSuchRank { rank, size })?;
         if let Some(reason) = peer.failed {
@@ -237,7 +237,7 @@ impl<P: Provider> Engine<P> {
     }
 
     /// Sends one frame: an envelope (and opening), and `length` bytes of the body from `skip` on.
-    fn push_frame(
+    pub(super) fn push_frame(
         &mut self,
         rank: u32,
         head: &[u8],

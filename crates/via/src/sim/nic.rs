@@ -143,6 +143,13 @@ impl Provider for SimNic {
         Ok(Region::new(memory, handle, key))
     }
 
+    fn window(&self, vi: ViId, key: RemoteKey) -> Option<Memory> {
+        let world = self.lock();
+        let peer = world.nics[self.id.0].vis.get(&vi)?.connection.as_ref()?.peer;
+        let nic = world.nics.get(peer.nic).filter(|_| self.attributes.has_window)?;
+        Some(nic.memory.get(nic.keys.get(&key)?)?.memory.clone())
+    }
+
     fn deregister(&mut self, memory: MemoryHandle) -> Result<(), ViError> {
         let mut world = self.alive()?;
         let nic = &mut world.nics[self.id.0];

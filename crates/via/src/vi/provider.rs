@@ -77,6 +77,8 @@ pub struct Attributes {
     pub reliability: Reliability,
     /// Whether RDMA reads are offered.
     pub has_rdma_read: bool,
+    /// Whether peers' memory may be mapped here: see [`Provider::window`].
+    pub has_window: bool,
 }
 
 impl Attributes {
@@ -92,6 +94,7 @@ impl Attributes {
             max_descriptors: 1024,
             reliability: Reliability::ReliableReception,
             has_rdma_read: true,
+            has_window: false,
         }
     }
 }
@@ -348,6 +351,14 @@ pub trait Provider: Send + 'static {
     /// [`ViError::Io`], for example beyond `RLIMIT_MEMLOCK`.
     fn register(&mut self, memory: Memory, attributes: MemoryAttributes)
     -> Result<Region, ViError>;
+
+    /// Returns the memory of a VI's peer, if it is mapped here, so that what RDMA operations may do with it
+    /// can be done by plain copies: bytes written there are in place before the next descriptor of that VI
+    /// is carried out. Nothing else may be done with it than its attributes allow.
+    fn window(&self, vi: ViId, key: RemoteKey) -> Option<Memory> {
+        let _ = (vi, key);
+        None
+    }
 
     /// Takes a registration back. Descriptors that name it and were not carried out yet fail.
     ///

@@ -1,10 +1,8 @@
 //! What message passing promises, one test for each promise that implementations get wrong.
 
-mod cluster;
-
 use std::{io::IoSlice, task::Poll};
 
-use cluster::{Cluster, bytes_of, from, scarce};
+use crate::cluster::{Cluster, bytes_of, from, scarce};
 use vigie_via::{
     protocol::{
         CancelState, Config, Layout, Mode, Pattern, Payload, RequestError, SendError, SendState,

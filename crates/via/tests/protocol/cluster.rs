@@ -1,7 +1,5 @@
 //! Engines of several ranks on a simulated network, driven together until nothing is left to happen.
 
-pub(crate) mod traffic;
-
 use std::{io::IoSlice, task::Poll, time::Duration};
 
 use vigie_detect::{Armed, Instant};

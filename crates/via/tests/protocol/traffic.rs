@@ -9,7 +9,7 @@ use vigie_via::{
     vi::Provider,
 };
 
-use super::{Cluster, bytes_of};
+use crate::cluster::{Cluster, bytes_of};
 
 /// Steps after which a run hangs.
 const STEPS_MAX: usize = 400_000;
@@ -289,7 +289,8 @@ impl Traffic {
             if self.random.bool() {
                 self.poll();
             }
-            if (left == 0 || self.random.bool()) && !self.cluster.turn() && left == 0 {
+            let is_quiet = (left == 0 || self.random.bool()) && !self.cluster.turn();
+            if is_quiet && left == 0 {
                 self.poll();
                 if !self.cluster.turn() && self.clear_up() {
                     self.check();

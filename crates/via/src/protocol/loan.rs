@@ -1,0 +1,257 @@
+//! Messages that nobody copies: a loan is a piece of the peer's area that the sender writes in place, a view
+//! is a piece of this rank's area that the receiver reads in place.
+
+use super::{
+    Engine, Mode, Payload, SendError, SendState, Status,
+    area::Hold,
+    envelope::{Control, ENVELOPE_BYTES, Envelope, FrameKind, Opening},
+    incoming::{Direct, Want},
+    link::Sent,
+    matching::Pattern,
+    narrow,
+    payload::Nowhere,
+    peer::{Link, Peer},
+    wide,
+};
+use crate::vi::{Memory, OutOfBounds, Provider};
+
+/// A message that is written in place. [`Engine::commit`] sends it, [`Engine::give_back`] does not.
+#[derive(Debug)]
+#[must_use = "a loan that is neither committed nor given back keeps a piece of the peer's area"]
+pub struct Loan {
+    rank: u32,
+    memory: Memory,
+    offset: u64,
+    length: u32,
+    /// Whether the memory is the peer's area.
+    is_in_place: bool,
+}
+
+fn outside(offset: u64, length: usize, size: u64) -> OutOfBounds {
+    OutOfBounds { offset, length: wide(length), size }
+}
+
+fn check(offset: u64, length: usize, size: u64) -> Result<(), OutOfBounds> {
+    match offset.checked_add(wide(length)) {
+        Some(end) if end <= size => Ok(()),
+        _ => Err(outside(offset, length, size)),
+    }
+}
+
+impl Loan {
+    /// Returns the message's length, in bytes.
+    #[must_use]
+    pub const fn len(&self) -> u64 {
+        self.length as u64
+    }
+
+    /// Returns whether the message is empty.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Returns whether the message is written where the peer will read it; else it is copied once.
+    #[must_use]
+    pub const fn is_in_place(&self) -> bool {
+        self.is_in_place
+    }
+
+    /// Writes a part of the message.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`].
+    #[inline]
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
+        check(offset, bytes.len(), self.len())?;
+        self.memory.write(self.offset + offset, bytes)
+    }
+}
+
+/// What became of a loan.
+#[derive(Debug)]
+#[must_use = "a loan that was not sent is to be committed again"]
+#[expect(clippy::exhaustive_enums, reason = "there is nothing between sent and not sent")]
+pub enum Committed {
+    /// It is sent.
+    Done,
+    /// It was copied, and is sent by the request.
+    Pending(super::RequestId),
+    /// Something is before it, or there is no credit: commit it again when there was progress.
+    Busy(Loan),
+}
+
+/// A message that is read in place. [`Engine::release`] gives the piece of the area back.
+#[derive(Debug)]
+#[must_use = "a view that is not released keeps a piece of the area, and in the end its sender waiting"]
+pub struct View {
+    rank: u32,
+    memory: Memory,
+    offset: u64,
+    length: u32,
+    hold: Hold,
+}
+
+impl View {
+    /// Returns the message's length, in bytes.
+    #[must_use]
+    pub const fn len(&self) -> u64 {
+        self.length as u64
+    }
+
+    /// Returns whether the message is empty.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Reads a part of the message. Its sender can still change it: read once what you check.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`].
+    #[inline]
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), OutOfBounds> {
+        check(offset, bytes.len(), self.len())?;
+        self.memory.read(self.offset + offset, bytes)
+    }
+
+    pub(super) const fn new(
+        rank: u32,
+        memory: Memory,
+        offset: u64,
+        length: u32,
+        hold: Hold,
+    ) -> Self {
+        Self { rank, memory, offset, length, hold }
+    }
+}
+
+impl<P: Provider> Engine<P> {
+    /// Lends a place for a message of `length` bytes to a rank: in the peer's own area if it is mapped here
+    /// and has room, else in memory of this process.
+    ///
+    /// # Errors
+    /// [`SendError`]; [`SendError::TooLong`] beyond half the peer's area.
+    pub fn loan(&mut self, dest: u32, length: u32) -> Result<Loan, SendError> {
+        self.check_destination(dest)?;
+        let frame = length.saturating_add(16);
+        if let Some(Peer { link: Link::Direct(link), .. }) = self.peers.get_mut(dest as usize) {
+            let limit = link.writer.frame_bytes_max();
+            if frame > limit {
+                return Err(SendError::TooLong { limit: u64::from(limit) - 16 });
+            }
+            if let Some((memory, place)) = link.lend(&self.nic, frame) {
+                let offset = u64::from(place.offset) + wide(ENVELOPE_BYTES);
+                return Ok(Loan { rank: dest, memory, offset, length, is_in_place: true });
+            }
+        }
+        let memory = Memory::allocate(length as usize).map_err(|_| SendError::OutOfMemory)?;
+        Ok(Loan { rank: dest, memory, offset: 0, length, is_in_place: false })
+    }
+
+    /// Sends a message that was written in place.
+    ///
+    /// # Errors
+    /// [`SendError`]: the rank has failed since.
+    pub fn commit(&mut self, loan: Loan, context: u16, tag: u32) -> Result<Committed, SendError> {
+        self.check_destination(loan.rank)?;
+        let rank = loan.rank;
+        if !loan.is_in_place {
+            let bytes = loan.memory.read_to_vec(0, loan.length as usize).unwrap_or_default();
+            let sent = self.send(rank, context, tag, Mode::Standard, Payload::Owned(bytes))?;
+            return Ok(match sent {
+                SendState::Done => Committed::Done,
+                SendState::Pending(id) => Committed::Pending(id),
+            });
+        }
+        let Some(peer) = self.peers.get_mut(rank as usize) else { return Ok(Committed::Done) };
+        if !peer.is_clear() {
+            return Ok(Committed::Busy(loan));
+        }
+        let length = loan.length;
+        let mut head =
+            Envelope { kind: FrameKind::Eager, flags: 0, context, tag, id: u32::MAX, length };
+        let Link::Direct(link) = &mut peer.link else { return Ok(Committed::Done) };
+        let at = loan.offset - wide(ENVELOPE_BYTES);
+        let sent = if link.is_lent(at) {
+            link.send_lent(&mut self.nic, &head.encode())
+        } else {
+            // Others were sent in between: the piece was announced as reserved.
+            head.kind = FrameKind::Loaned;
+            let opening = Opening { total: u64::from(length), offset: at, ..Opening::default() };
+            let mut bytes = head.encode().to_vec();
+            bytes.extend_from_slice(&opening.encode());
+            self.push_frame(rank, &bytes, &[], 0, 0)
+        };
+        match sent {
+            Sent::Done => {
+                self.counters.messages_sent += 1;
+                Ok(Committed::Done)
+            }
+            Sent::Blocked => Ok(Committed::Busy(loan)),
+            Sent::Fault(what) => {
+                self.peer_fault(rank, what);
+                self.check_destination(rank).map(|()| Committed::Done)
+            }
+        }
+    }
+
+    /// Takes a loan back that is not sent.
+    pub fn give_back(&mut self, loan: Loan) {
+        if !loan.is_in_place {
+            return;
+        }
+        let at = loan.offset - wide(ENVELOPE_BYTES);
+        if let Some(Peer { link: Link::Direct(link), .. }) = self.peers.get_mut(loan.rank as usize)
+            && !link.unlend(at)
+        {
+            self.tell(loan.rank, Control::Unreserve { offset: at });
+        }
+    }
+
+    /// Receives a message that fits and comes in one frame, where it lies, if it is the next that arrives. What
+    /// waited before is not in the area any more: [`receive_now`](Self::receive_now) gets it.
+    pub fn receive_view(&mut self, pattern: Pattern) -> Option<(Status, View)> {
+        if self.unexpected.find(&pattern).is_some() {
+            return None;
+        }
+        let mut nowhere = Nowhere;
+        let mut direct = Direct::new(Want::View(pattern), &mut nowhere);
+        for _ in 0..64 {
+            if !self.step(&mut direct) {
+                self.flush();
+                return None;
+            }
+            if let (Some(status), Some(view)) = (direct.result, direct.view.take()) {
+                return Some((status, view));
+            }
+            if self.unexpected.find(&pattern).is_some() {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// Gives the place of a view back to its sender.
+    pub fn release(&mut self, view: View) {
+        let rank = view.rank;
+        if let Some(Peer { link: Link::Direct(link), .. }) = self.peers.get_mut(rank as usize) {
+            // After a new connection to the rank it is another area.
+            if link.area.memory.is_same(&view.memory) {
+                link.reader.release_held(view.hold);
+            }
+        }
+        self.touch(rank);
+        self.return_credits(rank, false);
+    }
+
+    /// Handles the frame of a loan that was overtaken: the message lies where it was reserved.
+    pub(super) fn reserved_at(&mut self, rank: u32, opening: &Opening) -> Option<(u32, Hold)> {
+        let Some(Peer { link: Link::Direct(link), .. }) = self.peers.get_mut(rank as usize) else {
+            return None;
+        };
+        let (offset, length, hold) = link.take_reserved(opening.offset)?;
+        let fits = opening.total.checked_add(wide(ENVELOPE_BYTES))? <= u64::from(length);
+        (fits && narrow(opening.total) <= u32::MAX as usize).then_some((offset, hold))
+    }
+}

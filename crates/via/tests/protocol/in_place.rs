@@ -1,0 +1,174 @@
+//! Messages that are written, read or fetched where they lie, between NICs whose memory is mapped at the peer.
+
+use std::task::Poll;
+
+use crate::cluster::{Cluster, bytes_of, from};
+use vigie_via::{
+    protocol::{Committed, Config, Loan, Mode, Payload, SendError, SendState},
+    sim::FaultPlan,
+    vi::{Attributes, MemoryAttributes, Provider, RemoteKey},
+};
+
+fn pair(has_window: bool) -> Cluster {
+    let mut attributes = Attributes::named("sim");
+    attributes.has_window = has_window;
+    let mut config = Config::default();
+    config.area_bytes = 16 << 10;
+    config.frame_bytes_max = 4 << 10;
+    Cluster::with(1, FaultPlan::reliable(), 2, config, attributes)
+}
+
+fn filled(cluster: &mut Cluster, body: &[u8]) -> Loan {
+    let length = u32::try_from(body.len()).expect("short");
+    let loan = cluster.engine(0).loan(1, length).expect("a loan");
+    for (index, piece) in body.chunks(100).enumerate() {
+        loan.write(index as u64 * 100, piece).expect("inside");
+    }
+    assert!(loan.write(u64::from(length), &[1]).is_err(), "outside");
+    loan
+}
+
+fn commit(cluster: &mut Cluster, loan: Loan, tag: u32) {
+    match cluster.engine(0).commit(loan, 0, tag).expect("the rank is there") {
+        Committed::Done => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Goal: a loan is written in place and arrives whole, as often as one likes; without a mapping it is copied.
+/// Method: lengths up to half the area, through wraps, received by copy and by view.
+#[test]
+fn a_loan_is_sent_without_a_copy() {
+    for has_window in [true, false] {
+        let mut cluster = pair(has_window);
+        for number in 0..100_u64 {
+            let body = bytes_of(number, usize::try_from(number * 37 % 4000).expect("small"));
+            let loan = filled(&mut cluster, &body);
+            assert_eq!(loan.is_in_place(), has_window);
+            commit(&mut cluster, loan, 7);
+            assert!(cluster.receive(1, from(0, 7)).1 == body, "message {number}");
+        }
+        let limit = (8 << 10) - 16;
+        let error = cluster.engine(0).loan(1, limit + 1).expect_err("too long");
+        assert_eq!(error, SendError::TooLong { limit: u64::from(limit) });
+    }
+}
+
+/// Goal: what is sent while a loan is open neither waits for it nor harms it. Method: several loans, with
+/// messages between; committed in another order, one given back.
+#[test]
+fn a_loan_may_be_overtaken() {
+    let mut cluster = pair(true);
+    for round in 0..50 {
+        let bodies: Vec<Vec<u8>> = (0..3).map(|one| bytes_of(round * 3 + one, 700)).collect();
+        let first = filled(&mut cluster, &bodies[0]);
+        assert_eq!(cluster.send(0, 1, 1, Mode::Standard, &bodies[1]), SendState::Done);
+        let second = filled(&mut cluster, &bodies[2]);
+        let third = filled(&mut cluster, &bodies[1]);
+        assert!(cluster.receive(1, from(0, None)).1 == bodies[1]);
+        cluster.settle();
+        commit(&mut cluster, second, 2);
+        commit(&mut cluster, first, 3);
+        cluster.engine(0).give_back(third);
+        assert!(cluster.receive(1, from(0, None)).1 == bodies[2]);
+        assert!(cluster.receive(1, from(0, None)).1 == bodies[0]);
+        let last = filled(&mut cluster, &bodies[0]);
+        cluster.engine(0).give_back(last);
+        cluster.settle();
+    }
+    assert_eq!((cluster.engine(0).kept(), cluster.engine(1).kept()), (0, 0));
+}
+
+/// Goal: a view reads the message where it lies, its sender waits for the place, and other messages pass.
+/// Method: keep views until the area is full; release them in another order.
+#[test]
+fn a_view_is_released_in_any_order() {
+    let mut cluster = pair(true);
+    for round in 0..20 {
+        let bodies: Vec<Vec<u8>> = (0..4).map(|one| bytes_of(round * 4 + one, 1500)).collect();
+        for body in &bodies {
+            assert_eq!(cluster.send(0, 1, 5, Mode::Standard, body), SendState::Done, "{round}");
+        }
+        while cluster.network.step() {}
+        let mut views = Vec::new();
+        for body in &bodies {
+            let (status, view) = cluster.engine(1).receive_view(from(0, 5)).expect("arrived");
+            let mut found = vec![0; 1500];
+            view.read(0, &mut found).expect("inside");
+            assert!(found == *body && status.length == 1500);
+            assert!(view.read(1, &mut found).is_err(), "outside");
+            views.push(view);
+        }
+        for index in [2, 0, 1, 0] {
+            let view = views.remove(index);
+            cluster.engine(1).release(view);
+        }
+        cluster.settle();
+    }
+}
+
+fn send_region(cluster: &mut Cluster, body: &[u8]) -> SendState {
+    let engine = cluster.engine(0);
+    let mut attributes = MemoryAttributes::private(engine.tag());
+    attributes.allows_read = true;
+    let region = engine.nic_mut().allocate(body.len() + 10, attributes).expect("memory");
+    region.memory.write(10, body).expect("inside");
+    let length = body.len() as u64;
+    let payload = Payload::Region { region: region.clone(), offset: 10, length };
+    let error =
+        engine.send(1, 0, 1, Mode::Standard, Payload::Region { region, offset: 11, length });
+    assert_eq!(error, Err(SendError::OutOfBounds { offset: 11, length }));
+    engine.send(1, 0, 1, Mode::Standard, payload).expect("begins")
+}
+
+/// Goal: a message of registered memory is fetched in one copy where it is mapped, and sent where not; its
+/// owner gets it back when the receiver has it. Method: both, into a place that is large enough and one
+/// that is not.
+#[test]
+fn registered_memory_is_fetched_by_its_receiver() {
+    for has_window in [true, false] {
+        for room in [100_000, 10] {
+            let mut cluster = pair(has_window);
+            let body = bytes_of(1, 100_000);
+            let SendState::Pending(sending) = send_region(&mut cluster, &body) else {
+                panic!("nobody has it")
+            };
+            cluster.settle();
+            assert_eq!(cluster.engine(0).poll_send(sending, None), Poll::Pending);
+            let id = cluster.engine(1).post_receive(from(0, 1));
+            let mut found = vec![0; room];
+            let status = cluster.receive_into(1, id, &mut found[..]).expect("received");
+            assert_eq!((status.length, status.is_truncated), (100_000, room == 10));
+            assert!(found == body[..room]);
+            assert_eq!(cluster.engine(1).counters().remote_reads, u64::from(has_window));
+            cluster.settle();
+            assert_eq!(cluster.engine(0).poll_send(sending, None), Poll::Ready(Ok(())));
+            cluster.settle();
+            assert_eq!((cluster.engine(0).kept(), cluster.engine(1).kept()), (0, 0));
+        }
+    }
+}
+
+/// Goal: a key that is not the sender's, or was taken back, gives nothing away. Method: deregister the memory
+/// before the receiver comes; the message is sent by its owner instead, from memory that it holds still.
+#[test]
+fn a_revoked_key_is_not_used() {
+    let mut cluster = pair(true);
+    let body = bytes_of(2, 50_000);
+    let SendState::Pending(sending) = send_region(&mut cluster, &body) else {
+        panic!("nobody has it")
+    };
+    cluster.settle();
+    let handles = (0..1000).map(vigie_via::vi::MemoryHandle);
+    let newest = handles.filter(|one| cluster.engine(0).nic_mut().deregister(*one).is_ok()).last();
+    assert!(newest.is_some());
+    assert!(cluster.engine(1).nic().window(vigie_via::vi::ViId(0), RemoteKey(0)).is_none());
+    let id = cluster.engine(1).post_receive(from(0, 1));
+    let mut found = Vec::new();
+    let received = cluster.receive_into(1, id, &mut found);
+    assert_eq!(cluster.engine(1).counters().remote_reads, 0);
+    // All of the rank's memory is out of reach, so that its connection breaks: the error names it.
+    assert!(received.is_err() || found == body, "{received:?}");
+    cluster.settle();
+    assert!(cluster.engine(0).poll_send(sending, None).is_ready());
+}

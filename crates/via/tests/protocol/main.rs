@@ -1,0 +1,7 @@
+//! The message engine over the simulated network: what it promises, with everything that can go wrong.
+
+mod cluster;
+mod in_place;
+mod semantics;
+mod sim;
+mod traffic;
