@@ -43,6 +43,7 @@
 #![deny(unsafe_code)]
 
 pub mod conformance;
+mod lock;
 pub mod message;
 mod nic;
 pub mod protocol;

@@ -12,7 +12,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll},
@@ -25,6 +25,7 @@ use vigie_detect::{
 };
 
 use crate::{
+    lock::{Guard, Lock},
     spin::Spin,
     vi::{Address, Completion, CqId, NicEvent, Provider, Reason, RequestId, ViError, ViId},
 };
@@ -113,7 +114,7 @@ impl<P: Provider> Guarded<P> {
 }
 
 struct Shared<P> {
-    guarded: Mutex<Guarded<P>>,
+    guarded: Lock<Guarded<P>>,
     /// Somebody else's work may have made what a pending wait wants: the host has to look.
     has_waiters: AtomicBool,
     bell: std::sync::OnceLock<Bell>,
@@ -122,8 +123,8 @@ struct Shared<P> {
 impl<P> Shared<P> {
     /// Nothing behind the lock is left half done by a panic: providers do not call foreign code.
     #[inline]
-    fn lock(&self) -> MutexGuard<'_, Guarded<P>> {
-        self.guarded.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Guard<'_, Guarded<P>> {
+        self.guarded.lock()
     }
 }
 
@@ -152,7 +153,7 @@ impl<P: Provider> Nic<P> {
             unclaimed: VecDeque::new(),
         };
         let shared = Arc::new(Shared {
-            guarded: Mutex::new(guarded),
+            guarded: Lock::new(guarded),
             has_waiters: AtomicBool::new(false),
             bell: std::sync::OnceLock::new(),
         });

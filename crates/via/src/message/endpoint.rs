@@ -5,7 +5,7 @@ use std::{
     fmt, io,
     os::fd::{AsFd, OwnedFd},
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
 };
@@ -17,6 +17,7 @@ use vigie_detect::{
 
 use super::Communicator;
 use crate::{
+    lock::{Guard, Lock},
     protocol::{Engine, EngineEvent, Pattern, RequestId, Status},
     spin::Spin,
     vi::Provider,
@@ -43,7 +44,7 @@ pub(super) enum Found {
 }
 
 pub(super) struct Shared<P: Provider> {
-    engine: Mutex<Engine<P>>,
+    engine: Lock<Engine<P>>,
     /// Somebody waits for a request: the host has to be told what became ready elsewhere.
     has_waiters: AtomicBool,
     bell: OnceLock<Bell>,
@@ -55,8 +56,8 @@ pub(super) struct Shared<P: Provider> {
 impl<P: Provider> Shared<P> {
     /// Nothing behind the lock is left half done by a panic: of foreign code, only a sink runs inside.
     #[inline]
-    fn lock(&self) -> MutexGuard<'_, Engine<P>> {
-        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Guard<'_, Engine<P>> {
+        self.engine.lock()
     }
 
     /// Calls `f` with the engine, and sees to it that those whose requests became ready by it are told.
@@ -71,7 +72,7 @@ impl<P: Provider> Shared<P> {
     }
 
     #[cold]
-    fn tell(&self, mut engine: MutexGuard<'_, Engine<P>>) {
+    fn tell(&self, mut engine: Guard<'_, Engine<P>>) {
         if !self.has_waiters.load(Ordering::Relaxed) {
             // Whoever begins to wait now looks once more after that.
             engine.clear_ready();
@@ -111,7 +112,7 @@ impl<P: Provider> Endpoint<P> {
         let name = engine.nic().attributes().name;
         let descriptor = engine.descriptor().map(|descriptor| descriptor.try_clone_to_owned());
         let shared = Arc::new(Shared {
-            engine: Mutex::new(engine),
+            engine: Lock::new(engine),
             has_waiters: AtomicBool::new(false),
             bell: OnceLock::new(),
             spin: Spin::default(),

@@ -1,0 +1,284 @@
+//! A lock that one thread holds again and again without an atomic read-modify-write.
+//!
+//! On x86 every such instruction waits until all stores before it have reached the cache, those into a
+//! peer's ring among them: what a message costs its sender then is the whole transfer of a cache line, and
+//! sends cannot overlap (measured: half of a sender's time). So the lock leans to the thread that has taken it
+//! often: that one enters by a plain store and a load.
+//!
+//! # Invariants
+//! - lock-1: the value is reached either with the mutex held and no bias, or by the thread to which the lock
+//!   leans while `is_inside` is set. A bias begins with the mutex held. It ends by a thread that holds the
+//!   mutex, sets `is_revoked`, lets every thread of the process execute a full fence (`membarrier`), and
+//!   waits until `is_inside` is clear. The owner sets `is_inside` before it reads `is_revoked`, in program
+//!   order: if it read that before the fence, its mark is visible after it; else it reads that it is revoked.
+//! - lock-2: a thread that is inside does not enter again: it panics instead.
+//!
+//! - lock-3: a lock leans once in its life, to one thread: nobody else ever writes `is_inside`.
+//!
+//! Once the bias is taken away, which costs microseconds, this is a mutex; as it is from the beginning where the
+//! kernel has no `membarrier`. A runtime of one thread keeps its bias for good.
+
+#![expect(unsafe_code, reason = "a lock hands out its value: lock-1, lock-2")]
+
+use std::{
+    cell::{Cell, UnsafeCell},
+    fmt,
+    ops::{Deref, DerefMut},
+    sync::{
+        Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering, compiler_fence},
+    },
+    thread,
+};
+
+use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
+
+/// So often a thread takes the lock in a row before the lock leans to it.
+const STREAK: u32 = 256;
+
+/// No thread.
+const NOBODY: u64 = 0;
+
+/// See the module's page.
+pub(crate) struct Lock<T> {
+    /// To which thread the lock leans: written once, with the mutex held.
+    owner: AtomicU64,
+    /// The owner has entered without the mutex. The owner's alone.
+    is_inside: AtomicBool,
+    /// The owner must take the mutex like everybody. Changed with the mutex held.
+    is_revoked: AtomicBool,
+    mutex: Mutex<Streak>,
+    value: UnsafeCell<T>,
+}
+
+/// Who takes the mutex.
+#[derive(Debug)]
+struct Streak {
+    thread: u64,
+    length: u32,
+    /// The lock may lean to somebody.
+    may_lean: bool,
+}
+
+// SAFETY: the value is reached by one thread at a time (lock-1).
+unsafe impl<T: Send> Sync for Lock<T> {}
+
+/// The value, while the lock is held.
+pub(crate) struct Guard<'a, T> {
+    lock: &'a Lock<T>,
+    /// `None`: by the bias.
+    mutex: Option<MutexGuard<'a, Streak>>,
+    /// The lock leans from now on.
+    leans: bool,
+}
+
+/// Returns a number that no other thread of the process ever has.
+#[inline]
+fn own_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    thread_local! {
+        static NUMBER: Cell<u64> = const { Cell::new(NOBODY) };
+    }
+    let give = |number: &Cell<u64>| {
+        number.set(NEXT.fetch_add(1, Ordering::Relaxed));
+        number.get()
+    };
+    // A thread that is ending has no number any more, and takes the mutex.
+    NUMBER
+        .try_with(|number| if number.get() == NOBODY { give(number) } else { number.get() })
+        .unwrap_or(u64::MAX)
+}
+
+/// Makes every running thread of the process execute a full fence. Returns whether the kernel does that.
+fn fence_all() -> bool {
+    membarrier(MembarrierCommand::PrivateExpedited).is_ok()
+}
+
+/// Returns whether the kernel fences all threads for us, and asks it to be ready for that.
+fn has_fence() -> bool {
+    static HAS_FENCE: OnceLock<bool> = OnceLock::new();
+    *HAS_FENCE.get_or_init(|| {
+        membarrier_query().contains_command(MembarrierCommand::PrivateExpedited)
+            && membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
+            && fence_all()
+    })
+}
+
+impl<T> Lock<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self {
+            owner: AtomicU64::new(NOBODY),
+            is_inside: AtomicBool::new(false),
+            is_revoked: AtomicBool::new(true),
+            mutex: Mutex::new(Streak { thread: NOBODY, length: 0, may_lean: has_fence() }),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// Takes the lock, whether or not a thread has panicked while it held it.
+    ///
+    /// # Panics
+    /// If the calling thread holds it.
+    #[inline]
+    pub(crate) fn lock(&self) -> Guard<'_, T> {
+        if self.owner.load(Ordering::Relaxed) == own_number() {
+            assert!(!self.is_inside.load(Ordering::Relaxed), "{RE_ENTERED}");
+            self.is_inside.store(true, Ordering::Relaxed);
+            // The processor's part of the order is the revoker's fence (lock-1).
+            compiler_fence(Ordering::SeqCst);
+            if !self.is_revoked.load(Ordering::Relaxed) {
+                return Guard { lock: self, mutex: None, leans: false };
+            }
+            self.is_inside.store(false, Ordering::Release);
+        }
+        self.lock_mutex()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn lock_mutex(&self) -> Guard<'_, T> {
+        let mut streak = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = own_number();
+        if !self.is_revoked.load(Ordering::Relaxed) {
+            self.revoke();
+        }
+        if streak.thread != number {
+            (streak.thread, streak.length) = (number, 0);
+        }
+        streak.length = streak.length.saturating_add(1);
+        let leans = streak.may_lean && streak.length > STREAK && number != u64::MAX;
+        if leans {
+            streak.may_lean = false;
+            self.owner.store(number, Ordering::Relaxed);
+        }
+        Guard { lock: self, mutex: Some(streak), leans }
+    }
+
+    /// Ends the bias, with the mutex held.
+    fn revoke(&self) {
+        self.is_revoked.store(true, Ordering::SeqCst);
+        if !fence_all() {
+            // It has fenced before: a kernel does not forget how. Without it nothing can be trusted.
+            std::process::abort();
+        }
+        while self.is_inside.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+    }
+}
+
+const RE_ENTERED: &str = "a sink or a closure that was called with a NIC or an engine must not use it \
+                          again: it is locked";
+
+impl<T> Drop for Guard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.mutex.is_none() {
+            // With the revoker's load: what was done inside is visible to it.
+            self.lock.is_inside.store(false, Ordering::Release);
+        } else if self.leans {
+            // The mutex is still held, until the fields are dropped.
+            self.lock.is_revoked.store(false, Ordering::Release);
+        }
+    }
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: this guard is the only one (lock-1, lock-2).
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: this guard is the only one (lock-1, lock-2).
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> fmt::Debug for Lock<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lock").field("owner", &self.owner).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{panic::AssertUnwindSafe, sync::Arc};
+
+    use super::*;
+
+    fn leaning() -> Lock<u64> {
+        let lock = Lock::new(0);
+        for _ in 0..=STREAK {
+            *lock.lock() += 1;
+        }
+        lock
+    }
+
+    /// Goal: the lock leans to a thread that takes it again and again, and to no other, and the first
+    /// other thread ends that for good. Method: look at the guards.
+    #[test]
+    fn the_lock_leans_once() {
+        let lock = leaning();
+        assert_eq!(lock.lock().mutex.is_none(), has_fence(), "it leans where the kernel can fence");
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..=2 * STREAK {
+                    let mut guard = lock.lock();
+                    assert!(guard.mutex.is_some(), "not to this one, nor ever again");
+                    *guard += 1;
+                }
+            });
+        });
+        let guard = lock.lock();
+        assert!(guard.mutex.is_some());
+        assert_eq!(*guard, u64::from(STREAK + 1 + 2 * STREAK + 1));
+    }
+
+    /// Goal: no increment is lost while the bias ends. Method: the owner and others increment at the same
+    /// time, on many locks that lean.
+    #[test]
+    fn nothing_is_lost_at_the_end_of_the_bias() {
+        for _ in 0..200 {
+            let lock = Arc::new(leaning());
+            let others: Vec<_> = (0..2)
+                .map(|_| {
+                    let lock = Arc::clone(&lock);
+                    thread::spawn(move || (0..50).for_each(|_| *lock.lock() += 1))
+                })
+                .collect();
+            for _ in 0..500 {
+                // In two steps, so that a second thread inside would be seen.
+                let mut guard = lock.lock();
+                let before = *guard;
+                std::hint::spin_loop();
+                *guard = before + 1;
+            }
+            others.into_iter().for_each(|other| other.join().expect("no panic"));
+            assert_eq!(*lock.lock(), u64::from(STREAK) + 1 + 500 + 100);
+        }
+    }
+
+    /// Goal: entering again panics instead of handing out the value twice, and a panic inside leaves the lock
+    /// usable. Method: both, with a lock that leans.
+    #[test]
+    fn entering_again_panics() {
+        let lock = leaning();
+        if !has_fence() {
+            eprintln!("SKIPPED entering_again_panics: this kernel has no membarrier");
+            return;
+        }
+        let entered = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            let _guard = lock.lock();
+            drop(lock.lock());
+        }));
+        assert!(entered.is_err());
+        *lock.lock() += 1;
+    }
+}
