@@ -213,6 +213,20 @@ impl<P: Provider> Engine<P> {
         self.requests.len() + self.messages.len()
     }
 
+    /// Returns whether everything that was sent has left this side, and over unreliable VIs has been
+    /// acknowledged: what a program waits for before it ends.
+    #[must_use]
+    pub fn has_all_left(&self) -> bool {
+        self.peers.iter().filter(|peer| peer.failed.is_none()).all(|peer| {
+            let is_over = match &peer.link {
+                Link::Lossy(lossy) => lossy.is_idle(),
+                Link::Loop(own) => own.is_idle(),
+                Link::Direct(_) | Link::Absent | Link::Prepared(_) => true,
+            };
+            is_over && peer.outbox.is_empty() && peer.pumps.is_empty() && peer.controls.is_empty()
+        })
+    }
+
     // ------------------------------------------------------------------ connections
 
     fn peer_to_be(&mut self, rank: u32) -> Result<&mut Peer, EngineError> {

@@ -120,7 +120,7 @@ pub struct Opening {
     pub total: u64,
     /// The sender's request.
     pub request: u64,
-    /// The key of the memory that holds the message, with [`FLAG_KEY`]; of a loan, nothing.
+    /// The key of the memory that holds the message, with `FLAG_KEY`; of a loan, nothing.
     pub key: u64,
     /// Where in that memory; of a loan, where in the area.
     pub offset: u64,

@@ -16,6 +16,9 @@ use super::{
 };
 use crate::vi::{Provider, RemoteKey};
 
+/// So many control entries may wait for a peer, beside those of what is on its way.
+const CONTROLS_WAITING_MAX: usize = 1024;
+
 /// Where a frame is.
 #[derive(Debug)]
 pub(super) enum Origin {
@@ -577,11 +580,17 @@ impl<P: Provider> Engine<P> {
 
     /// Sends a control entry, now or as soon as there is credit.
     pub(super) fn tell(&mut self, rank: u32, control: Control) {
+        let kept = self.requests.len() + self.messages.len();
         let Some(peer) = self.peers.get_mut(rank as usize) else { return };
         if peer.failed.is_some() {
             return;
         }
         peer.controls.push_back(control);
+        // An honest peer takes its entries, and each thing on its way has a few at most.
+        if peer.controls.len() > CONTROLS_WAITING_MAX + 4 * kept {
+            self.peer_fault(rank, "it takes no control entries and asks for more");
+            return;
+        }
         self.flush_controls(rank);
     }
 

@@ -185,6 +185,11 @@ impl Lossy {
 
     // ------------------------------------------------------------------ sending
 
+    /// Returns whether all that was sent has been acknowledged.
+    pub(super) fn is_idle(&self) -> bool {
+        self.packets.is_empty()
+    }
+
     pub(super) fn has_room(&self) -> bool {
         wide(self.packets.len()) < self.slots_out
     }

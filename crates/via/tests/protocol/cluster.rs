@@ -120,7 +120,8 @@ impl Cluster {
             has_worked |= engine.arm().expect("arms") == Armed::Ready;
             engine.quiet();
         }
-        let next = self.engines.iter().filter_map(Engine::next_deadline).min();
+        let alive = |engine: &&Engine<SimNic>| !self.network.has_crashed(engine.nic().id());
+        let next = self.engines.iter().filter(alive).filter_map(Engine::next_deadline).min();
         match (next, self.network.next_event()) {
             (Some(deadline), event) if event.is_none_or(|event| deadline <= event) => {
                 let at = deadline.max(now.saturating_add(Duration::from_nanos(1)));

@@ -554,10 +554,12 @@ fn dropped_owners_lose_nothing_that_the_engine_has() {
             cluster.engine(0).drop_send(id);
         }
     }
+    assert!(!cluster.engine(0).has_all_left(), "a program would have to wait");
     for tag in (0..5).rev() {
         assert!(cluster.receive(1, from(0, tag)).1 == body);
     }
     cluster.settle();
+    assert!(cluster.engine(0).has_all_left());
     assert_eq!((cluster.engine(0).kept(), cluster.engine(1).kept()), (0, 0));
 }
 

@@ -90,10 +90,16 @@ fn a_seed_is_replayed() {
 fn a_crash_at_every_transmission() {
     const COUNT: usize = 70;
     let mut errors = 0;
-    for_each_seed(2, |seed| {
+    for_each_seed(3, |seed| {
         let start = |seed| {
-            let (config, attributes) = config(seed);
-            let cluster = Cluster::with(seed, FaultPlan::reliable(), 3, config, attributes);
+            let (mut config, attributes) = config(seed);
+            let mut plan = FaultPlan::reliable();
+            // On every third seed, over VIs that lose things too.
+            if seed % 3 == 2 {
+                config.reliability = Reliability::Unreliable;
+                plan = FaultPlan::lossy(0.05);
+            }
+            let cluster = Cluster::with(seed, plan, 3, config, attributes);
             Traffic::new(seed, cluster, [8, 8, 64, 600, 600, 3000])
         };
         let mut whole = start(seed);
