@@ -220,6 +220,12 @@ impl Link {
         (is_allowed && is_inside && self.page.is_live(key)).then_some(&mapped.memory)
     }
 
+    /// Returns the peer's memory, if it is mapped here and good still.
+    pub(super) fn window(&self, key: RemoteKey) -> Option<Memory> {
+        let mapped = self.mapped.iter().find(|mapped| mapped.key == key)?;
+        self.page.is_live(key).then(|| mapped.memory.clone())
+    }
+
     /// Maps memory that the peer granted.
     ///
     /// # Errors

@@ -24,12 +24,18 @@ use super::{
 };
 use crate::vi::{
     Address, Attributes, Completion, CqId, Data, Memory, MemoryAttributes, MemoryHandle, NicEvent,
-    ProtectionTag, Provider, Queue, Reason, ReceiveDescriptor, Region, RequestId, SendDescriptor,
-    ViAttributes, ViError, ViEvent, ViId, ViState,
+    ProtectionTag, Provider, Queue, Reason, ReceiveDescriptor, Region, RemoteKey, RequestId,
+    SendDescriptor, ViAttributes, ViError, ViEvent, ViId, ViState,
 };
 
 const NAME: &str = "shm";
-const ATTRIBUTES: Attributes = Attributes::named(NAME);
+const ATTRIBUTES: Attributes = {
+    let mut attributes = Attributes::named(NAME);
+    // Bytes are copied while they are posted, from wherever they are: registering buys nothing here.
+    attributes.max_inline = 1 << 20;
+    attributes.has_window = true;
+    attributes
+};
 /// How often the sockets are looked at while nobody sleeps. A look costs about half a microsecond.
 const LOOK_INTERVAL: Duration = Duration::from_micros(100);
 /// The most sockets served in one look, and the most packets of each.
@@ -354,6 +360,10 @@ impl Provider for Shm {
             }
         }
         Ok(())
+    }
+
+    fn window(&self, vi: ViId, key: RemoteKey) -> Option<Memory> {
+        self.vi(vi).ok()?.link.as_ref()?.window(key)
     }
 
     // ------------------------------------------------------------------ VIs and queues
