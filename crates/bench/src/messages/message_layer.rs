@@ -21,7 +21,7 @@ pub(crate) static MESSAGES: Own = Own {
     label: "vigie, messages",
     family: "vigie",
     kind: Kind::Vigie,
-    has: |measure| !matches!(measure, Measure::Loaned { .. }),
+    has: |_| true,
     link_bytes: ADDRESS_BYTES,
     open: |seat| Ok(Box::new(Messages::open(seat)?)),
 };
@@ -112,13 +112,23 @@ impl Rank {
                 let slices = [IoSlice::new(message)];
                 self.all.send_slices(self.next, 0, Mode::Synchronous, &slices).await
             }
+            Measure::Loaned { bytes } => {
+                let loan = self.all.loan(self.next, bytes).map_err(Failure::runtime)?;
+                // As the peers do: the buffer is lent and marked, and its bytes are whoever's were there.
+                loan.write_at(0, &message[..1]).map_err(Failure::runtime)?;
+                self.all.send_loaned(loan, 0).await
+            }
             _ => self.all.send(self.next, 0, message).await,
         };
         sent.map_err(Failure::runtime)
     }
 
     #[inline]
-    async fn receive(&mut self, length: usize) -> Result<(), Failure> {
+    async fn receive(&mut self, measure: Measure, length: usize) -> Result<(), Failure> {
+        if let Measure::Loaned { .. } = measure {
+            let view = self.all.receive_view(self.before, 0).await.map_err(Failure::runtime)?;
+            return view.read_at(0, &mut self.incoming[..1]).map_err(Failure::runtime);
+        }
         let into = &mut self.incoming[..length];
         let status = self.all.receive_into(self.before, 0, into).await;
         let status = status.map_err(Failure::runtime)?;
@@ -142,7 +152,7 @@ impl Rank {
             for _ in 0..measure.window() {
                 self.send(measure, &self.outgoing).await?;
             }
-            self.receive(answer).await?;
+            self.receive(measure, answer).await?;
         }
         Ok(())
     }
@@ -151,11 +161,11 @@ impl Rank {
         self.resize(measure)?;
         let (whole, answer) = (self.incoming.len(), self.answer(measure));
         loop {
-            self.receive(whole).await?;
+            self.receive(measure, whole).await?;
             let is_last = self.incoming[0] == STOP;
             if !is_last {
                 for _ in 1..measure.window() {
-                    self.receive(whole).await?;
+                    self.receive(measure, whole).await?;
                 }
             }
             self.send(measure, &self.incoming[..answer]).await?;
@@ -178,7 +188,7 @@ impl PingPong for Messages {
         let answer = rank.answer(measure);
         runtime.block_on(async {
             rank.send(measure, &rank.outgoing).await?;
-            rank.receive(answer).await
+            rank.receive(measure, answer).await
         })
     }
 

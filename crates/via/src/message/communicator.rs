@@ -60,7 +60,7 @@ pub struct Message {
 /// Sends and receives in one context: messages of different communicators never meet. Clones are the same
 /// communicator.
 pub struct Communicator<P: Provider> {
-    inner: Arc<Inner<P>>,
+    pub(super) inner: Arc<Inner<P>>,
     context: u16,
     rank: u32,
     size: u32,
@@ -94,7 +94,11 @@ impl<P: Provider> Communicator<P> {
         Ok(Self { inner: Arc::clone(&self.inner), context, rank: self.rank, size: self.size })
     }
 
-    fn pattern(&self, source: Source, tag: Tag) -> Pattern {
+    pub(super) const fn context(&self) -> u16 {
+        self.context
+    }
+
+    pub(super) fn pattern(&self, source: Source, tag: Tag) -> Pattern {
         Pattern {
             context: self.context,
             source: match source {

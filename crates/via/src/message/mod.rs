@@ -14,6 +14,7 @@
 //! | `MPI_Send_init`, `MPI_Recv_init`, `MPI_Start` | [`PersistentSend`], [`PersistentReceive`] |
 //! | `MPI_Probe`, `MPI_Iprobe`, `MPI_Mprobe` | [`probe`](Communicator::probe), [`try_probe`](Communicator::try_probe), [`matched_probe`](Communicator::matched_probe) |
 //! | `MPI_Comm_dup` | [`duplicate`](Communicator::duplicate) |
+//! | (none) | [`loan`](Communicator::loan), [`receive_view`](Communicator::receive_view): nobody copies |
 //! | derived datatypes | [`Layout`](crate::protocol::Layout) |
 //!
 //! # Progress
@@ -23,11 +24,13 @@
 mod communicator;
 mod endpoint;
 mod error;
+mod in_place;
 mod join;
 mod request;
 
 pub use communicator::{Communicator, Message, PersistentReceive, PersistentSend, Source, Tag};
 pub use endpoint::Endpoint;
 pub use error::MessageError;
+pub use in_place::{LoanedBuffer, MessageView};
 pub use join::JoinError;
 pub use request::{Matched, ReceiveRequest, SendRequest};

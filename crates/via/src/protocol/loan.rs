@@ -66,6 +66,16 @@ impl Loan {
         check(offset, bytes.len(), self.len())?;
         self.memory.write(self.offset + offset, bytes)
     }
+
+    /// Returns what was written.
+    pub(crate) fn to_vec(&self) -> Result<Vec<u8>, OutOfBounds> {
+        self.memory.read_to_vec(self.offset, narrow(self.len()))
+    }
+
+    /// Returns to whom the message goes.
+    pub(crate) const fn rank(&self) -> u32 {
+        self.rank
+    }
 }
 
 /// What became of a loan.

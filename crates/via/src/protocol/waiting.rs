@@ -25,6 +25,11 @@ impl<P: Provider> Engine<P> {
         }
     }
 
+    /// Returns whether a message that fits has arrived, or begun to.
+    pub(crate) fn has_unexpected(&self, pattern: Pattern) -> bool {
+        self.unexpected.len() > 0 && self.unexpected.find(&pattern).is_some()
+    }
+
     /// Returns a number that changes with each completion taken and each frame of data sent.
     #[inline]
     pub(crate) const fn worked(&self) -> u64 {

@@ -1,0 +1,220 @@
+//! Messages that nobody copies: written where the receiver reads them.
+
+use std::{fmt, io, sync::Arc};
+
+use super::{Communicator, MessageError, Source, Tag, endpoint::Inner, request::UntilReady};
+use crate::{
+    protocol::{Committed, Engine, Loan, Mode, Payload, SendState, Status, View},
+    vi::{OutOfBounds, Provider},
+};
+
+/// A message that is written in place, in the receiver's own area where that is possible: see
+/// [`Communicator::loan`]. Dropping it sends nothing.
+///
+/// Others may write that area at any time, so there is no slice of it: bytes are copied in, by
+/// [`write_at`](Self::write_at) or as [`io::Write`].
+#[must_use = "a loan that is not sent goes back when it is dropped"]
+pub struct LoanedBuffer<P: Provider> {
+    inner: Arc<Inner<P>>,
+    /// `None` only once it is sent.
+    loan: Option<Loan>,
+    /// Where [`io::Write`] goes on.
+    position: u64,
+}
+
+impl<P: Provider> LoanedBuffer<P> {
+    /// Returns the message's length, in bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.loan.as_ref().map_or(0, Loan::len)
+    }
+
+    /// Returns whether the message is empty.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns whether the receiver reads it where it is written; else it is copied once.
+    #[must_use]
+    pub fn is_in_place(&self) -> bool {
+        self.loan.as_ref().is_some_and(Loan::is_in_place)
+    }
+
+    /// Writes a part of the message.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`].
+    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
+        self.loan.as_ref().map_or(Ok(()), |loan| loan.write(offset, bytes))
+    }
+}
+
+impl<P: Provider> io::Write for LoanedBuffer<P> {
+    /// Writes behind what was written so last; nothing at the end.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let room = usize::try_from(self.len() - self.position).unwrap_or(usize::MAX);
+        let bytes = &bytes[..bytes.len().min(room)];
+        self.write_at(self.position, bytes).map_err(io::Error::other)?;
+        self.position += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<P: Provider> Drop for LoanedBuffer<P> {
+    fn drop(&mut self) {
+        if let Some(loan) = self.loan.take() {
+            self.inner.shared.with(|engine| engine.give_back(loan));
+        }
+    }
+}
+
+impl<P: Provider> fmt::Debug for LoanedBuffer<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LoanedBuffer").field("loan", &self.loan).finish_non_exhaustive()
+    }
+}
+
+/// A message that is read where its sender wrote it, if it could stay there: see
+/// [`Communicator::receive_view`]. It takes room of its sender's until it is dropped.
+pub struct MessageView<P: Provider> {
+    inner: Arc<Inner<P>>,
+    status: Status,
+    /// `None`: it is in `bytes`.
+    view: Option<View>,
+    bytes: Vec<u8>,
+}
+
+impl<P: Provider> MessageView<P> {
+    /// Returns what is known of the message.
+    #[must_use]
+    pub const fn status(&self) -> Status {
+        self.status
+    }
+
+    /// Returns whether it is read where it was written.
+    #[must_use]
+    pub const fn is_in_place(&self) -> bool {
+        self.view.is_some()
+    }
+
+    /// Reads a part of the message. Its sender can still change it if it is in place: read once what you
+    /// check.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`].
+    pub fn read_at(&self, offset: u64, bytes: &mut [u8]) -> Result<(), OutOfBounds> {
+        if let Some(view) = &self.view {
+            return view.read(offset, bytes);
+        }
+        let piece = usize::try_from(offset)
+            .ok()
+            .and_then(|start| self.bytes.get(start..start.checked_add(bytes.len())?));
+        let Some(piece) = piece else {
+            let (length, size) = (bytes.len() as u64, self.bytes.len() as u64);
+            return Err(OutOfBounds { offset, length, size });
+        };
+        bytes.copy_from_slice(piece);
+        Ok(())
+    }
+}
+
+impl<P: Provider> Drop for MessageView<P> {
+    fn drop(&mut self) {
+        if let Some(view) = self.view.take() {
+            self.inner.shared.with(|engine| engine.release(view));
+        }
+    }
+}
+
+impl<P: Provider> fmt::Debug for MessageView<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MessageView")
+            .field("status", &self.status)
+            .field("view", &self.view)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<P: Provider> Communicator<P> {
+    /// Lends a place for a message of `length` bytes to a rank, to be written in place.
+    ///
+    /// # Errors
+    /// [`MessageError`]; [`SendError::TooLong`](crate::protocol::SendError::TooLong) beyond half the peer's
+    /// area.
+    pub fn loan(&self, dest: u32, length: u32) -> Result<LoanedBuffer<P>, MessageError> {
+        let loan = self.inner.shared.with(|engine| engine.loan(dest, length))?;
+        Ok(LoanedBuffer { inner: Arc::clone(&self.inner), loan: Some(loan), position: 0 })
+    }
+
+    /// Sends a message that was written in place, in standard mode.
+    ///
+    /// # Cancel safety
+    /// As [`send`](Self::send).
+    ///
+    /// # Errors
+    /// [`MessageError`].
+    pub async fn send_loaned(
+        &self,
+        mut buffer: LoanedBuffer<P>,
+        tag: u32,
+    ) -> Result<(), MessageError> {
+        let Some(mut loan) = buffer.loan.take() else { return Ok(()) };
+        let shared = &self.inner.shared;
+        let committed = shared.with(|engine| engine.commit(loan, self.context(), tag))?;
+        let id = match committed {
+            Committed::Done => return Ok(()),
+            Committed::Pending(id) => id,
+            Committed::Busy(given_back) => {
+                // Others wait for room before it: it is copied after all, and waits in its turn.
+                loan = given_back;
+                let (rank, bytes) = (loan.rank(), loan.to_vec().unwrap_or_default());
+                let sent = shared.with(|engine| {
+                    engine.give_back(loan);
+                    let payload = Payload::Owned(bytes);
+                    engine.send(rank, self.context(), tag, Mode::Standard, payload)
+                })?;
+                match sent {
+                    SendState::Done => return Ok(()),
+                    SendState::Pending(id) => id,
+                }
+            }
+        };
+        let attempt = |engine: &mut Engine<P>, id| engine.poll_send(id, None);
+        UntilReady::new(&self.inner, id, attempt).await
+    }
+
+    /// Receives a message and leaves it where it is, if it came in one frame and nobody had to move it.
+    ///
+    /// # Cancel safety
+    /// As [`receive`](Self::receive).
+    ///
+    /// # Errors
+    /// [`MessageError`].
+    pub async fn receive_view(
+        &self,
+        source: impl Into<Source>,
+        tag: impl Into<Tag>,
+    ) -> Result<MessageView<P>, MessageError> {
+        let (source, tag) = (source.into(), tag.into());
+        let pattern = self.pattern(source, tag);
+        let shared = &self.inner.shared;
+        let inner = || Arc::clone(&self.inner);
+        let found = shared.spin.until(|| {
+            shared.with(|engine| match engine.receive_view(pattern) {
+                Some(found) => Some(Some(found)),
+                None => engine.has_unexpected(pattern).then_some(None),
+            })
+        });
+        if let Some(Some((status, view))) = found {
+            return Ok(MessageView { inner: inner(), status, view: Some(view), bytes: Vec::new() });
+        }
+        let mut bytes = Vec::new();
+        let status = self.receive_into(source, tag, &mut bytes).await?;
+        Ok(MessageView { inner: inner(), status, view: None, bytes })
+    }
+}
