@@ -40,6 +40,11 @@ const fn units(length_bytes: u32) -> u32 {
     length_bytes.saturating_add(lead(length_bytes)).div_ceil(UNIT)
 }
 
+/// Returns the longest frame that always finds a place in an empty area of `area_bytes`.
+pub(super) const fn longest_frame(area_bytes: u32) -> u32 {
+    (area_bytes / UNIT / 2 * UNIT).saturating_sub(LEAD_BYTES)
+}
+
 /// Where a frame goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -73,10 +78,11 @@ impl AreaWriter {
         Self { size_units: size_bytes / UNIT, write_pointer: 0, taken: 0, freed: 0 }
     }
 
-    /// Returns the longest frame that always finds a place once the area is empty, in bytes: half the area.
+    /// Returns the longest frame that always finds a place once the area is empty, in bytes: half the area,
+    /// and a little less for what is before a long frame.
     #[must_use]
     pub const fn frame_bytes_max(&self) -> u32 {
-        self.size_units / 2 * UNIT
+        longest_frame(self.size_units * UNIT)
     }
 
     /// Returns how many units are not known to be free.

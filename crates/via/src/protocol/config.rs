@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use super::{area::AREA_BYTES_MAX, credits::DESCRIPTORS_MAX};
+use super::{
+    area::{AREA_BYTES_MAX, longest_frame},
+    credits::DESCRIPTORS_MAX,
+};
 use crate::vi::{Reason, Reliability, ViError};
 
 /// How an engine is set up. Both ends of a connection may differ in all but the reliability.
@@ -18,7 +21,7 @@ pub struct Config {
     pub descriptors: u32,
     /// Entries of the ring for control messages of each peer, 4 to 1024. Default 64.
     pub control_entries: u32,
-    /// The longest frame, in bytes with its envelope, at most half the area: longer messages are sent in
+    /// The longest frame, in bytes with its envelope, at most 48 less than half the area: longer messages are sent in
     /// several, so that both sides copy at the same time. Default 16 KiB.
     pub frame_bytes_max: u32,
     /// So much of a message is sent before a receive matched it, and so much is on its way to a receive
@@ -70,8 +73,8 @@ impl Config {
         {
             return bad("area_bytes: a multiple of 64 from 4 KiB to 64 MiB");
         }
-        if !(128..=self.area_bytes / 2).contains(&self.frame_bytes_max) {
-            return bad("frame_bytes_max: from 128 bytes to half the area");
+        if !(128..=longest_frame(self.area_bytes)).contains(&self.frame_bytes_max) {
+            return bad("frame_bytes_max: from 128 bytes to 48 less than half the area");
         }
         if !(4..=1024).contains(&self.control_entries) {
             return bad("control_entries: from 4 to 1024");

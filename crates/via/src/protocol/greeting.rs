@@ -2,7 +2,7 @@
 
 use super::{
     EngineError,
-    area::AREA_BYTES_MAX,
+    area::{AREA_BYTES_MAX, longest_frame},
     config::Config,
     credits::DESCRIPTORS_MAX,
     link::{Own, Terms},
@@ -79,7 +79,7 @@ pub(super) fn decode(
         (4096..=AREA_BYTES_MAX).contains(&terms.area_bytes) && terms.area_bytes.is_multiple_of(64);
     let is_queue = (4..=1024).contains(&terms.control_entries)
         && (terms.control_entries + 8..=DESCRIPTORS_MAX).contains(&terms.descriptors);
-    let is_frame = (128..=terms.area_bytes / 2).contains(&terms.frame_bytes_max);
+    let is_frame = (128..=longest_frame(terms.area_bytes)).contains(&terms.frame_bytes_max);
     if !is_area || !is_frame || !is_queue || terms.window_bytes < 128 {
         return bad("its sizes are out of range");
     }
