@@ -27,6 +27,7 @@ impl<P: Provider> Engine<P> {
             return;
         }
         peer.failed = Some(reason);
+        self.broken.retain(|broken| broken.rank != rank);
         peer.outbox.clear();
         peer.pumps.clear();
         peer.controls.clear();
