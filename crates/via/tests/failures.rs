@@ -8,7 +8,7 @@ use vigie_via::{
         Config, Engine, EngineEvent, Mode, Pattern, Payload, RequestError, SendError, SendState,
     },
     shm::Shm,
-    vi::{Provider, Reason},
+    vi::{NicEvent, Provider, Reason, Reliability, ViAttributes},
 };
 
 const LOOKS_MAX: u32 = 100_000;
@@ -102,4 +102,51 @@ fn a_failure_that_nobody_asks_about_keeps_nobody_awake() {
     assert!(armed.is_some(), "never asleep");
     let reason = Reason::Disconnected;
     assert_eq!(other.event(), Some(EngineEvent::Failed { rank: 0, reason }));
+}
+
+/// Goal: requests for connections that nobody answers do not gather for ever. Method: far more callers than
+/// the engine keeps requests, each of which is told that it is rejected or goes.
+#[test]
+fn requests_that_nobody_answers_are_bounded() {
+    let mut nic = Shm::open().expect("a NIC");
+    nic.listen(b"messages").expect("nobody else listens");
+    let address = nic.address();
+    let mut engine = Engine::new(nic, 0, 2, Config::default()).expect("an engine");
+    let mut caller = Shm::open().expect("a NIC");
+    let tag = caller.create_tag();
+    let attributes = ViAttributes {
+        reliability: Reliability::ReliableDelivery,
+        tag,
+        send_cq: None,
+        receive_cq: None,
+        allows_write: true,
+        allows_read: true,
+    };
+    let mut rejected = 0;
+    for round in 0..2000 {
+        let vi = caller.create_vi(attributes).expect("a VI");
+        caller.connect(vi, &address, b"messages", b"", Instant::MAX).expect("idle");
+        // Some go before they are answered.
+        if round % 2 == 1 {
+            caller.disconnect(vi).expect("pending");
+            caller.destroy_vi(vi).expect("idle");
+        }
+        for _ in 0..50 {
+            engine.progress(Instant::now());
+            caller.progress(Instant::now());
+        }
+        while let Some(event) = caller.event() {
+            assert!(
+                matches!(event, NicEvent::Refused { reason: Reason::Rejected, .. }),
+                "{event:?}"
+            );
+            rejected += 1;
+        }
+        if rejected > 20 {
+            break;
+        }
+    }
+    assert!(rejected > 20, "{rejected} rejected");
+    let kept = std::iter::from_fn(|| engine.event()).count();
+    assert!((8..100).contains(&kept), "{kept} requests are kept");
 }

@@ -24,6 +24,9 @@ use crate::vi::{
 /// Completions that one call takes at most.
 const BUDGET: usize = 64;
 
+/// Requests for connections that wait for the consumer's answer, beside what the ranks need.
+const REQUESTS_MAX: usize = 64;
+
 /// What happened to a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -364,6 +367,11 @@ impl<P: Provider> Engine<P> {
             is_any = true;
             match event {
                 NicEvent::Requested { request, discriminator, greeting } => {
+                    if self.events.len() >= REQUESTS_MAX.saturating_add(4 * self.peers.len()) {
+                        // Nobody answers them. Whoever has gone meanwhile needs no answer.
+                        drop(self.nic.reject(request));
+                        continue;
+                    }
                     let rank = greeting::rank(&greeting);
                     self.events.push_back(EngineEvent::Requested { request, rank, discriminator });
                 }

@@ -14,6 +14,9 @@ use super::{
 };
 use crate::vi::{Provider, RemoteKey};
 
+/// Control entries that wait until a peer takes some: more than the messages that an honest one has on its way.
+pub(super) const CONTROLS_MAX: usize = 1 << 20;
+
 /// Where a frame is.
 #[derive(Debug)]
 pub(super) enum Origin {
@@ -507,6 +510,9 @@ impl<P: Provider> Engine<P> {
         let Some(peer) = self.peers.get_mut(rank as usize) else { return };
         if peer.failed.is_some() {
             return;
+        }
+        if peer.controls.len() >= CONTROLS_MAX {
+            return self.peer_fault(rank, "it asks for more than it takes answers to");
         }
         peer.controls.push_back(control);
         self.flush_controls(rank);

@@ -166,7 +166,9 @@ impl Rank {
         };
         let is_borrowed = matches!(payload, Payload::Borrowed(_));
         match self.engine.send(to, context, kind.0, mode, payload) {
-            Ok(SendState::Pending(id)) => Some(Sending { to, id, body: is_borrowed.then_some(body) }),
+            Ok(SendState::Pending(id)) => {
+                Some(Sending { to, id, body: is_borrowed.then_some(body) })
+            }
             Ok(SendState::Done) => None,
             Err(SendError::PeerFailed { rank, reason }) => {
                 self.note(to, rank, reason);
