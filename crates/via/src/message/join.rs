@@ -134,6 +134,8 @@ impl<P: Provider> Endpoint<P> {
                 }
             }
         }
+        // All ranks are here or lost: whoever calls now is none of them.
+        endpoint.with(|engine| engine.nic_mut().unlisten(&discriminator));
         Ok(endpoint)
     }
 

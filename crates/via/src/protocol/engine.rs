@@ -14,6 +14,7 @@ use super::{
     reliable::{HEADER_BYTES, Lossy, ReliableCounters},
     request::{Message, Request},
     slots::Slots,
+    wide,
 };
 use crate::vi::{
     Address, Attributes, Completion, CqId, MemoryAttributes, NicEvent, ProtectionTag, Provider,
@@ -22,6 +23,9 @@ use crate::vi::{
 
 /// Completions that one call takes at most.
 const BUDGET: usize = 64;
+
+/// Requests for connections that wait for the consumer's answer, beside what the ranks need.
+const REQUESTS_MAX: usize = 64;
 
 /// What happened to a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,6 +111,19 @@ pub struct Engine<P: Provider> {
     /// Counts completions and frames: whoever waits sees that something goes on.
     pub(super) worked: u64,
     pub(super) events: VecDeque<EngineEvent>,
+    /// How many of them were there when the engine last did not sleep for their sake.
+    pub(super) events_told: usize,
+    /// VIs that are broken, while what had arrived over them may still have to be taken.
+    pub(super) broken: Vec<Broken>,
+}
+
+/// A connection that ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Broken {
+    pub(super) rank: u32,
+    reason: Reason,
+    /// What [`Engine::worked`] will be when everything that had arrived is taken for certain.
+    until: u64,
 }
 
 fn region_attributes(tag: ProtectionTag, allows_write: bool) -> MemoryAttributes {
@@ -169,6 +186,8 @@ impl<P: Provider> Engine<P> {
             counters: Counters::default(),
             worked: 0,
             events: VecDeque::new(),
+            events_told: 0,
+            broken: Vec::new(),
         })
     }
 
@@ -351,7 +370,9 @@ impl<P: Provider> Engine<P> {
     /// Takes the next event of a connection.
     pub fn event(&mut self) -> Option<EngineEvent> {
         self.take_nic_events();
-        self.events.pop_front()
+        let event = self.events.pop_front()?;
+        self.events_told = self.events_told.saturating_sub(1);
+        Some(event)
     }
 
     fn take_nic_events(&mut self) -> bool {
@@ -360,6 +381,11 @@ impl<P: Provider> Engine<P> {
             is_any = true;
             match event {
                 NicEvent::Requested { request, discriminator, greeting } => {
+                    if self.events.len() >= REQUESTS_MAX.saturating_add(4 * self.peers.len()) {
+                        // Nobody answers them. Whoever has gone meanwhile needs no answer.
+                        drop(self.nic.reject(request));
+                        continue;
+                    }
                     let rank = greeting::rank(&greeting);
                     self.events.push_back(EngineEvent::Requested { request, rank, discriminator });
                 }
@@ -371,12 +397,32 @@ impl<P: Provider> Engine<P> {
                 }
                 NicEvent::Broken { vi, reason } => {
                     if let Some(rank) = self.rank_with(vi) {
-                        self.peer_failed(rank, reason);
+                        // Completions that wait are at most what all VIs hold.
+                        let held = self.attributes.max_descriptors.saturating_mul(2);
+                        let until = wide(held).saturating_mul(wide(self.peers.len()));
+                        let until = self.worked.saturating_add(until);
+                        self.broken.push(Broken { rank, reason, until });
                     }
                 }
             }
         }
         is_any
+    }
+
+    /// Lets ranks fail whose connection ended, as soon as all is taken that they had sent: whoever says its
+    /// last words and leaves is heard. Returns whether any did.
+    #[cold]
+    fn fail_broken(&mut self, is_drained: bool) -> bool {
+        let due = |broken: &Broken, worked| is_drained || broken.until <= worked;
+        let mut has_failed = false;
+        while let Some(&Broken { rank, reason, .. }) =
+            self.broken.iter().find(|broken| due(broken, self.worked))
+        {
+            has_failed = true;
+            self.broken.retain(|broken| broken.rank != rank);
+            self.peer_failed(rank, reason);
+        }
+        has_failed
     }
 
     fn connected(&mut self, vi: ViId, greeting: &[u8]) {
@@ -394,11 +440,16 @@ impl<P: Provider> Engine<P> {
         self.now = now;
         let mut has_worked = self.nic.progress(now);
         has_worked |= self.take_nic_events();
+        let mut is_drained = false;
         for _ in 0..BUDGET {
             if !self.step(&mut Direct::<Nowhere>::nothing(&mut Nowhere)) {
+                is_drained = true;
                 break;
             }
             has_worked = true;
+        }
+        if !self.broken.is_empty() {
+            has_worked |= self.fail_broken(is_drained);
         }
         has_worked | self.flush() | self.serve_lossy()
     }
@@ -446,9 +497,12 @@ impl<P: Provider> Engine<P> {
             self.staging.give_back(completion.cookie);
         }
         if !completion.status.is_done() {
-            // The event of the broken VI says why, if there is one.
+            // The event of the broken VI says why, if there is one. All that had arrived was completed before.
             self.take_nic_events();
-            self.peer_failed(rank, Reason::DescriptorFailed);
+            let broken = self.broken.iter().find(|broken| broken.rank == rank);
+            let reason = broken.map_or(Reason::DescriptorFailed, |broken| broken.reason);
+            self.broken.retain(|broken| broken.rank != rank);
+            self.peer_failed(rank, reason);
         }
     }
 
@@ -648,7 +702,11 @@ impl<P: Provider> Engine<P> {
             Some(Peer { link: Link::Loop(own), .. }) => own.is_idle(),
             _ => true,
         };
-        if is_blocked || !is_own_idle || !self.ready.is_empty() || !self.events.is_empty() {
+        // Events keep nobody awake for longer than it takes to look for them: perhaps nobody wants them.
+        let has_news = self.events.len() > self.events_told;
+        self.events_told = self.events.len();
+        let is_ending = !self.broken.is_empty();
+        if is_blocked || is_ending || !is_own_idle || !self.ready.is_empty() || has_news {
             return Ok(Armed::Ready);
         }
         self.nic.arm()

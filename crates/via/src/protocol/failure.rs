@@ -27,6 +27,7 @@ impl<P: Provider> Engine<P> {
             return;
         }
         peer.failed = Some(reason);
+        self.broken.retain(|broken| broken.rank != rank);
         peer.outbox.clear();
         peer.pumps.clear();
         peer.controls.clear();
@@ -111,5 +112,33 @@ impl<P: Provider> Engine<P> {
     #[must_use]
     pub fn failure(&self, rank: u32) -> Option<Reason> {
         self.peers.get(rank as usize)?.failed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        protocol::{Config, Control, incoming::CONTROLS_WAITING_MAX},
+        sim::{FaultPlan, SimNetwork},
+    };
+
+    /// Goal: a peer that asks and asks and takes no answer is cut off before it takes all memory. Method: as
+    /// many answers as are kept, to a rank that takes none, and one more.
+    #[test]
+    fn answers_that_nobody_takes_are_bounded() {
+        let network = SimNetwork::new(1, FaultPlan::reliable());
+        let mut engine = Engine::new(network.nic(), 0, 3, Config::default()).expect("an engine");
+        for _ in 0..CONTROLS_WAITING_MAX {
+            engine.tell(1, Control::Cancelled { request: 1, is_cancelled: false });
+        }
+        assert_eq!(
+            (engine.failure(1), engine.peers[1].controls.len()),
+            (None, CONTROLS_WAITING_MAX)
+        );
+        engine.tell(1, Control::Cancelled { request: 1, is_cancelled: false });
+        assert!(matches!(engine.failure(1), Some(Reason::PeerFault(_))));
+        assert!(engine.peers[1].controls.is_empty());
+        assert_eq!(engine.failure(2), None, "nobody else suffers");
     }
 }

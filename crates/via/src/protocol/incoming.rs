@@ -17,7 +17,7 @@ use super::{
 use crate::vi::{Provider, RemoteKey};
 
 /// So many control entries may wait for a peer, beside those of what is on its way.
-const CONTROLS_WAITING_MAX: usize = 1024;
+pub(super) const CONTROLS_WAITING_MAX: usize = 1024;
 
 /// Where a frame is.
 #[derive(Debug)]

@@ -422,7 +422,8 @@ impl Direct {
                 }
                 Sent::Done
             }
-            Err(ViError::QueueFull { .. }) => Sent::Blocked,
+            // A broken VI takes nothing any more; its event tells why, after what had arrived.
+            Err(ViError::QueueFull { .. } | ViError::WrongState { .. }) => Sent::Blocked,
             Err(_) => Sent::Fault("the VI takes no descriptors"),
         }
     }
@@ -548,7 +549,7 @@ impl Direct {
             let descriptor = ReceiveDescriptor { cookie: self.cookie, segments: &[] };
             match nic.post_receive(self.vi, &descriptor) {
                 Ok(()) => {}
-                Err(ViError::QueueFull { .. }) => break,
+                Err(ViError::QueueFull { .. } | ViError::WrongState { .. }) => break,
                 Err(_) => return Sent::Fault("the VI takes no descriptors"),
             }
             self.unposted -= 1;

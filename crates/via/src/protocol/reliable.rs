@@ -466,7 +466,8 @@ fn post<P: Provider>(
     };
     match nic.post_send(vi, &descriptor) {
         Ok(()) => Sent::Done,
-        Err(ViError::QueueFull { .. }) => Sent::Blocked,
+        // As over a reliable VI: the event of a broken one tells why.
+        Err(ViError::QueueFull { .. } | ViError::WrongState { .. }) => Sent::Blocked,
         Err(_) => Sent::Fault("the VI takes no descriptors"),
     }
 }

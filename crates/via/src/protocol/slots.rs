@@ -5,6 +5,8 @@
 pub(super) struct Slots<T> {
     entries: Vec<Entry<T>>,
     free: Vec<u32>,
+    /// Slots whose generations are used up.
+    retired_count: usize,
 }
 
 #[derive(Debug)]
@@ -23,11 +25,11 @@ pub(super) const fn index_of(key: u64) -> u32 {
 
 impl<T> Slots<T> {
     pub(super) const fn new() -> Self {
-        Self { entries: Vec::new(), free: Vec::new() }
+        Self { entries: Vec::new(), free: Vec::new(), retired_count: 0 }
     }
 
     pub(super) const fn len(&self) -> usize {
-        self.entries.len() - self.free.len()
+        self.entries.len() - self.free.len() - self.retired_count
     }
 
     pub(super) fn insert(&mut self, value: T) -> u64 {
@@ -73,8 +75,14 @@ impl<T> Slots<T> {
             return None;
         }
         let value = entry.value.take()?;
-        entry.generation = entry.generation.wrapping_add(1);
-        self.free.push(index_of(key));
+        // No key comes back, and none is zero: a slot that was used 2^32 times is left alone.
+        match entry.generation.checked_add(1) {
+            Some(next) => {
+                entry.generation = next;
+                self.free.push(index_of(key));
+            }
+            None => self.retired_count += 1,
+        }
         Some(value)
     }
 
@@ -102,5 +110,22 @@ mod tests {
         assert_eq!(slots.key_at(index_of(first)), Some(second));
         assert_eq!(slots.keys().collect::<Vec<_>>(), [second]);
         assert_eq!((slots.get(second), slots.len()), (Some(&'b'), 1));
+    }
+
+    /// Goal: no key comes back, however often its slot is used, and none is zero. Method: a slot that was used
+    /// nearly as often as can be.
+    #[test]
+    fn a_slot_that_is_used_up_is_left_alone() {
+        let mut slots = Slots::new();
+        let first = slots.insert('a');
+        assert_eq!(slots.remove(first), Some('a'));
+        slots.entries[0].generation = u32::MAX;
+        let last = slots.insert('b');
+        assert_eq!((index_of(last), slots.len()), (0, 1));
+        assert_eq!((slots.remove(last), slots.len()), (Some('b'), 0));
+        assert_eq!((slots.get(last).copied(), slots.remove(last)), (None, None));
+        let next = slots.insert('c');
+        assert_eq!((index_of(next), slots.len()), (1, 1));
+        assert_eq!(slots.keys().collect::<Vec<_>>(), [next]);
     }
 }

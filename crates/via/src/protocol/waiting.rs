@@ -44,5 +44,6 @@ impl<P: Provider> Engine<P> {
     /// Takes an event back that nobody got.
     pub(crate) fn give_back_event(&mut self, event: EngineEvent) {
         self.events.push_front(event);
+        self.events_told += 1;
     }
 }

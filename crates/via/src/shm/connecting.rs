@@ -36,10 +36,13 @@ use crate::vi::{Memory, NicEvent, Reason, RequestId, ViError, ViEvent};
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// Callers that have not said who they are. The oldest goes if there are more.
 const SILENT_MAX: usize = 64;
-/// Callers that wait for an answer.
-const CALLERS_MAX: usize = 1024;
+/// Callers that wait for an answer, each with a descriptor; and what the consumer is told of at a time.
+const CALLERS_MAX: usize = 256;
 /// Callers taken at a time.
 const ACCEPT_MAX: usize = 16;
+const EVENTS_MAX: usize = 4096;
+/// How long no callers are taken after there was no descriptor for one.
+const DEAFNESS: Duration = Duration::from_millis(10);
 /// When a socket that could not connect is tried again.
 const REDIAL: Duration = Duration::from_millis(1);
 
@@ -246,8 +249,18 @@ impl Shm {
         for _ in 0..ACCEPT_MAX {
             let socket = match sys::accept(self.listener.as_fd()) {
                 Ok(Some(socket)) => socket,
-                Ok(None) => continue,
-                Err(_) => return,
+                Ok(None) => {
+                    self.refusals.strangers += 1;
+                    continue;
+                }
+                Err(error) if is_passing(&error) => return,
+                // The caller waits, and would keep this side awake for nothing.
+                Err(_) => {
+                    if epoll::delete(&self.epoll, &self.listener).is_ok() {
+                        self.deaf_until = Some(now + DEAFNESS);
+                    }
+                    return;
+                }
             };
             let silent = self.callers.iter().filter(|(_, caller)| caller.known.is_none());
             let (count, oldest) = silent.fold((0, None), |(count, oldest), (name, caller)| {
@@ -274,17 +287,23 @@ impl Shm {
     /// (2) A caller says who it is, or leaves.
     pub(super) fn hear_caller(&mut self, name: u32) {
         let Some(caller) = self.callers.get_mut(name) else { return };
+        let is_new = caller.known.is_none();
         let (packet, files) = match hear(&caller.socket) {
             Ok(Some(heard)) => heard,
             Ok(None) => return,
-            Err(reason) => return self.turn_away(name, reason),
+            Err(reason) => {
+                let is_wrong = is_new && matches!(reason, Reason::PeerFault(_));
+                self.refusals.without_secret += u64::from(is_wrong);
+                return self.turn_away(name, reason);
+            }
         };
         // Who does not know the secret, or says more than hello, hears nothing.
         let hello = match packet {
-            Packet::Hello(hello) if caller.known.is_none() && hello.token == self.place.token => {
-                hello
+            Packet::Hello(hello) if is_new && hello.token == self.place.token => hello,
+            _ => {
+                self.refusals.without_secret += u64::from(is_new);
+                return self.turn_away(name, Reason::PeerFault("no hello"));
             }
-            _ => return self.turn_away(name, Reason::PeerFault("no hello")),
         };
         let Ok((ring, page)) = map_both(&files) else {
             return self.turn_away(name, Reason::PeerFault("a hello without its files"));
@@ -294,7 +313,7 @@ impl Shm {
         caller.known = Some(Known { hello, ring, page });
         caller.deadline = Instant::MAX;
         let known_count = self.callers.iter().filter(|(_, caller)| caller.known.is_some()).count();
-        if known_count > CALLERS_MAX {
+        if known_count > CALLERS_MAX || self.desk.events.len() >= EVENTS_MAX {
             return self.turn_away(name, Reason::Rejected);
         }
         let Some(from) = from else {
@@ -318,7 +337,10 @@ impl Shm {
     /// Lets a caller go, and tells it why if it may know.
     pub(super) fn turn_away(&mut self, name: u32, reason: Reason) {
         let Some(caller) = self.callers.remove(name) else { return };
-        let tells = matches!(reason, Reason::NotListening | Reason::Rejected | Reason::Mismatch(_));
+        let tells = matches!(
+            reason,
+            Reason::NotListening | Reason::Rejected | Reason::Mismatch(_) | Reason::TransportFailed
+        );
         if tells {
             let _ = sys::send(caller.socket.as_fd(), &Packet::Refusal { reason }.encode(), &[]);
         }
@@ -441,6 +463,10 @@ impl Shm {
                 }
             }
         }
+        if self.deaf_until.is_some_and(|until| until <= now) {
+            let watched = self.watch(&self.listener, Source::Listener);
+            self.deaf_until = watched.is_err().then_some(now + DEAFNESS);
+        }
         for name in self.callers.names() {
             if self.callers.get(name).is_some_and(|caller| caller.deadline <= now) {
                 is_news = true;
@@ -459,8 +485,18 @@ impl Shm {
             Some(if dials { deadline.min(self.now + REDIAL) } else { deadline })
         });
         let callers = self.callers.iter().map(|(_, caller)| caller.deadline);
-        attempts.chain(callers).filter(|deadline| *deadline < Instant::MAX).min()
+        attempts
+            .chain(callers)
+            .chain(self.deaf_until)
+            .filter(|deadline| *deadline < Instant::MAX)
+            .min()
     }
+}
+
+/// Returns whether the next look may find a caller, whatever became of this one.
+fn is_passing(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
+    matches!(error.kind(), WouldBlock | Interrupted | ConnectionAborted)
 }
 
 /// Receives a packet of a connection that is being made, with as many files as belong to it.
@@ -477,6 +513,8 @@ fn hear(socket: &OwnedFd) -> Result<Option<(Packet, Vec<OwnedFd>)>, Reason> {
         }
         Received::Nothing => Ok(None),
         Received::End => Err(Reason::PeerDied),
+        // There are no descriptors left in this process.
+        Received::FilesLost(_) => Err(Reason::TransportFailed),
         Received::Fault(what) => Err(Reason::PeerFault(what)),
     }
 }

@@ -17,10 +17,11 @@ use super::{
 };
 use crate::vi::{Memory, MemoryHandle, Reason, RemoteKey, Status};
 
+/// The most bytes of a peer's memory that are mapped, so that no peer can use up the addresses of this
+/// process: what it grants beyond is reached through its owner.
+const MAPPED_MAX_BYTES: u64 = 1 << 36;
 /// The most regions that one end maps of the other.
 pub(super) const GRANTS_MAX: usize = 1024;
-/// The most bytes of them, so that no peer uses up this process's addresses: a tebibyte.
-const GRANTED_BYTES_MAX: u64 = 1 << 40;
 
 #[derive(Debug)]
 pub(super) struct Link {
@@ -32,6 +33,9 @@ pub(super) struct Link {
     hull: Option<Hull>,
     /// The peer's memory that is mapped here.
     mapped: Vec<Mapped>,
+    mapped_bytes: u64,
+    /// How many regions were granted, and could not be mapped.
+    unmapped_count: u64,
     /// Where in `mapped` the last search ended.
     last_mapped: usize,
     /// This side's memory that the peer maps.
@@ -91,6 +95,8 @@ impl Link {
             page,
             hull: None,
             mapped: Vec::new(),
+            mapped_bytes: 0,
+            unmapped_count: 0,
             last_mapped: 0,
             granted: Vec::new(),
             news: VecDeque::new(),
@@ -232,30 +238,50 @@ impl Link {
     /// If the peer is at fault.
     pub(super) fn map(&mut self, grant: &Packet, file: &OwnedFd) -> Result<(), &'static str> {
         let Packet::Grant { key, length, allows_write, allows_read } = grant else { return Ok(()) };
-        if self.mapped.len() >= GRANTS_MAX {
-            return Err("more memory granted than is allowed");
-        }
+        self.may_grant()?;
         if self.mapped.iter().any(|mapped| mapped.key == *key) {
             return Err("memory granted twice");
         }
-        let mapped_bytes = self.mapped.iter().fold(*length, |sum, mapped| {
-            sum.saturating_add(super::layout::wide(mapped.memory.len()))
-        });
-        if mapped_bytes > GRANTED_BYTES_MAX {
-            return Err("more memory granted than is allowed");
-        }
-        sys::check_file(file.as_fd(), size(*length))?;
-        // Without a mapping everything still works, through the owner.
-        let Ok(memory) = Memory::map(file.as_fd(), size(*length), *allows_write) else {
-            return Ok(());
+        let Some(mapped_bytes) =
+            self.mapped_bytes.checked_add(*length).filter(|bytes| *bytes <= MAPPED_MAX_BYTES)
+        else {
+            return self.miss();
         };
+        let memory = sys::map_file(file.as_fd(), size(*length), *allows_write)?;
+        self.mapped_bytes = mapped_bytes;
         let (key, allows_write, allows_read) = (*key, *allows_write, *allows_read);
         self.mapped.push(Mapped { key, memory, allows_write, allows_read });
         Ok(())
     }
 
-    pub(super) fn unmap(&mut self, key: RemoteKey) {
-        self.mapped.retain(|mapped| mapped.key != key);
+    /// Takes note of memory that was granted and cannot be mapped: it is reached through its owner.
+    ///
+    /// # Errors
+    /// If the peer is at fault.
+    pub(super) fn miss(&mut self) -> Result<(), &'static str> {
+        self.may_grant()?;
+        self.unmapped_count += 1;
+        Ok(())
+    }
+
+    fn may_grant(&self) -> Result<(), &'static str> {
+        let granted = size(self.unmapped_count).saturating_add(self.mapped.len());
+        if granted < GRANTS_MAX { Ok(()) } else { Err("more memory granted than is allowed") }
+    }
+
+    /// Gives memory back that the peer takes back.
+    ///
+    /// # Errors
+    /// If the peer is at fault.
+    pub(super) fn unmap(&mut self, key: RemoteKey) -> Result<(), &'static str> {
+        let Some(index) = self.mapped.iter().position(|mapped| mapped.key == key) else {
+            let left = self.unmapped_count.checked_sub(1);
+            self.unmapped_count = left.ok_or("memory taken back that was not granted")?;
+            return Ok(());
+        };
+        let mapped = self.mapped.swap_remove(index);
+        self.mapped_bytes -= super::layout::wide(mapped.memory.len());
+        Ok(())
     }
 
     // ------------------------------------------------------------------ memory for the peer
@@ -348,5 +374,71 @@ pub(super) const fn status_of(refusal: u64) -> Option<Status> {
         1 => Some(Status::LengthError),
         2 => Some(Status::RdmaProtectionError),
         _ => Some(Status::RemoteDescriptorError),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{MemfdFlags, SealFlags};
+
+    use super::*;
+
+    fn link() -> Link {
+        let (socket, _) = rustix::net::socketpair(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::SEQPACKET,
+            rustix::net::SocketFlags::CLOEXEC,
+            None,
+        )
+        .expect("sockets");
+        let memory = || Memory::allocate(4096).expect("memory");
+        let page = PeerPage::new(memory(), false);
+        Link::new(socket, Producer::new(memory()), Consumer::new(memory()), page)
+    }
+
+    fn sparse(length: u64) -> OwnedFd {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("sparse", flags).expect("a file");
+        rustix::fs::ftruncate(&file, length).expect("holes take nothing");
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).expect("seals");
+        file
+    }
+
+    fn grant(key: u64, length: u64) -> Packet {
+        Packet::Grant { key: RemoteKey(key), length, allows_write: true, allows_read: true }
+    }
+
+    /// Goal: no peer uses up the addresses of this process by files that are all holes, nor loses its
+    /// connection for memory that is only large. Method: one too large, many that are so together, and all
+    /// taken back.
+    #[test]
+    fn huge_grants_are_not_mapped() {
+        let mut link = link();
+        let huge = 1 << 46;
+        assert_eq!(link.map(&grant(1, huge), &sparse(huge)), Ok(()));
+        assert_eq!(link.map(&grant(2, u64::MAX), &sparse(huge)), Ok(()), "no overflow");
+        assert!(link.mapped.is_empty());
+        let large = MAPPED_MAX_BYTES / 4;
+        for key in 3..9 {
+            assert_eq!(link.map(&grant(key, large), &sparse(large)), Ok(()));
+        }
+        assert_eq!((link.mapped.len(), link.mapped_bytes), (4, MAPPED_MAX_BYTES));
+        for key in 1..9 {
+            assert_eq!(link.unmap(RemoteKey(key)), Ok(()), "{key}");
+        }
+        assert_eq!((link.mapped.len(), link.mapped_bytes, link.unmapped_count), (0, 0, 0));
+        assert!(link.unmap(RemoteKey(1)).is_err(), "nothing is left to take back");
+    }
+
+    /// Goal: grants are bounded, also those that are not mapped. Method: more than are allowed.
+    #[test]
+    fn grants_are_bounded() {
+        let (mut link, file) = (link(), sparse(4096));
+        let huge = MAPPED_MAX_BYTES + 1;
+        let found = (1..=2 * u64::try_from(GRANTS_MAX).expect("small")).position(|key| {
+            link.map(&grant(key, if key % 2 == 0 { 4096 } else { huge }), &file).is_err()
+        });
+        assert_eq!(found, Some(GRANTS_MAX));
+        assert_eq!(link.mapped.len(), GRANTS_MAX / 2);
     }
 }

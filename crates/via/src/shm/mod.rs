@@ -26,6 +26,9 @@
 //! sealed against shrinking. There is no lock in shared memory, and nothing with a name: files and
 //! sockets vanish with the processes, however they end.
 //!
+//! A process that forks while it has a NIC must not touch it in the child, and the child should soon be
+//! another program or end: its copies of the sockets keep peers from noticing that the parent has died.
+//!
 //! Whoever maps memory for writing can also read it. Memory that peers may write but not read can thus be
 //! read by a peer that breaks the rules; keep nothing there that the peer must not know.
 //!
@@ -50,4 +53,4 @@ mod table;
 mod vi;
 mod wire;
 
-pub use nic::Shm;
+pub use nic::{Refusals, Shm};

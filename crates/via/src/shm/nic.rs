@@ -56,6 +56,9 @@ pub struct Shm {
     pub(super) pending: Vec<u32>,
     pub(super) callers: Slots<Caller>,
     pub(super) listening: BTreeSet<Vec<u8>>,
+    /// When the listener is looked at again: it is left alone while there are no descriptors for callers.
+    pub(super) deaf_until: Option<Instant>,
+    pub(super) refusals: Refusals,
     /// The time as of the last [`progress`](Provider::progress).
     pub(super) now: Instant,
     /// When the sockets are looked at next.
@@ -63,6 +66,16 @@ pub struct Shm {
     /// Where the next look at the rings begins, so that no VI is always the last.
     first: usize,
     tag_count: u32,
+}
+
+/// Callers that were turned away, and heard nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Refusals {
+    /// Those of other users.
+    pub strangers: u64,
+    /// Those that did not begin with a greeting that has the NIC's secret.
+    pub without_secret: u64,
 }
 
 /// Which socket is readable.
@@ -117,6 +130,8 @@ impl Shm {
             pending: Vec::new(),
             callers: Slots::new(),
             listening: BTreeSet::new(),
+            deaf_until: None,
+            refusals: Refusals::default(),
             now: Instant::from_nanos(0),
             next_look: Instant::from_nanos(0),
             first: 0,
@@ -124,6 +139,12 @@ impl Shm {
         };
         nic.watch(&nic.listener, Source::Listener)?;
         Ok(nic)
+    }
+
+    /// Returns who was turned away.
+    #[must_use]
+    pub const fn refusals(&self) -> Refusals {
+        self.refusals
     }
 
     pub(super) fn watch(&self, socket: &OwnedFd, source: Source) -> io::Result<()> {
@@ -216,6 +237,15 @@ impl Shm {
                 Received::Nothing => return,
                 Received::End => return self.peer_has_gone(name),
                 Received::Fault(what) => what,
+                Received::FilesLost(length) => {
+                    match Packet::decode(bytes.get(..length).unwrap_or(&[])) {
+                        Ok(Packet::Grant { .. }) => match link.miss() {
+                            Ok(()) => continue,
+                            Err(what) => what,
+                        },
+                        _ => "a packet that does not belong to a connection",
+                    }
+                }
                 Received::Packet(length, files) => {
                     let packet = Packet::decode(bytes.get(..length).unwrap_or(&[]));
                     match (packet, files.as_slice()) {
@@ -226,10 +256,10 @@ impl Shm {
                             }
                             "more bells than sleeps"
                         }
-                        (Ok(Packet::Revoke { key }), []) => {
-                            link.unmap(key);
-                            continue;
-                        }
+                        (Ok(Packet::Revoke { key }), []) => match link.unmap(key) {
+                            Ok(()) => continue,
+                            Err(what) => what,
+                        },
                         (Ok(grant @ Packet::Grant { .. }), [file]) => {
                             match link.map(&grant, file) {
                                 Ok(()) => continue,
@@ -641,6 +671,7 @@ impl fmt::Debug for Shm {
             .field("name", &self.place.socket_name())
             .field("connected", &self.connected.len())
             .field("pending", &self.pending.len())
+            .field("refusals", &self.refusals)
             .finish_non_exhaustive()
     }
 }

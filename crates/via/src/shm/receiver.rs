@@ -13,6 +13,8 @@ use super::{
 };
 use crate::vi::{CACHE_LINE, Completion, Queue, ReceiveDescriptor, RemoteKey, Status};
 
+/// The most bytes of an answer copied at a time, likewise.
+const ANSWER_MAX_BYTES: u64 = 1024 * 1024;
 /// The most entries taken of one VI at a time, so that no peer starves the others.
 const ENTRIES_MAX: u32 = 64;
 
@@ -264,8 +266,9 @@ impl Vi {
 
     /// Answers the peer's read, as far as the ring has room.
     pub(super) fn answer(&mut self, desk: &Desk) -> Result<(), End> {
+        let mut copied = 0;
         while let (Some(answer), Some(link)) = (&mut self.answer, &mut self.link) {
-            if !link.producer.has_room()? {
+            if copied >= ANSWER_MAX_BYTES || !link.producer.has_room()? {
                 return Ok(());
             }
             let Answer { key, offset, total, done } = *answer;
@@ -314,6 +317,7 @@ impl Vi {
             entry.is_last = length == left;
             link.push(&entry, &mut line);
             answer.done += length;
+            copied += length;
             if entry.is_last {
                 self.answer = None;
             }

@@ -96,7 +96,7 @@ pub(super) fn listen(name: &str) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Takes the next caller, if it belongs to the same user.
+/// Takes the next caller, if it belongs to the same user. Nobody is there: [`io::ErrorKind::WouldBlock`].
 pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::accept_with(listener, flags)?;
@@ -142,13 +142,18 @@ pub(super) enum Received {
     Nothing,
     /// The other end is closed.
     End,
+    /// This many bytes, and fewer files than belong to them: this process has no descriptors left.
+    FilesLost(usize),
     /// What no peer that keeps to the protocol sends.
     Fault(&'static str),
 }
 
+/// The most files of a packet.
+const FILES_MAX: usize = 2;
+
 /// Receives a packet, without waiting.
 pub(super) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8; PACKET_MAX]) -> Received {
-    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(FILES_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let mut buffers = [IoSliceMut::new(bytes)];
@@ -165,8 +170,11 @@ pub(super) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8; PACKET_MAX]) -> R
                     files.extend(descriptors);
                 }
             }
-            if message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+            let is_cut = message.flags.contains(ReturnFlags::CTRUNC);
+            if message.flags.contains(ReturnFlags::TRUNC) || (is_cut && files.len() >= FILES_MAX) {
                 Received::Fault("a packet that is too long")
+            } else if is_cut {
+                Received::FilesLost(message.bytes)
             } else if message.bytes == 0 {
                 Received::End
             } else {

@@ -1,0 +1,188 @@
+//! A NIC that kills its process at its k-th transmission.
+
+use std::{io, os::fd::BorrowedFd};
+
+use rustix::process::{Signal, getpid, kill_process};
+use vigie_detect::{Armed, Instant};
+use vigie_via::{
+    shm::Shm,
+    vi::{
+        Address, Attributes, Completion, CqId, Memory, MemoryAttributes, MemoryHandle, NicEvent,
+        ProtectionTag, Provider, Queue, ReceiveDescriptor, Region, RequestId, SendDescriptor,
+        ViAttributes, ViError, ViId, ViState,
+    },
+};
+
+/// When the process dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Death {
+    /// Instead of this transmission, counted from 1.
+    Before(u64),
+    /// As soon as it is made.
+    After(u64),
+}
+
+/// Shared memory, and a plan to die.
+pub(crate) struct Killer {
+    inner: Shm,
+    death: Option<Death>,
+    count: u64,
+}
+
+impl Killer {
+    pub(crate) const fn new(inner: Shm) -> Self {
+        Self { inner, death: None, count: 0 }
+    }
+
+    /// Begins to count.
+    pub(crate) const fn plan(&mut self, death: Option<Death>) {
+        self.death = death;
+        self.count = 0;
+    }
+
+    fn die_if(&self, moment: Death) {
+        if self.death == Some(moment) {
+            kill_process(getpid(), Signal::KILL).expect("a process may kill itself");
+        }
+    }
+}
+
+impl Provider for Killer {
+    fn attributes(&self) -> Attributes {
+        self.inner.attributes()
+    }
+
+    fn address(&self) -> Address {
+        self.inner.address()
+    }
+
+    fn create_tag(&mut self) -> ProtectionTag {
+        self.inner.create_tag()
+    }
+
+    fn allocate(&mut self, length: usize, attributes: MemoryAttributes) -> Result<Region, ViError> {
+        self.inner.allocate(length, attributes)
+    }
+
+    fn register(
+        &mut self,
+        memory: Memory,
+        attributes: MemoryAttributes,
+    ) -> Result<Region, ViError> {
+        self.inner.register(memory, attributes)
+    }
+
+    fn deregister(&mut self, memory: MemoryHandle) -> Result<(), ViError> {
+        self.inner.deregister(memory)
+    }
+
+    fn create_cq(&mut self) -> Result<CqId, ViError> {
+        self.inner.create_cq()
+    }
+
+    fn destroy_cq(&mut self, cq: CqId) -> Result<(), ViError> {
+        self.inner.destroy_cq(cq)
+    }
+
+    fn create_vi(&mut self, attributes: ViAttributes) -> Result<ViId, ViError> {
+        self.inner.create_vi(attributes)
+    }
+
+    fn destroy_vi(&mut self, vi: ViId) -> Result<(), ViError> {
+        self.inner.destroy_vi(vi)
+    }
+
+    fn state(&self, vi: ViId) -> Result<ViState, ViError> {
+        self.inner.state(vi)
+    }
+
+    fn listen(&mut self, discriminator: &[u8]) -> Result<(), ViError> {
+        self.inner.listen(discriminator)
+    }
+
+    fn unlisten(&mut self, discriminator: &[u8]) {
+        self.inner.unlisten(discriminator);
+    }
+
+    fn connect(
+        &mut self,
+        vi: ViId,
+        address: &Address,
+        discriminator: &[u8],
+        greeting: &[u8],
+        deadline: Instant,
+    ) -> Result<(), ViError> {
+        self.inner.connect(vi, address, discriminator, greeting, deadline)
+    }
+
+    fn connect_peer(
+        &mut self,
+        vi: ViId,
+        address: &Address,
+        discriminator: &[u8],
+        greeting: &[u8],
+        deadline: Instant,
+    ) -> Result<(), ViError> {
+        self.inner.connect_peer(vi, address, discriminator, greeting, deadline)
+    }
+
+    fn accept(&mut self, request: RequestId, vi: ViId, greeting: &[u8]) -> Result<(), ViError> {
+        self.inner.accept(request, vi, greeting)
+    }
+
+    fn reject(&mut self, request: RequestId) -> Result<(), ViError> {
+        self.inner.reject(request)
+    }
+
+    fn disconnect(&mut self, vi: ViId) -> Result<(), ViError> {
+        self.inner.disconnect(vi)
+    }
+
+    fn event(&mut self) -> Option<NicEvent> {
+        self.inner.event()
+    }
+
+    fn post_send(&mut self, vi: ViId, descriptor: &SendDescriptor<'_>) -> Result<(), ViError> {
+        self.count += 1;
+        self.die_if(Death::Before(self.count));
+        let posted = self.inner.post_send(vi, descriptor);
+        self.die_if(Death::After(self.count));
+        posted
+    }
+
+    fn post_receive(
+        &mut self,
+        vi: ViId,
+        descriptor: &ReceiveDescriptor<'_>,
+    ) -> Result<(), ViError> {
+        self.inner.post_receive(vi, descriptor)
+    }
+
+    fn poll(&mut self, cq: CqId) -> Option<Completion> {
+        self.inner.poll(cq)
+    }
+
+    fn completed(&mut self, vi: ViId, queue: Queue) -> Option<Completion> {
+        self.inner.completed(vi, queue)
+    }
+
+    fn progress(&mut self, now: Instant) -> bool {
+        self.inner.progress(now)
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.inner.next_deadline()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.descriptor()
+    }
+
+    fn arm(&mut self) -> io::Result<Armed> {
+        self.inner.arm()
+    }
+
+    fn quiet(&mut self) {
+        self.inner.quiet();
+    }
+}
