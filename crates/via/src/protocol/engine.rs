@@ -104,6 +104,8 @@ pub struct Engine<P: Provider> {
     pub(super) now: Instant,
     pub(super) buffered_bytes: u64,
     pub(super) counters: Counters,
+    /// The ranks that have failed, in this order.
+    pub(super) failures: Vec<u32>,
     /// Counts completions and frames: whoever waits sees that something goes on.
     pub(super) worked: u64,
     pub(super) events: VecDeque<EngineEvent>,
@@ -167,6 +169,7 @@ impl<P: Provider> Engine<P> {
             now: Instant::from_nanos(0),
             buffered_bytes: 0,
             counters: Counters::default(),
+            failures: Vec::new(),
             worked: 0,
             events: VecDeque::new(),
         })
@@ -408,6 +411,7 @@ impl<P: Provider> Engine<P> {
             return false;
         };
         let Some(item) = own.take() else { return false };
+        self.worked = self.worked.wrapping_add(1);
         let handled = match item {
             Item::Control(control) => self.control(rank, control),
             Item::Frame(bytes) => {
@@ -559,6 +563,29 @@ impl<P: Provider> Engine<P> {
         }
     }
 
+    /// Takes what this rank has sent to itself.
+    #[cold]
+    pub(crate) fn serve_own(&mut self) {
+        for _ in 0..BUDGET {
+            if !self.step_own(&mut Direct::<Nowhere>::nothing(&mut Nowhere)) {
+                break;
+            }
+        }
+    }
+
+    /// Returns whether something that this rank has sent to itself was not taken yet.
+    fn has_own(&self) -> bool {
+        let own = self.peers.get(self.rank as usize);
+        matches!(own, Some(Peer { link: Link::Loop(own), .. }) if !own.is_idle())
+    }
+
+    /// Returns whether there is work that nobody rings for, should the engine have been armed before it came
+    /// up.
+    #[cold]
+    pub(crate) fn has_silent_work(&self) -> bool {
+        self.has_own() || !self.listed.is_empty() || self.nic.has_backlog()
+    }
+
     fn touch(&mut self, rank: u32) {
         if let Some(peer) = self.peers.get_mut(rank as usize)
             && !std::mem::replace(&mut peer.is_touched, true)
@@ -602,7 +629,7 @@ impl<P: Provider> Engine<P> {
     // ------------------------------------------------------------------ sleep
 
     /// Prepares for sleep: gives all credits back, asks peers to ring for those that are missed here, and
-    /// arms the NIC.
+    /// arms the NIC. Events that nobody took yet do not keep it awake.
     ///
     /// # Errors
     /// The kernel's.
@@ -630,11 +657,7 @@ impl<P: Provider> Engine<P> {
                 }
             }
         }
-        let is_own_idle = match self.peers.get(self.rank as usize) {
-            Some(Peer { link: Link::Loop(own), .. }) => own.is_idle(),
-            _ => true,
-        };
-        if is_blocked || !is_own_idle || !self.ready.is_empty() || !self.events.is_empty() {
+        if is_blocked || self.has_own() || !self.ready.is_empty() {
             return Ok(Armed::Ready);
         }
         self.nic.arm()
