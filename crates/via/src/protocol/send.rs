@@ -647,12 +647,11 @@ impl<P: Provider> Engine<P> {
         }
     }
 
-    pub(super) fn send_matched(&mut self, rank: u32, key: u64) -> Result<(), &'static str> {
-        // It may have been given up since.
-        let Some(send) = self.send_of(rank, key) else { return Ok(()) };
+    pub(super) fn send_matched(&mut self, rank: u32, key: u64) {
+        // The message may have been given up since.
+        let Some(send) = self.send_of(rank, key) else { return };
         send.is_matched = true;
         self.finish_send(key);
-        Ok(())
     }
 
     pub(super) fn send_granted(&mut self, rank: u32, key: u64, limit: u64) {
