@@ -108,6 +108,8 @@ pub struct Engine<P: Provider> {
     pub(super) now: Instant,
     pub(super) buffered_bytes: u64,
     pub(super) counters: Counters,
+    /// The ranks that have failed, in this order.
+    pub(super) failures: Vec<u32>,
     /// Counts completions and frames: whoever waits sees that something goes on.
     pub(super) worked: u64,
     pub(super) events: VecDeque<EngineEvent>,
@@ -184,6 +186,7 @@ impl<P: Provider> Engine<P> {
             now: Instant::from_nanos(0),
             buffered_bytes: 0,
             counters: Counters::default(),
+            failures: Vec::new(),
             worked: 0,
             events: VecDeque::new(),
             events_told: 0,
@@ -473,6 +476,7 @@ impl<P: Provider> Engine<P> {
             return false;
         };
         let Some(item) = own.take() else { return false };
+        self.worked = self.worked.wrapping_add(1);
         let handled = match item {
             Item::Control(control) => self.control(rank, control),
             Item::Frame(bytes) => {
@@ -627,6 +631,29 @@ impl<P: Provider> Engine<P> {
         }
     }
 
+    /// Takes what this rank has sent to itself.
+    #[cold]
+    pub(crate) fn serve_own(&mut self) {
+        for _ in 0..BUDGET {
+            if !self.step_own(&mut Direct::<Nowhere>::nothing(&mut Nowhere)) {
+                break;
+            }
+        }
+    }
+
+    /// Returns whether something that this rank has sent to itself was not taken yet.
+    fn has_own(&self) -> bool {
+        let own = self.peers.get(self.rank as usize);
+        matches!(own, Some(Peer { link: Link::Loop(own), .. }) if !own.is_idle())
+    }
+
+    /// Returns whether there is work that nobody rings for, should the engine have been armed before it came
+    /// up.
+    #[cold]
+    pub(crate) fn has_silent_work(&self) -> bool {
+        self.has_own() || !self.listed.is_empty() || self.nic.has_backlog()
+    }
+
     pub(super) fn touch(&mut self, rank: u32) {
         if let Some(peer) = self.peers.get_mut(rank as usize)
             && !std::mem::replace(&mut peer.is_touched, true)
@@ -670,7 +697,7 @@ impl<P: Provider> Engine<P> {
     // ------------------------------------------------------------------ sleep
 
     /// Prepares for sleep: gives all credits back, asks peers to ring for those that are missed here, and
-    /// arms the NIC.
+    /// arms the NIC. Events that nobody took yet do not keep it awake.
     ///
     /// # Errors
     /// The kernel's.
@@ -698,15 +725,11 @@ impl<P: Provider> Engine<P> {
                 }
             }
         }
-        let is_own_idle = match self.peers.get(self.rank as usize) {
-            Some(Peer { link: Link::Loop(own), .. }) => own.is_idle(),
-            _ => true,
-        };
         // Events keep nobody awake for longer than it takes to look for them: perhaps nobody wants them.
         let has_news = self.events.len() > self.events_told;
         self.events_told = self.events.len();
         let is_ending = !self.broken.is_empty();
-        if is_blocked || is_ending || !is_own_idle || !self.ready.is_empty() || has_news {
+        if is_blocked || is_ending || self.has_own() || !self.ready.is_empty() || has_news {
             return Ok(Armed::Ready);
         }
         self.nic.arm()

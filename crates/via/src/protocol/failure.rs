@@ -28,6 +28,7 @@ impl<P: Provider> Engine<P> {
         }
         peer.failed = Some(reason);
         self.broken.retain(|broken| broken.rank != rank);
+        self.failures.push(rank);
         peer.outbox.clear();
         peer.pumps.clear();
         peer.controls.clear();
@@ -106,6 +107,21 @@ impl<P: Provider> Engine<P> {
                 others.map(failed).collect::<Option<Vec<_>>>()?.pop()
             }
         }
+    }
+
+    /// Returns how many ranks have failed.
+    pub(crate) const fn failure_count(&self) -> usize {
+        self.failures.len()
+    }
+
+    /// Returns why a probe that has waited since `failure_count` ranks had failed waits no longer: as a posted
+    /// receive with its pattern would.
+    pub(crate) fn gave_up(&self, pattern: &Pattern, failure_count: usize) -> Option<RequestError> {
+        self.hopeless(pattern).or_else(|| {
+            let rank = *self.failures.get(failure_count)?;
+            let reason = self.failure(rank)?;
+            pattern.source.is_none().then_some(RequestError::PeerFailed { rank, reason })
+        })
     }
 
     /// Returns why a rank has failed, if it has.

@@ -9,7 +9,6 @@ use super::{
     matching::Pattern,
     payload::Sink,
     request::{ReceiveRequest, ReceiveState, Request},
-    slots::index_of,
 };
 use crate::vi::Provider;
 
@@ -67,8 +66,7 @@ impl<P: Provider> Engine<P> {
         self.drain(key, sink);
         let message = self.messages.remove(key)?;
         if message.flags & FLAG_SYNCHRONOUS != 0 {
-            let request = index_of(message.sender);
-            self.tell(message.label.source, Control::Matched { request });
+            self.tell(message.label.source, Control::Matched { request: message.sender });
         }
         Some(Some(message.status()))
     }

@@ -57,7 +57,7 @@ impl Forger {
         bytes.extend(std::iter::repeat_n(7, length as usize));
         let frame = i32::try_from(bytes.len()).expect("short");
         let control = [
-            Control::Matched { request: self.random.u32(0..4) },
+            Control::Matched { request: self.random.u64(0..4) },
             Control::Grant { request: 1 << 32, limit: self.random.u64(..) },
             Control::Finished { request: 1 << 32 },
             Control::Cancel { request: self.random.u64(0..4) },
