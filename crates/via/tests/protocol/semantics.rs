@@ -516,7 +516,6 @@ impl Sink for Sum {
 
 /// Goal: lengths above 4 GiB. Method: one buffer many times, into a sink that keeps nothing.
 #[test]
-#[cfg_attr(debug_assertions, ignore = "slow without optimisation: cargo test --release")]
 fn more_than_four_gibibytes() {
     let mut config = Config::default();
     config.area_bytes = 16 << 20;
