@@ -651,7 +651,10 @@ impl<P: Provider> Engine<P> {
     /// up.
     #[cold]
     pub(crate) fn has_silent_work(&self) -> bool {
-        self.has_own() || !self.listed.is_empty() || self.nic.has_backlog()
+        self.has_own()
+            || !self.broken.is_empty()
+            || !self.listed.is_empty()
+            || self.nic.has_backlog()
     }
 
     pub(super) fn touch(&mut self, rank: u32) {
