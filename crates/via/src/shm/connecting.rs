@@ -242,7 +242,7 @@ impl Shm {
     // ------------------------------------------------------------------ being called
 
     /// Takes those who have connected to the listener.
-    pub(super) fn take_callers(&mut self, now: Instant) {
+    pub(super) fn take_callers(&mut self) {
         for _ in 0..ACCEPT_MAX {
             let socket = match sys::accept(self.listener.as_fd()) {
                 Ok(Some(socket)) => socket,
@@ -259,7 +259,8 @@ impl Shm {
             {
                 self.callers.remove(oldest);
             }
-            let caller = Caller { socket, deadline: now + SILENCE_MAX, known: None };
+            // Its time begins when somebody says what time it is: after a sleep nobody has yet.
+            let caller = Caller { socket, deadline: Instant::MAX, known: None };
             let Ok(name) = self.callers.insert(caller) else { continue };
             let watched = self
                 .callers
@@ -442,7 +443,11 @@ impl Shm {
             }
         }
         for name in self.callers.names() {
-            if self.callers.get(name).is_some_and(|caller| caller.deadline <= now) {
+            let Some(caller) = self.callers.get_mut(name) else { continue };
+            if caller.known.is_none() && caller.deadline == Instant::MAX {
+                caller.deadline = now + SILENCE_MAX;
+            }
+            if caller.deadline <= now {
                 is_news = true;
                 self.callers.remove(name);
             }

@@ -174,7 +174,7 @@ impl Shm {
         };
         for event in events {
             match Source::from_data(event.data.u64()) {
-                Source::Listener => self.take_callers(self.now),
+                Source::Listener => self.take_callers(),
                 Source::Caller(name) => self.hear_caller(name),
                 Source::Vi(name) => self.hear_vi(name),
             }
@@ -611,6 +611,10 @@ impl Provider for Shm {
 
     fn quiet(&mut self) {
         self.look_at_sockets();
+    }
+
+    fn has_backlog(&self) -> bool {
+        self.connected.iter().any(|name| self.vis.get(*name).is_some_and(Vi::waits_for_peer))
     }
 }
 

@@ -493,4 +493,10 @@ pub trait Provider: Send + 'static {
 
     /// Makes [`descriptor`](Self::descriptor) quiet, after it was readable.
     fn quiet(&mut self) {}
+
+    /// Returns whether posted descriptors wait for a peer. Of the end of those that were posted while the NIC
+    /// was armed, its descriptor may tell only once it has been [armed](Self::arm) again.
+    fn has_backlog(&self) -> bool {
+        false
+    }
 }
