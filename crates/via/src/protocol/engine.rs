@@ -104,6 +104,10 @@ pub struct Engine<P: Provider> {
     pub(super) now: Instant,
     pub(super) buffered_bytes: u64,
     pub(super) counters: Counters,
+    /// The ranks that have failed, in this order.
+    pub(super) failures: Vec<u32>,
+    /// The connection to a rank broke, and what had arrived before is being taken.
+    pub(super) breaking: Option<(u32, Reason)>,
     /// Counts completions and frames: whoever waits sees that something goes on.
     pub(super) worked: u64,
     pub(super) events: VecDeque<EngineEvent>,
@@ -167,6 +171,8 @@ impl<P: Provider> Engine<P> {
             now: Instant::from_nanos(0),
             buffered_bytes: 0,
             counters: Counters::default(),
+            failures: Vec::new(),
+            breaking: None,
             worked: 0,
             events: VecDeque::new(),
         })
@@ -357,12 +363,26 @@ impl<P: Provider> Engine<P> {
                 }
                 NicEvent::Broken { vi, reason } => {
                     if let Some(rank) = self.rank_with(vi) {
-                        self.peer_failed(rank, reason);
+                        self.broken(rank, reason);
                     }
                 }
             }
         }
         is_any
+    }
+
+    /// A connection broke. What had arrived before is taken first: its sender may have left in order.
+    fn broken(&mut self, rank: u32, reason: Reason) {
+        let outer = self.breaking.replace((rank, reason));
+        // Others may go on to send: not for ever.
+        let most = self.peers.len() * self.config.descriptors as usize * 2 + BUDGET;
+        for _ in 0..most {
+            if self.failure(rank).is_some() || !self.step_aside() {
+                break;
+            }
+        }
+        self.breaking = outer;
+        self.peer_failed(rank, reason);
     }
 
     fn connected(&mut self, vi: ViId, greeting: &[u8]) {
@@ -408,6 +428,7 @@ impl<P: Provider> Engine<P> {
             return false;
         };
         let Some(item) = own.take() else { return false };
+        self.worked = self.worked.wrapping_add(1);
         let handled = match item {
             Item::Control(control) => self.control(rank, control),
             Item::Frame(bytes) => {
@@ -434,7 +455,11 @@ impl<P: Provider> Engine<P> {
         if !completion.status.is_done() {
             // The event of the broken VI says why, if there is one.
             self.take_nic_events();
-            self.peer_failed(rank, Reason::DescriptorFailed);
+            let reason = match self.breaking {
+                Some((breaking, reason)) if breaking == rank => reason,
+                _ => Reason::DescriptorFailed,
+            };
+            self.peer_failed(rank, reason);
         }
     }
 
@@ -549,7 +574,9 @@ impl<P: Provider> Engine<P> {
         else {
             return;
         };
-        if !(is_forced || link.owes() || link.is_due()) {
+        if !(is_forced || link.owes() || link.is_due())
+            || matches!(self.breaking, Some((breaking, _)) if breaking == rank)
+        {
             return;
         }
         match link.give_back(&mut self.nic, is_forced) {
@@ -557,6 +584,29 @@ impl<P: Provider> Engine<P> {
             Sent::Blocked => self.touch(rank),
             Sent::Fault(what) => self.peer_fault(rank, what),
         }
+    }
+
+    /// Takes what this rank has sent to itself.
+    #[cold]
+    pub(crate) fn serve_own(&mut self) {
+        for _ in 0..BUDGET {
+            if !self.step_own(&mut Direct::<Nowhere>::nothing(&mut Nowhere)) {
+                break;
+            }
+        }
+    }
+
+    /// Returns whether something that this rank has sent to itself was not taken yet.
+    fn has_own(&self) -> bool {
+        let own = self.peers.get(self.rank as usize);
+        matches!(own, Some(Peer { link: Link::Loop(own), .. }) if !own.is_idle())
+    }
+
+    /// Returns whether there is work that nobody rings for, should the engine have been armed before it came
+    /// up.
+    #[cold]
+    pub(crate) fn has_silent_work(&self) -> bool {
+        self.has_own() || !self.listed.is_empty() || self.nic.has_backlog()
     }
 
     fn touch(&mut self, rank: u32) {
@@ -602,7 +652,7 @@ impl<P: Provider> Engine<P> {
     // ------------------------------------------------------------------ sleep
 
     /// Prepares for sleep: gives all credits back, asks peers to ring for those that are missed here, and
-    /// arms the NIC.
+    /// arms the NIC. Events that nobody took yet do not keep it awake.
     ///
     /// # Errors
     /// The kernel's.
@@ -630,11 +680,7 @@ impl<P: Provider> Engine<P> {
                 }
             }
         }
-        let is_own_idle = match self.peers.get(self.rank as usize) {
-            Some(Peer { link: Link::Loop(own), .. }) => own.is_idle(),
-            _ => true,
-        };
-        if is_blocked || !is_own_idle || !self.ready.is_empty() || !self.events.is_empty() {
+        if is_blocked || self.has_own() || !self.ready.is_empty() {
             return Ok(Armed::Ready);
         }
         self.nic.arm()

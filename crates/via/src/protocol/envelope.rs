@@ -156,10 +156,10 @@ impl Opening {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Control {
-    /// A receive matched the peer's message, whose request has this index.
+    /// A receive matched the peer's message.
     Matched {
-        /// The index of the sender's request.
-        request: u32,
+        /// The sender's request; of a message in one frame only its index is known.
+        request: u64,
     },
     /// The peer may send its message up to this many bytes.
     Grant {
@@ -196,7 +196,7 @@ impl Control {
     #[must_use]
     pub fn encode(&self) -> [u8; CONTROL_BYTES] {
         let (kind, request, value) = match *self {
-            Self::Matched { request } => (1_u64, u64::from(request), 0),
+            Self::Matched { request } => (1_u64, request, 0),
             Self::Grant { request, limit } => (2, request, limit),
             Self::Finished { request } => (3, request, 0),
             Self::Cancel { request } => (4, request, 0),
@@ -221,7 +221,7 @@ impl Control {
         };
         let (request, value) = (word(1), word(2));
         match word(0) {
-            1 => Some(Self::Matched { request: u32::try_from(request).ok()? }),
+            1 => Some(Self::Matched { request }),
             2 => Some(Self::Grant { request, limit: value }),
             3 => Some(Self::Finished { request }),
             4 => Some(Self::Cancel { request }),

@@ -12,6 +12,10 @@ impl<P: Provider> Engine<P> {
     /// A peer broke the protocol: it is cut off, and nobody else.
     #[cold]
     pub(super) fn peer_fault(&mut self, rank: u32, what: &'static str) {
+        // Nothing can be sent over a broken connection: that is no fault of the peer.
+        if matches!(self.breaking, Some((breaking, _)) if breaking == rank) {
+            return;
+        }
         self.peer_failed(rank, Reason::PeerFault(what));
     }
 
@@ -27,6 +31,7 @@ impl<P: Provider> Engine<P> {
             return;
         }
         peer.failed = Some(reason);
+        self.failures.push(rank);
         peer.outbox.clear();
         peer.pumps.clear();
         peer.controls.clear();
@@ -105,6 +110,21 @@ impl<P: Provider> Engine<P> {
                 others.map(failed).collect::<Option<Vec<_>>>()?.pop()
             }
         }
+    }
+
+    /// Returns how many ranks have failed.
+    pub(crate) const fn failure_count(&self) -> usize {
+        self.failures.len()
+    }
+
+    /// Returns why a probe that has waited since `failure_count` ranks had failed waits no longer: as a posted
+    /// receive with its pattern would.
+    pub(crate) fn gave_up(&self, pattern: &Pattern, failure_count: usize) -> Option<RequestError> {
+        self.hopeless(pattern).or_else(|| {
+            let rank = *self.failures.get(failure_count)?;
+            let reason = self.failure(rank)?;
+            pattern.source.is_none().then_some(RequestError::PeerFailed { rank, reason })
+        })
     }
 
     /// Returns why a rank has failed, if it has.

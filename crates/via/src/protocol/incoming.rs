@@ -225,7 +225,7 @@ impl<P: Provider> Engine<P> {
                 self.requests.remove(own);
             }
             if envelope.has(FLAG_SYNCHRONOUS) {
-                self.tell(arrival.rank, Control::Matched { request: envelope.id });
+                self.tell(arrival.rank, Control::Matched { request: envelope.id.into() });
             }
             return Ok(());
         }
@@ -324,7 +324,7 @@ impl<P: Provider> Engine<P> {
             receive.state = ReceiveState::Matched { message: key };
         }
         if is_synchronous {
-            self.tell(rank, Control::Matched { request: super::slots::index_of(sender) });
+            self.tell(rank, Control::Matched { request: sender });
         }
         let has_paused = self.peers.get(rank as usize).is_some_and(|peer| peer.has_paused);
         if let Some(limit) = grant
@@ -516,8 +516,13 @@ impl<P: Provider> Engine<P> {
     pub(super) fn control(&mut self, rank: u32, control: Control) -> Result<(), &'static str> {
         match control {
             Control::Matched { request } => {
-                let key = self.requests.key_at(request).ok_or("a match of no message")?;
-                self.send_matched(rank, key)
+                // A message in one frame is not given up before the answer; one in several may be.
+                let key = match u32::try_from(request) {
+                    Ok(index) => self.requests.key_at(index).ok_or("a match of no message")?,
+                    Err(_) => request,
+                };
+                self.send_matched(rank, key);
+                Ok(())
             }
             Control::Grant { request, limit } => {
                 self.send_granted(rank, request, limit);

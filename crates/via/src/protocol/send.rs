@@ -624,9 +624,11 @@ impl<P: Provider> Engine<P> {
             let is_ended = matches!(self.requests.get(id.0),
                 Some(Request::Send(send)) if send.result.is_some());
             if !is_ended && !self.step_aside() && !self.flush() {
-                break;
+                return Poll::Pending;
             }
         }
+        // There is more to do: whoever polls again finds it.
+        self.ready.push(id);
         Poll::Pending
     }
 
@@ -645,11 +647,11 @@ impl<P: Provider> Engine<P> {
         }
     }
 
-    pub(super) fn send_matched(&mut self, rank: u32, key: u64) -> Result<(), &'static str> {
-        let send = self.send_of(rank, key).ok_or("a match of no message")?;
+    pub(super) fn send_matched(&mut self, rank: u32, key: u64) {
+        // The message may have been given up since.
+        let Some(send) = self.send_of(rank, key) else { return };
         send.is_matched = true;
         self.finish_send(key);
-        Ok(())
     }
 
     pub(super) fn send_granted(&mut self, rank: u32, key: u64, limit: u64) {

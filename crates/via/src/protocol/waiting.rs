@@ -36,6 +36,11 @@ impl<P: Provider> Engine<P> {
         self.ready.clear();
     }
 
+    /// Returns whether [`event`](Self::event) has something to say.
+    pub(crate) fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     /// Takes an event back that nobody got.
     pub(crate) fn give_back_event(&mut self, event: EngineEvent) {
         self.events.push_front(event);
