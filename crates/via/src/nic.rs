@@ -69,6 +69,8 @@ struct Guarded<P> {
     events: VecDeque<NicEvent>,
     /// Taken by a waiter that left.
     unclaimed: VecDeque<(CqId, Completion)>,
+    /// The host has armed the NIC, and may sleep.
+    is_asleep: bool,
 }
 
 impl<P: Provider> Guarded<P> {
@@ -125,6 +127,15 @@ impl<P> Shared<P> {
     fn lock(&self) -> MutexGuard<'_, Guarded<P>> {
         self.guarded.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Makes the host look, if anybody waits.
+    fn tell(&self) {
+        if self.has_waiters.load(Ordering::Relaxed)
+            && let Some(bell) = self.bell.get()
+        {
+            bell.ring();
+        }
+    }
 }
 
 /// A provider whose completions and events can be awaited. Clones are the same NIC; the provider is dropped
@@ -150,6 +161,7 @@ impl<P: Provider> Nic<P> {
             connecting: Vec::new(),
             events: VecDeque::new(),
             unclaimed: VecDeque::new(),
+            is_asleep: false,
         };
         let shared = Arc::new(Shared {
             guarded: Mutex::new(guarded),
@@ -173,18 +185,22 @@ impl<P: Provider> Nic<P> {
         let result = f(&mut guarded.provider);
         drop(guarded);
         // Work done here may have been what others wait for.
-        if self.shared.has_waiters.load(Ordering::Relaxed)
-            && let Some(bell) = self.shared.bell.get()
-        {
-            bell.ring();
-        }
+        self.shared.tell();
         result
     }
 
     /// Like [`with`](Self::with), for what completes nothing that others wait for: posting descriptors.
     #[inline]
     pub fn post<T>(&self, f: impl FnOnce(&mut P) -> T) -> T {
-        f(&mut self.shared.lock().provider)
+        let mut guarded = self.shared.lock();
+        let result = f(&mut guarded.provider);
+        // What was posted may fail at once, or wait for the peer, which tells only those who have armed since.
+        let must_look = std::mem::take(&mut guarded.is_asleep);
+        drop(guarded);
+        if must_look {
+            self.shared.tell();
+        }
+        result
     }
 
     /// Waits for the next completion of a completion queue. With several waiters each gets another one.
@@ -282,6 +298,8 @@ impl<P: Provider> Nic<P> {
         connect: impl FnOnce(&mut P) -> Result<(), ViError>,
     ) -> Result<(), ViError> {
         let mut guarded = self.shared.lock();
+        // What came of earlier calls is for everybody.
+        guarded.sort_events();
         connect(&mut guarded.provider)?;
         guarded.connecting.push(vi);
         Ok(())
@@ -289,10 +307,16 @@ impl<P: Provider> Nic<P> {
 
     async fn connected(&self, vi: ViId) -> Result<Vec<u8>, ConnectError> {
         /// Later events of the VI are for everybody again.
-        struct Forget<'a, P>(&'a Shared<P>, ViId);
-        impl<P> Drop for Forget<'_, P> {
+        struct Forget<'a, P: Provider>(&'a Shared<P>, ViId);
+        impl<P: Provider> Drop for Forget<'_, P> {
             fn drop(&mut self) {
-                self.0.lock().connecting.retain(|vi| *vi != self.1);
+                let mut guarded = self.0.lock();
+                guarded.connecting.retain(|vi| *vi != self.1);
+                if let Some(event) = guarded.connections.remove(&self.1) {
+                    guarded.events.push_back(event);
+                    drop(guarded);
+                    self.0.tell();
+                }
             }
         }
         let _forget = Forget(&self.shared, vi);
@@ -399,6 +423,7 @@ impl<P: Provider> Detector for Watch<P> {
             && let Some(site) = &self.site
         {
             guarded.provider.progress(site.now());
+            guarded.is_asleep = false;
         }
         let mut key = round.oldest();
         while let Some(waiter) = key {
@@ -425,8 +450,10 @@ impl<P: Provider> Detector for Watch<P> {
     }
 
     fn arm(&mut self) -> io::Result<Armed> {
-        let armed = self.shared.lock().provider.arm()?;
+        let mut guarded = self.shared.lock();
+        let armed = guarded.provider.arm()?;
         self.is_armed = armed == Armed::Armed;
+        guarded.is_asleep = self.is_armed;
         Ok(armed)
     }
 

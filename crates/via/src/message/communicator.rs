@@ -8,7 +8,7 @@ use super::{
     request::{Matched, Owned, ReceiveRequest, SendRequest, UntilReady},
 };
 use crate::{
-    protocol::{Engine, Mode, Pattern, Payload, SendState, Sink, Status},
+    protocol::{Engine, Mode, Pattern, Payload, SendError, SendState, Sink, Status},
     vi::{Provider, Region},
 };
 
@@ -110,6 +110,24 @@ impl<P: Provider> Communicator<P> {
 
     // ------------------------------------------------------------------ sends
 
+    #[inline]
+    fn begin(
+        &self,
+        dest: u32,
+        tag: u32,
+        mode: Mode,
+        payload: Payload<'_>,
+    ) -> Result<SendState, SendError> {
+        self.inner.shared.with(|engine| {
+            let sent = engine.send(dest, self.context, tag, mode, payload);
+            if dest == self.rank {
+                // No NIC tells of it.
+                engine.serve_own();
+            }
+            sent
+        })
+    }
+
     /// Sends a message: done when `bytes` may be changed again, which for short messages does not wait for the
     /// receiver.
     ///
@@ -131,9 +149,7 @@ impl<P: Provider> Communicator<P> {
     /// [`SendError::BufferFull`](crate::protocol::SendError::BufferFull), or as [`send`](Self::send).
     pub fn send_buffered(&self, dest: u32, tag: u32, bytes: &[u8]) -> Result<(), MessageError> {
         let body = [IoSlice::new(bytes)];
-        let sent = self.inner.shared.with(|engine| {
-            engine.send(dest, self.context, tag, Mode::Buffered, Payload::Borrowed(&body))
-        })?;
+        let sent = self.begin(dest, tag, Mode::Buffered, Payload::Borrowed(&body))?;
         match sent {
             SendState::Done => {}
             // It goes on without us.
@@ -181,10 +197,7 @@ impl<P: Provider> Communicator<P> {
         mode: Mode,
         slices: &[IoSlice<'_>],
     ) -> Result<(), MessageError> {
-        let sent = self
-            .inner
-            .shared
-            .with(|engine| engine.send(dest, self.context, tag, mode, Payload::Borrowed(slices)))?;
+        let sent = self.begin(dest, tag, mode, Payload::Borrowed(slices))?;
         match sent {
             SendState::Done => Ok(()),
             SendState::Pending(id) => {
@@ -235,8 +248,7 @@ impl<P: Provider> Communicator<P> {
         mode: Mode,
         payload: Payload<'_>,
     ) -> Result<SendRequest<P>, MessageError> {
-        let sent =
-            self.inner.shared.with(|engine| engine.send(dest, self.context, tag, mode, payload))?;
+        let sent = self.begin(dest, tag, mode, payload)?;
         let id = match sent {
             SendState::Done => None,
             SendState::Pending(id) => Some(id),
@@ -340,8 +352,9 @@ impl<P: Provider> Communicator<P> {
         tag: impl Into<Tag>,
     ) -> Result<Status, MessageError> {
         let pattern = self.pattern(source.into(), tag.into());
-        match self.inner.handle.wait(Want::Probe(pattern)).await? {
-            Found::Probed(status) => Ok(status),
+        let failure_count = self.inner.shared.with(|engine| engine.failure_count());
+        match self.inner.handle.wait(Want::Probe(pattern, failure_count)).await? {
+            Found::Probed(status) => Ok(status?),
             other => unreachable!("invariant: {other:?} is no answer to a probe"),
         }
     }

@@ -6,7 +6,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
 };
 
@@ -17,7 +17,7 @@ use vigie_detect::{
 
 use super::Communicator;
 use crate::{
-    protocol::{Engine, EngineEvent, Pattern, RequestId, Status},
+    protocol::{Engine, EngineEvent, Pattern, RequestError, RequestId, Status},
     spin::Spin,
     vi::Provider,
 };
@@ -27,8 +27,8 @@ use crate::{
 pub(super) enum Want {
     /// The request may have become ready: poll it.
     Request(RequestId),
-    /// A message that fits, to be left where it is.
-    Probe(Pattern),
+    /// A message that fits, to be left where it is. So many ranks had failed before.
+    Probe(Pattern, usize),
     /// Of the engine: connections, failures.
     Event,
     /// Nothing: keeps the engine at work while nobody waits.
@@ -38,14 +38,21 @@ pub(super) enum Want {
 #[derive(Debug)]
 pub(super) enum Found {
     Ready,
-    Probed(Status),
+    Probed(Result<Status, RequestError>),
     Event(EngineEvent),
 }
 
 pub(super) struct Shared<P: Provider> {
     engine: Mutex<Engine<P>>,
-    /// Somebody waits for a request: the host has to be told what became ready elsewhere.
+    /// Somebody waits for a request: the host has to be told what became ready elsewhere. Written under the
+    /// handle's lock, before whoever waits looks once more; read under the engine's.
     has_waiters: AtomicBool,
+    /// As `has_waiters`, for events and probes.
+    has_others: AtomicBool,
+    /// The host has armed the engine, and may sleep. Read and written under the engine's lock.
+    is_asleep: AtomicBool,
+    /// Until when it sleeps at most, in nanoseconds: what is due earlier it does not know of.
+    asleep_until: AtomicU64,
     bell: OnceLock<Bell>,
     pub(super) spin: Spin,
     /// The context of the next communicator.
@@ -63,18 +70,32 @@ impl<P: Provider> Shared<P> {
     #[inline]
     pub(super) fn with<T>(&self, f: impl FnOnce(&mut Engine<P>) -> T) -> T {
         let mut engine = self.lock();
+        let worked = engine.worked();
         let result = f(&mut engine);
-        if engine.has_ready() {
-            self.tell(engine);
+        if engine.has_ready() || self.is_asleep.load(Ordering::Relaxed) {
+            self.tell(engine, worked);
         }
         result
     }
 
+    /// Sees to it that the host looks, if it must. A host that is awake looks by itself before it sleeps,
+    /// though not soon while tasks run.
     #[cold]
-    fn tell(&self, mut engine: MutexGuard<'_, Engine<P>>) {
-        if !self.has_waiters.load(Ordering::Relaxed) {
+    fn tell(&self, mut engine: MutexGuard<'_, Engine<P>>, worked: u64) {
+        let mut must_look = engine.has_ready();
+        if must_look && !self.has_waiters.load(Ordering::Relaxed) {
             // Whoever begins to wait now looks once more after that.
             engine.clear_ready();
+            must_look = false;
+        }
+        if self.is_asleep.load(Ordering::Relaxed) {
+            // What is left to do now was not there when the engine was armed: nobody would ring for it.
+            must_look |= engine.has_silent_work()
+                || next_time(&engine) < self.asleep_until.load(Ordering::Relaxed)
+                || (self.has_others.load(Ordering::Relaxed)
+                    && (engine.worked() != worked || engine.has_events()));
+        }
+        if !must_look {
             return;
         }
         drop(engine);
@@ -86,6 +107,11 @@ impl<P: Provider> Shared<P> {
     pub(super) fn next_context(&self) -> Option<u16> {
         u16::try_from(self.contexts.fetch_add(1, Ordering::Relaxed)).ok()
     }
+}
+
+/// When the engine has work that only time brings, in nanoseconds; the end of time if it has none.
+fn next_time<P: Provider>(engine: &Engine<P>) -> u64 {
+    engine.next_deadline().map_or(u64::MAX, Instant::as_nanos)
 }
 
 pub(super) struct Inner<P: Provider> {
@@ -113,6 +139,9 @@ impl<P: Provider> Endpoint<P> {
         let shared = Arc::new(Shared {
             engine: Mutex::new(engine),
             has_waiters: AtomicBool::new(false),
+            has_others: AtomicBool::new(false),
+            is_asleep: AtomicBool::new(false),
+            asleep_until: AtomicU64::new(u64::MAX),
             bell: OnceLock::new(),
             spin: Spin::default(),
             contexts: AtomicU32::new(1),
@@ -189,12 +218,18 @@ pub(super) struct Watch<P: Provider> {
 impl<P: Provider> Watch<P> {
     fn note_waiters(&self) {
         self.shared.has_waiters.store(!self.requests.is_empty(), Ordering::Relaxed);
+        self.shared.has_others.store(!self.others.is_empty(), Ordering::Relaxed);
     }
 
     fn take_other(engine: &mut Engine<P>, want: Want) -> Option<Found> {
         match want {
             Want::Event => engine.event().map(Found::Event),
-            Want::Probe(pattern) => engine.probe(pattern).map(Found::Probed),
+            Want::Probe(pattern, failure_count) => {
+                let found = engine.probe(pattern).map(Ok);
+                found
+                    .or_else(|| engine.gave_up(&pattern, failure_count).map(Err))
+                    .map(Found::Probed)
+            }
             Want::Request(_) | Want::Background => None,
         }
     }
@@ -231,10 +266,12 @@ impl<P: Provider> Detector for Watch<P> {
                 Submitted::Pending
             }
             Want::Background => Submitted::Pending,
-            other => match Self::take_other(&mut self.shared.lock(), other) {
+            // A look takes in whatever has come, also for others.
+            other => match self.shared.with(|engine| Self::take_other(engine, other)) {
                 Some(found) => Submitted::Ready(found),
                 None => {
                     self.others.push((key, other));
+                    self.note_waiters();
                     Submitted::Queued
                 }
             },
@@ -249,8 +286,8 @@ impl<P: Provider> Detector for Watch<P> {
             && let Some(site) = &self.site
         {
             engine.progress(site.now());
+            shared.is_asleep.store(false, Ordering::Relaxed);
         }
-        engine.take_ready(&mut self.ready);
         self.others.retain(|(key, want)| match Self::take_other(&mut engine, *want) {
             Some(found) => {
                 round.complete(*key, found);
@@ -258,6 +295,8 @@ impl<P: Provider> Detector for Watch<P> {
             }
             None => true,
         });
+        // Last: probes take in what has come for requests too.
+        engine.take_ready(&mut self.ready);
         drop(engine);
         while !round.is_full()
             && let Some(id) = self.ready.pop()
@@ -279,14 +318,19 @@ impl<P: Provider> Detector for Watch<P> {
     }
 
     fn arm(&mut self) -> io::Result<Armed> {
-        let armed = self.shared.lock().arm()?;
+        let mut engine = self.shared.lock();
+        let armed = engine.arm()?;
         self.is_armed = armed == Armed::Armed;
+        self.shared.is_asleep.store(self.is_armed, Ordering::Relaxed);
+        self.shared.asleep_until.store(next_time(&engine), Ordering::Relaxed);
         Ok(armed)
     }
 
     fn cancel(&mut self, key: Key, want: &mut Want) -> Cancel {
         match want {
-            Want::Request(id) => drop(self.requests.remove(id)),
+            Want::Request(id) if self.requests.get(id) == Some(&key) => {
+                self.requests.remove(id);
+            }
             _ => self.others.retain(|(other, _)| *other != key),
         }
         self.note_waiters();

@@ -1,0 +1,15 @@
+//! Messages and NICs as futures: in tasks of vigie's runtimes and of tokio, whose detection server then has
+//! a thread of its own. All ranks are in this process, each with a NIC of shared memory.
+
+#[path = "messages/failures.rs"]
+mod failures;
+#[path = "messages/hosts.rs"]
+mod hosts;
+#[path = "messages/nics.rs"]
+mod nics;
+#[path = "messages/requests.rs"]
+mod requests;
+#[path = "messages/semantics.rs"]
+mod semantics;
+#[path = "messages/waking.rs"]
+mod waking;

@@ -1,0 +1,157 @@
+//! Ranks that disappear.
+
+use std::time::Duration;
+
+use vigie_via::{
+    message::{MessageError, Source, Tag},
+    protocol::{Config, EngineEvent, Mode},
+};
+
+use super::hosts::on_each_host;
+
+#[track_caller]
+fn names_rank_2<T: std::fmt::Debug>(result: Result<T, MessageError>) {
+    let error = result.expect_err("rank 2 has gone");
+    let failed = error.failed_rank().map(|(rank, _)| rank);
+    assert_eq!(failed, Some(2), "{error}");
+}
+
+/// Goal: when a rank goes, everything that waits for it ends with an error that names it, and the others go
+/// on. Method: wait for rank 2 in all ways, in tasks of ranks 0 and 1, then drop its endpoint.
+#[test]
+fn a_rank_that_goes_ends_all_waits() {
+    on_each_host(|host| async move {
+        let mut endpoints = host.endpoints(3, Config::default()).await;
+        let gone = endpoints.pop().expect("rank 2");
+        let mut waits = Vec::new();
+        for endpoint in &endpoints {
+            let all = endpoint.communicator();
+            let names = [
+                "receive",
+                "any source",
+                "sync",
+                "long",
+                "probe",
+                "any probe",
+                "request",
+                "posted",
+            ];
+            for name in names {
+                let all = all.clone();
+                let wait = async move {
+                    match name {
+                        "receive" => all.receive(2, 1).await.map(drop),
+                        "any source" => all.receive(Source::Any, 2).await.map(drop),
+                        "sync" => all.send_sync(2, 3, b"never matched").await,
+                        "long" => all.send(2, 4, &vec![0; 8 << 20]).await,
+                        "probe" => all.probe(2, 5).await.map(drop),
+                        "any probe" => all.matched_probe(Source::Any, 6).await.map(drop),
+                        "request" => {
+                            let mode = Mode::Synchronous;
+                            all.start_send(2, 7, mode, vec![0; 100])?.wait().await
+                        }
+                        _ => all.start_receive(2, Tag::Any).wait().await.map(drop),
+                    }
+                };
+                waits.push((name, host.spawn_waiting(wait).await));
+            }
+        }
+        let events: Vec<_> = endpoints
+            .iter()
+            .map(|endpoint| {
+                let endpoint = endpoint.clone();
+                host.spawn(async move { endpoint.event().await.expect("an event") })
+            })
+            .collect();
+        // All of them wait; now their hosts fall asleep.
+        host.wait(Duration::from_millis(5)).await;
+        drop(gone);
+        for (name, wait) in waits {
+            let result = wait.await.unwrap_or_else(|_| panic!("{name} panicked"));
+            names_rank_2(result);
+        }
+        for event in events {
+            let event = event.await.expect("no panic");
+            assert!(matches!(event, EngineEvent::Failed { rank: 2, .. }), "{event:?}");
+        }
+        let (a, b) = (endpoints[0].communicator(), endpoints[1].communicator());
+        names_rank_2(a.send(2, 0, b"").await);
+        names_rank_2(a.receive(2, 0).await);
+        names_rank_2(a.probe(2, 0).await);
+        let receiving = host.spawn(async move { b.receive(Source::Any, Tag::Any).await });
+        a.send(1, 9, b"we are left").await.expect("sent");
+        let message = receiving.await.expect("no panic").expect("received");
+        assert_eq!(message.bytes, b"we are left");
+    });
+}
+
+/// Goal: what had arrived before a rank went can still be received. Method: receive it afterwards.
+#[test]
+fn what_has_arrived_stays() {
+    on_each_host(|host| async move {
+        let mut endpoints = host.endpoints(2, Config::default()).await;
+        let gone = endpoints.pop().expect("rank 1");
+        gone.communicator().send(0, 1, b"farewell").await.expect("sent");
+        let all = endpoints[0].communicator();
+        all.probe(1, 1).await.expect("it has arrived");
+        drop(gone);
+        let event = endpoints[0].event().await.expect("an event");
+        assert!(matches!(event, EngineEvent::Failed { rank: 1, .. }), "{event:?}");
+        assert_eq!(all.receive(1, 1).await.expect("received").bytes, b"farewell");
+        let error = all.receive(1, 1).await.expect_err("no more comes");
+        assert_eq!(error.failed_rank().map(|(rank, _)| rank), Some(1));
+    });
+}
+
+/// Goal: what a rank sent before it left in order is received, whether or not it had been looked at. Method:
+/// send and leave at once, many times, while the other rank waits for all messages and then for one more.
+#[test]
+fn last_words_are_heard() {
+    on_each_host(|host| async move {
+        for round in 0..20 {
+            let mut endpoints = host.endpoints(2, Config::default()).await;
+            let leaver = endpoints.pop().expect("rank 1");
+            let all = endpoints[0].communicator();
+            let listener = host.spawn(async move {
+                let mut heard = Vec::new();
+                loop {
+                    match all.receive(1, 0).await {
+                        Ok(message) => heard.extend(message.bytes),
+                        Err(error) => return (heard, error.failed_rank().map(|(rank, _)| rank)),
+                    }
+                }
+            });
+            if round % 2 == 0 {
+                host.wait(Duration::from_millis(1)).await;
+            }
+            let all = leaver.communicator();
+            for word in 0..10 {
+                all.send(0, 0, &[word]).await.expect("sent");
+            }
+            drop((leaver, all));
+            let (heard, failed) = listener.await.expect("no panic");
+            assert_eq!(heard, Vec::from_iter(0..10), "round {round}");
+            assert_eq!(failed, Some(1));
+        }
+    });
+}
+
+/// Goal: a host whose endpoint has an event that nobody takes still sleeps. Method: let a rank go, and count
+/// the rounds of its server while nothing happens.
+#[test]
+fn events_that_nobody_takes_keep_nobody_awake() {
+    on_each_host(|host| async move {
+        let mut endpoints = host.endpoints(2, Config::default()).await;
+        drop(endpoints.pop());
+        let all = endpoints[0].communicator();
+        all.receive(1, 1).await.expect_err("rank 1 has gone");
+        host.wait(Duration::from_millis(5)).await;
+        let rounds = || host.server(0).metrics().rounds;
+        let before = rounds();
+        for _ in 0..20 {
+            host.wait(Duration::from_millis(1)).await;
+        }
+        let during = rounds() - before;
+        assert!(during < 2000, "{during} rounds without an event");
+    });
+}

@@ -1,0 +1,174 @@
+//! Many requests at once, and requests whose owners go.
+
+use fastrand::Rng;
+use vigie_via::{
+    message::{Communicator, Endpoint, MessageError},
+    protocol::{Config, Mode, RequestError},
+    shm::Shm,
+};
+
+use super::hosts::{on_each_host, pattern, poll_and_drop, scarce, with_ranks};
+
+/// Goal: many tasks wait at one endpoint, and each gets its own message. Method: 1000 tasks receive one tag
+/// each; the messages are sent in random order.
+#[test]
+fn a_thousand_receives() {
+    with_ranks(2, Config::default(), |host, ranks| async move {
+        let mut tags: Vec<u32> = (0..1000).collect();
+        let tasks: Vec<_> = tags
+            .iter()
+            .map(|&tag| {
+                let all = ranks[1].clone();
+                host.spawn(async move { all.receive(0, tag).await.expect("received").bytes })
+            })
+            .collect();
+        Rng::with_seed(3).shuffle(&mut tags);
+        for tag in tags {
+            let length = if tag % 100 == 0 { 20_000 } else { 8 };
+            ranks[0].send(1, tag, &pattern(length, tag as usize)).await.expect("sent");
+        }
+        for (tag, task) in tasks.into_iter().enumerate() {
+            let bytes = task.await.expect("no panic");
+            assert!(bytes == pattern(bytes.len(), tag), "tag {tag}");
+        }
+    });
+}
+
+/// Goal: receives may be dropped at any point: at most the message that was matched to them is lost, and
+/// those that are left stay in order. Method: poll receives a few times and drop them while numbered messages
+/// come in; then see that the last one, received properly, is the last.
+#[test]
+fn dropped_receives() {
+    with_ranks(2, Config::default(), |host, ranks| async move {
+        const COUNT: u32 = 300;
+        let sender = {
+            let all = ranks[0].clone();
+            host.spawn(async move {
+                for number in 0..COUNT {
+                    let mut bytes = pattern(if number % 10 == 0 { 40_000 } else { 16 }, 0);
+                    bytes[..4].copy_from_slice(&number.to_le_bytes());
+                    all.send(1, 0, &bytes).await.expect("sent");
+                }
+                all.send(1, 1, b"end").await.expect("sent");
+            })
+        };
+        let (all, mut last, mut polls) = (&ranks[1], None, 0);
+        // What was sent before the end is there when the end is.
+        while all.try_probe(0, 1).is_none() || all.try_probe(0, 0).is_some() {
+            polls = (polls + 1) % 4;
+            let Some(message) = poll_and_drop(&host, polls, all.receive(0, 0)).await else {
+                host.pause().await;
+                continue;
+            };
+            let message = message.expect("received");
+            let (number, rest) = message.bytes.split_first_chunk().expect("a number");
+            let number = u32::from_le_bytes(*number);
+            assert!(last.is_none_or(|last| number > last), "{number} after {last:?}");
+            assert!(rest == &pattern(message.bytes.len(), 0)[4..], "of {number}");
+            last = Some(number);
+        }
+        assert_eq!(all.receive(0, 1).await.expect("received").bytes, b"end");
+        sender.await.expect("no panic");
+        // Nothing of what was dropped gets in the way of others.
+        ranks[0].send(1, 0, b"after").await.expect("sent");
+        assert_eq!(all.receive(0, 0).await.expect("received").bytes, b"after");
+    });
+}
+
+/// Goal: sends may be dropped at any point: their message arrives whole, or its receiver is told that it was
+/// given up, or it was never sent. Method: poll sends of all lengths a few times and drop them; the receiver
+/// takes what it finds before the message after them.
+#[test]
+fn dropped_sends() {
+    on_each_host(|host| async move {
+        for config in [Config::default(), scarce()] {
+            let endpoints = host.endpoints(2, config).await;
+            let (a, b) = (endpoints[0].communicator(), endpoints[1].communicator());
+            let receiver = host.spawn(async move { receive_until_told(&b).await });
+            for round in 0..60usize {
+                let length = [8, 2000, 30_000, 1 << 20][round % 4];
+                let bytes = pattern(length, 1);
+                let polls = round / 4;
+                if round % 3 == 0 {
+                    poll_and_drop(&host, polls, a.send_sync(1, 0, &bytes)).await;
+                } else {
+                    poll_and_drop(&host, polls, a.send(1, 0, &bytes)).await;
+                }
+            }
+            a.send(1, 1, b"end").await.expect("sent");
+            receiver.await.expect("no panic");
+            for (rank, endpoint) in endpoints.iter().enumerate() {
+                settled(&host, rank, endpoint).await;
+            }
+        }
+    });
+}
+
+async fn receive_until_told(all: &Communicator<Shm>) {
+    loop {
+        let matched = all.matched_probe(0, vigie_via::message::Tag::Any).await.expect("probed");
+        let status = matched.status();
+        match matched.receive().await {
+            Ok(message) if status.tag == 1 => {
+                assert_eq!(message.bytes, b"end");
+                return;
+            }
+            Ok(message) => {
+                assert_eq!(message.bytes.len() as u64, status.length);
+                assert!(message.bytes == pattern(message.bytes.len(), 1), "it came whole");
+            }
+            Err(MessageError::Request(RequestError::Aborted { rank: 0 })) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Nothing is kept of requests that have ended, or whose owners have gone.
+async fn settled(host: &super::hosts::Host, rank: usize, endpoint: &Endpoint<Shm>) {
+    for _ in 0..1000 {
+        if endpoint.with(|engine| engine.kept()) == 0 {
+            return;
+        }
+        host.wait(std::time::Duration::from_millis(1)).await;
+    }
+    panic!("rank {rank} keeps {}", endpoint.with(|engine| engine.kept()));
+}
+
+/// Goal: waiting for a send request can be given up and taken up again; requests that are dropped go on.
+/// Method: do so while the receiver takes its time.
+#[test]
+fn send_requests_outlive_their_waits() {
+    with_ranks(2, scarce(), |host, ranks| async move {
+        for polls in 0..6 {
+            let bytes = pattern(50_000, polls);
+            let mut request =
+                ranks[0].start_send(1, 0, Mode::Synchronous, bytes.clone()).expect("begun");
+            drop(ranks[0].start_send(1, 0, Mode::Standard, b"next".to_vec()).expect("begun"));
+            assert!(poll_and_drop(&host, polls, request.wait()).await.is_none(), "unmatched");
+            assert!(!request.test().expect("no error"));
+            let (sent, message) = tokio::join!(request.wait(), ranks[1].receive(0, 0));
+            sent.expect("matched");
+            assert!(message.expect("received").bytes == bytes);
+            assert!(request.test().expect("no error"), "over");
+            assert_eq!(ranks[1].receive(0, 0).await.expect("received").bytes, b"next");
+        }
+    });
+}
+
+/// Goal: tasks on any executor may hold these futures: they are `Send`. Method: ask the compiler.
+#[test]
+fn futures_are_send() {
+    fn is_send<T: Send>(_: T) {}
+    fn check(all: &Communicator<Shm>, nic: &vigie_via::Nic<Shm>, cq: vigie_via::vi::CqId) {
+        is_send(all.send(0, 0, b""));
+        is_send(all.send_sync(0, 0, b""));
+        is_send(all.receive(0, 0));
+        is_send(all.start_receive(0, 0).wait());
+        is_send(all.probe(0, 0));
+        is_send(all.matched_probe(0, 0));
+        is_send(nic.completion(cq));
+        is_send(nic.event());
+    }
+    // Its type is all that matters.
+    let _: fn(&Communicator<Shm>, &vigie_via::Nic<Shm>, vigie_via::vi::CqId) = check;
+}
