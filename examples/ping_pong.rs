@@ -89,10 +89,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             let paper = PAPER.iter().find(|row| row.0 == size).map(|&(_, tcp, via)| (via, tcp));
             let one_way = exchange(&all, size).await?;
             if all.rank() == 0 {
-                let [via, tcp] = paper
-                    .map_or(["–".to_owned(), "–".to_owned()], |(via, tcp)| {
-                        [via.to_string(), tcp.to_string()]
-                    });
+                let [via, tcp] = paper.map_or_else(
+                    || ["–", "–"].map(str::to_owned),
+                    |(via, tcp)| [via.to_string(), tcp.to_string()],
+                );
                 println!("{size:>8} {:>12.3} {via:>12} {tcp:>12}", one_way);
             }
         }

@@ -41,6 +41,6 @@ fn the_contract_is_kept() {
         Err(violation) => panic!("{violation}"),
     };
     assert!(report.cases.len() > 60, "{report}");
-    // Transfers above 2 GiB, reads (also of words) of unreliable VIs, and what errors do not do to those.
+    // Transfers above 2 GiB, reads of unreliable VIs (two cases), and what errors do not do to those.
     assert_eq!(report.skipped.len(), 6, "{:?}", report.skipped);
 }

@@ -268,7 +268,7 @@ fn request(rng: &mut Rng) -> u64 {
 fn control(rng: &mut Rng) -> [u8; 32] {
     let request = request(rng);
     let control = match rng.u8(..8) {
-        0 => Control::Matched { request: rng.u32(..4) },
+        0 => Control::Matched { request: rng.u64(..4) },
         1 => Control::Grant { request, limit: rng.u64(..) },
         2 => Control::Finished { request },
         3 => Control::Cancel { request },

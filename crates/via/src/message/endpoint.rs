@@ -6,7 +6,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
 };
 
@@ -52,6 +52,8 @@ pub(super) struct Shared<P: Provider> {
     has_others: AtomicBool,
     /// The host has armed the engine, and may sleep. Read and written under the engine's lock.
     is_asleep: AtomicBool,
+    /// Until when it sleeps at most, in nanoseconds: what is due earlier it does not know of.
+    asleep_until: AtomicU64,
     bell: OnceLock<Bell>,
     pub(super) spin: Spin,
     /// The context of the next communicator.
@@ -90,6 +92,7 @@ impl<P: Provider> Shared<P> {
         if self.is_asleep.load(Ordering::Relaxed) {
             // What is left to do now was not there when the engine was armed: nobody would ring for it.
             must_look |= engine.has_silent_work()
+                || next_time(&engine) < self.asleep_until.load(Ordering::Relaxed)
                 || (self.has_others.load(Ordering::Relaxed)
                     && (engine.worked() != worked || engine.has_events()));
         }
@@ -105,6 +108,11 @@ impl<P: Provider> Shared<P> {
     pub(super) fn next_context(&self) -> Option<u16> {
         u16::try_from(self.contexts.fetch_add(1, Ordering::Relaxed)).ok()
     }
+}
+
+/// When the engine has work that only time brings, in nanoseconds; the end of time if it has none.
+fn next_time<P: Provider>(engine: &Engine<P>) -> u64 {
+    engine.next_deadline().map_or(u64::MAX, Instant::as_nanos)
 }
 
 pub(super) struct Inner<P: Provider> {
@@ -134,6 +142,7 @@ impl<P: Provider> Endpoint<P> {
             has_waiters: AtomicBool::new(false),
             has_others: AtomicBool::new(false),
             is_asleep: AtomicBool::new(false),
+            asleep_until: AtomicU64::new(u64::MAX),
             bell: OnceLock::new(),
             spin: Spin::default(),
             contexts: AtomicU32::new(1),
@@ -314,6 +323,7 @@ impl<P: Provider> Detector for Watch<P> {
         let armed = engine.arm()?;
         self.is_armed = armed == Armed::Armed;
         self.shared.is_asleep.store(self.is_armed, Ordering::Relaxed);
+        self.shared.asleep_until.store(next_time(&engine), Ordering::Relaxed);
         Ok(armed)
     }
 

@@ -7,7 +7,7 @@ use vigie_via::{
     protocol::{Config, EngineEvent, Mode},
 };
 
-use super::hosts::{on_each_host, pattern};
+use super::hosts::on_each_host;
 
 #[track_caller]
 fn names_rank_2<T: std::fmt::Debug>(result: Result<T, MessageError>) {
@@ -26,32 +26,35 @@ fn a_rank_that_goes_ends_all_waits() {
         let mut waits = Vec::new();
         for endpoint in &endpoints {
             let all = endpoint.communicator();
-            let mut wait = |name: &'static str, which: u32| {
+            let names = [
+                "receive",
+                "any source",
+                "sync",
+                "long",
+                "probe",
+                "any probe",
+                "request",
+                "posted",
+            ];
+            for name in names {
                 let all = all.clone();
-                waits.push((
-                    name,
-                    host.spawn(async move {
-                        match which {
-                            0 => all.receive(2, 1).await.map(drop),
-                            1 => all.receive(Source::Any, 2).await.map(drop),
-                            2 => all.send_sync(2, 3, b"never matched").await,
-                            3 => all.send(2, 4, &pattern(8 << 20, 0)).await,
-                            4 => all.probe(2, 5).await.map(drop),
-                            5 => all.matched_probe(Source::Any, 6).await.map(drop),
-                            6 => {
-                                let mode = Mode::Synchronous;
-                                all.start_send(2, 7, mode, vec![0; 100])?.wait().await
-                            }
-                            _ => all.start_receive(2, Tag::Any).wait().await.map(drop),
+                let wait = async move {
+                    match name {
+                        "receive" => all.receive(2, 1).await.map(drop),
+                        "any source" => all.receive(Source::Any, 2).await.map(drop),
+                        "sync" => all.send_sync(2, 3, b"never matched").await,
+                        "long" => all.send(2, 4, &vec![0; 8 << 20]).await,
+                        "probe" => all.probe(2, 5).await.map(drop),
+                        "any probe" => all.matched_probe(Source::Any, 6).await.map(drop),
+                        "request" => {
+                            let mode = Mode::Synchronous;
+                            all.start_send(2, 7, mode, vec![0; 100])?.wait().await
                         }
-                    }),
-                ));
-            };
-            let names = ["receive", "any source", "sync", "long", "probe", "any probe", "request"];
-            for (name, which) in names.into_iter().zip(0..) {
-                wait(name, which);
+                        _ => all.start_receive(2, Tag::Any).wait().await.map(drop),
+                    }
+                };
+                waits.push((name, host.spawn_waiting(wait).await));
             }
-            wait("posted", 7);
         }
         let events: Vec<_> = endpoints
             .iter()
@@ -60,12 +63,11 @@ fn a_rank_that_goes_ends_all_waits() {
                 host.spawn(async move { endpoint.event().await.expect("an event") })
             })
             .collect();
-        // All of them wait, and their hosts sleep.
-        host.wait(Duration::from_millis(20)).await;
+        // All of them wait; now their hosts fall asleep.
+        host.wait(Duration::from_millis(5)).await;
         drop(gone);
         for (name, wait) in waits {
             let result = wait.await.unwrap_or_else(|_| panic!("{name} panicked"));
-            eprintln!("{:?}: {name}: {result:?}", host.kind);
             names_rank_2(result);
         }
         for event in events {
@@ -98,6 +100,39 @@ fn what_has_arrived_stays() {
         assert_eq!(all.receive(1, 1).await.expect("received").bytes, b"farewell");
         let error = all.receive(1, 1).await.expect_err("no more comes");
         assert_eq!(error.failed_rank().map(|(rank, _)| rank), Some(1));
+    });
+}
+
+/// Goal: what a rank sent before it left in order is received, whether or not it had been looked at. Method:
+/// send and leave at once, many times, while the other rank waits for all messages and then for one more.
+#[test]
+fn last_words_are_heard() {
+    on_each_host(|host| async move {
+        for round in 0..20 {
+            let mut endpoints = host.endpoints(2, Config::default()).await;
+            let leaver = endpoints.pop().expect("rank 1");
+            let all = endpoints[0].communicator();
+            let listener = host.spawn(async move {
+                let mut heard = Vec::new();
+                loop {
+                    match all.receive(1, 0).await {
+                        Ok(message) => heard.extend(message.bytes),
+                        Err(error) => return (heard, error.failed_rank().map(|(rank, _)| rank)),
+                    }
+                }
+            });
+            if round % 2 == 0 {
+                host.wait(Duration::from_millis(1)).await;
+            }
+            let all = leaver.communicator();
+            for word in 0..10 {
+                all.send(0, 0, &[word]).await.expect("sent");
+            }
+            drop((leaver, all));
+            let (heard, failed) = listener.await.expect("no panic");
+            assert_eq!(heard, Vec::from_iter(0..10), "round {round}");
+            assert_eq!(failed, Some(1));
+        }
     });
 }
 

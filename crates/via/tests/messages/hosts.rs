@@ -1,7 +1,7 @@
 //! Who runs the tasks and turns the detection server.
 
 use std::{
-    future::Future,
+    future::{Future, poll_fn},
     pin::{Pin, pin},
     sync::mpsc::{RecvTimeoutError, channel},
     task::{Context, Poll, Waker},
@@ -61,6 +61,25 @@ impl Host {
             Kind::UserLevel | Kind::Hybrid => vigie_runtime::spawn(task).detach(),
         }
         receiver
+    }
+
+    /// Starts a task, and returns once it waits or has ended.
+    pub(crate) async fn spawn_waiting<T: Send + 'static>(
+        &self,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> oneshot::Receiver<T> {
+        let (sender, waits) = oneshot::channel();
+        let task = self.spawn(async move {
+            let mut task = pin!(task);
+            if let Poll::Ready(result) = poll_fn(|cx| Poll::Ready(task.as_mut().poll(cx))).await {
+                return result;
+            }
+            drop(sender);
+            task.await
+        });
+        // An error is all that comes.
+        let _: Result<(), _> = waits.await;
+        task
     }
 
     pub(crate) async fn pause(&self) {
@@ -158,7 +177,7 @@ fn bounded(kind: Kind, body: impl FnOnce() + Send + 'static) {
     let (sender, receiver) = channel();
     let thread = thread::spawn(move || {
         body();
-        drop(sender.send(()));
+        let _ = sender.send(());
     });
     match receiver.recv_timeout(BOUND) {
         Err(RecvTimeoutError::Timeout) => panic!("{kind:?}: it hangs"),
@@ -209,5 +228,5 @@ pub(crate) fn poll_once<T>(future: Pin<&mut impl Future<Output = T>>) -> Option<
 
 /// Bytes that differ from message to message.
 pub(crate) fn pattern(length: usize, seed: usize) -> Vec<u8> {
-    (0..length).map(|index| ((index * 31 + index / 251 + seed) % 256) as u8).collect()
+    (0..length).map(|index| (index * 31 + index / 251 + seed).to_le_bytes()[0]).collect()
 }

@@ -54,15 +54,15 @@ fn sleepers_are_woken() {
 fn no_wake_up_is_lost() {
     with_ranks(2, Config::default(), |host, ranks| async move {
         const ROUNDS: u32 = 3000;
-        let tasks: Vec<_> = (0..4u64)
+        let tasks: Vec<_> = (0..4u32)
             .map(|task| {
-                let (own, host) = (ranks[(task % 2) as usize].clone(), host.clone());
-                let (peer, channel) = ((task as u32 + 1) % 2, task as u32 / 2);
+                let own = ranks[task as usize % 2].clone();
+                let (peer, channel) = ((task + 1) % 2, task / 2);
                 let begins = task % 2 == 0;
-                let next_host = host.clone();
+                let next = host.clone();
                 host.spawn(async move {
-                    let host = next_host;
-                    let mut rng = Rng::with_seed(task);
+                    let host = next;
+                    let mut rng = Rng::with_seed(task.into());
                     for round in 0..ROUNDS {
                         let bytes = u64::from(round).to_le_bytes();
                         if begins {
