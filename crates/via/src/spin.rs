@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Looks in a row of one wait, some 10 µs: many times what an answer from another core takes, and less than
-/// a sleep and a wake-up.
+/// Looks in a row of one wait: many times what an answer from another core takes, and less than a sleep and
+/// a wake-up.
 const LOOKS: u32 = 100;
 
 /// Waits in a row that found nothing in all their looks, after which most of them look only once.

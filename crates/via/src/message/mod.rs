@@ -1,7 +1,7 @@
 //! Messages between ranks, awaited: `communicator.receive(source, tag).await`.
 //!
 //! An [`Endpoint`] is the message engine of one rank, hosted by a detection server; a [`Communicator`] sends
-//! and receives in one context of it. Every call tries inline first and looks again for some 2 µs where that
+//! and receives in one context of it. Every call tries inline first and looks again for a while where that
 //! has paid lately; only then does the scheduler take over, which polls or sleeps as it decides for any other
 //! event. The semantics are MPI's [via-lam, §4.3]: messages of one sender that fit the same receive are
 //! received in the order in which they were sent, whatever their mode and length.

@@ -24,8 +24,8 @@ pub const AREA_BYTES_MAX: u32 = 1 << 26;
 /// Frames longer than this, in bytes, begin [`LEAD_BYTES`] into their place.
 const LONG_FRAME_BYTES: u32 = 1024;
 
-/// So that what follows a long frame's envelope of 16 bytes begins at a cache line: a copy to there is a
-/// good deal faster.
+/// So that what follows a long frame's envelope of 16 bytes begins at a cache line: no store of the copy
+/// touches two of them.
 const LEAD_BYTES: u32 = UNIT - 16;
 
 /// Returns how far into its place a frame begins, in bytes.
