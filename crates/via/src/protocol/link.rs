@@ -38,6 +38,11 @@ const ENTRIES: u64 = 64;
 /// Descriptors that are kept for bells: a wish and a notice each way may be on the way twice.
 const BELLS: u32 = 4;
 
+/// Shorter frames travel inside the entry that tells of them, or have few lines to ask for.
+const CLAIMED_MIN_BYTES: u32 = 128;
+/// So much of the next frame's place is asked for. The copy itself asks for what is behind.
+const CLAIMED_MAX_BYTES: u32 = 16 << 10;
+
 /// Returns how many bytes a control region has.
 pub(super) fn control_region_bytes(entries: u32) -> usize {
     usize::try_from(ENTRIES).unwrap_or_default() + entries as usize * CONTROL_BYTES
@@ -287,10 +292,27 @@ impl Direct {
         };
         if sent == Sent::Done {
             self.descriptors_out.take();
+            if length >= CLAIMED_MIN_BYTES {
+                self.claim_next(nic, length);
+            }
         } else {
             self.writer = before;
         }
         sent
+    }
+
+    /// Asks for the cache lines of the next frame, if it is as long as the last: the peer has read what was
+    /// there before, and gives it up while this side has nothing to do with it yet.
+    fn claim_next<P: Provider>(&mut self, nic: &P, length: u32) {
+        // What is not free the peer is still to read: it would have to ask for it again.
+        let mut next = self.writer;
+        let Some(place) = next.take(length) else { return };
+        if self.window.is_none() {
+            self.window = nic.window(self.vi, self.terms.area_key);
+        }
+        if let Some(window) = &self.window {
+            window.prefetch_to_write(u64::from(place.offset), length.min(CLAIMED_MAX_BYTES) as usize);
+        }
     }
 
     fn post_staged<P: Provider>(

@@ -20,6 +20,8 @@ use std::{
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use thiserror::Error;
 
+use super::copy::{claim, copy};
+
 /// A cache line, in bytes: what two processors exchange at a time. Allocations begin at one.
 pub const CACHE_LINE: usize = 64;
 
@@ -161,7 +163,7 @@ impl Memory {
         let from = self.at(offset, bytes.len())?;
         // SAFETY: in bounds; `bytes` is exclusively borrowed and thus elsewhere. Whoever writes at the
         // same time is another process or a device: every value of a byte is valid.
-        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+        unsafe { copy(from, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
 
@@ -190,7 +192,7 @@ impl Memory {
         let end = bytes.len();
         let to = bytes.spare_capacity_mut().as_mut_ptr().cast();
         // SAFETY: in bounds, as for `read`; the vector has room for `length` more bytes.
-        unsafe { std::ptr::copy_nonoverlapping(from, to, length) };
+        unsafe { copy(from, to, length) };
         // SAFETY: they were just written.
         unsafe { bytes.set_len(end + length) };
         Ok(())
@@ -204,7 +206,7 @@ impl Memory {
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfBounds> {
         let to = self.writable_at(offset, bytes.len())?;
         // SAFETY: in bounds and writable; no reference into this memory exists, so `bytes` is elsewhere.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        unsafe { copy(bytes.as_ptr(), to, bytes.len()) };
         Ok(())
     }
 
@@ -301,6 +303,20 @@ impl Memory {
         }
         #[cfg(not(target_arch = "x86_64"))]
         let _ = offset;
+    }
+
+    /// Asks for the cache lines of `length` bytes from `offset` on, to be written soon: whoever read them
+    /// last gives them up before they are needed. Does nothing if they are not inside the memory.
+    ///
+    /// # Cost
+    /// The lines come while the caller goes on; beyond some sixteen on their way it waits.
+    #[inline]
+    pub fn prefetch_to_write(&self, offset: u64, length: usize) {
+        if let Ok(start) = self.writable_at(offset, length) {
+            for line in (0..length).step_by(CACHE_LINE) {
+                claim(start.wrapping_add(line));
+            }
+        }
     }
 }
 

@@ -16,6 +16,7 @@
 //! | protection tag | protection domain | [`ProtectionTag`] |
 //! | discriminator | service ID | the bytes given to [`Provider::listen`] |
 
+mod copy;
 mod descriptor;
 mod memory;
 mod provider;
