@@ -8,7 +8,9 @@ use super::{
     request::{Matched, Owned, ReceiveRequest, SendRequest, UntilReady},
 };
 use crate::{
-    protocol::{Engine, Mode, Pattern, Payload, SendError, SendState, Sink, Status},
+    protocol::{
+        Begun, Engine, Mode, Pattern, Payload, RequestId, SendError, SendState, Sink, Status,
+    },
     vi::{Provider, Region},
 };
 
@@ -308,18 +310,22 @@ impl<P: Provider> Communicator<P> {
                 None
             })
         });
-        if let Some(Some(status)) = now {
-            return Ok(status);
+        match now {
+            Some(Begun::Received(status)) => Ok(status),
+            Some(Begun::Open(id)) => self.receive_rest(id, sink).await,
+            None => {
+                let id = shared.with(|engine| engine.post_receive(pattern));
+                self.receive_rest(id, sink).await
+            }
         }
-        self.receive_posted(pattern, sink).await
     }
 
-    async fn receive_posted<S: Sink + ?Sized>(
+    /// Receives what a request is still to get.
+    async fn receive_rest<S: Sink + ?Sized>(
         &self,
-        pattern: Pattern,
+        id: RequestId,
         sink: &mut S,
     ) -> Result<Status, MessageError> {
-        let id = self.inner.shared.with(|engine| engine.post_receive(pattern));
         let mut owned = Owned::new(&self.inner, id, false);
         let result = UntilReady::new(&self.inner, id, |engine: &mut Engine<P>, id| {
             engine.poll_receive(id, sink)

@@ -22,7 +22,7 @@ pub struct Config {
     /// Entries of the ring for control messages of each peer, 4 to 1024. Default 64.
     pub control_entries: u32,
     /// The longest frame, in bytes with its envelope, at most 48 less than half the area: longer messages are sent in
-    /// several, so that both sides copy at the same time. Default 16 KiB.
+    /// several, so that both sides copy at the same time. Default 32 KiB and 64 bytes.
     pub frame_bytes_max: u32,
     /// So much of a message is sent before a receive matched it, and so much is on its way to a receive
     /// that nobody polls, in bytes. Default 128 KiB.
@@ -49,7 +49,7 @@ impl Default for Config {
             area_bytes: 256 << 10,
             descriptors: 512,
             control_entries: 64,
-            frame_bytes_max: 16 << 10,
+            frame_bytes_max: (32 << 10) + 64,
             window_bytes: 128 << 10,
             unexpected_bytes_max: 1 << 20,
             buffered_bytes_max: 1 << 20,

@@ -64,6 +64,8 @@ pub(super) enum Want {
     Now(Pattern),
     /// The same, to be read where it lies.
     View(Pattern),
+    /// Any message that fits: one in several frames becomes a request, of which the caller is told.
+    Begin(Pattern),
     /// That of this request.
     Request(u64),
 }
@@ -75,12 +77,14 @@ pub(super) struct Direct<'a, S: Sink + ?Sized> {
     pub(super) sink: &'a mut S,
     pub(super) result: Option<Status>,
     pub(super) view: Option<View>,
+    /// The request that was made for [`Want::Begin`].
+    pub(super) begun: Option<RequestId>,
 }
 
 impl<'a, S: Sink + ?Sized> Direct<'a, S> {
     #[inline]
     pub(super) const fn new(want: Want, sink: &'a mut S) -> Self {
-        Self { want, sink, result: None, view: None }
+        Self { want, sink, result: None, view: None, begun: None }
     }
 
     pub(super) const fn nothing(sink: &'a mut S) -> Self {
@@ -218,7 +222,7 @@ impl<P: Provider> Engine<P> {
         let taker = self.posted.take(label);
         let is_direct = match direct.want {
             Want::Request(own) => taker == Some(own),
-            Want::Now(pattern) | Want::View(pattern) => {
+            Want::Now(pattern) | Want::View(pattern) | Want::Begin(pattern) => {
                 taker.is_none() && direct.result.is_none() && pattern.matches(label)
             }
             Want::Nothing => false,
@@ -436,7 +440,7 @@ impl<P: Provider> Engine<P> {
             return Err("more of a message than was granted");
         }
         let is_whole = wide(arrival.length) == opening.total;
-        let taker = self.posted.take(label);
+        let taker = self.posted.take(label).or_else(|| self.begin_receive(label, direct));
         let key = self.arrange(message, taker)?;
         if !is_whole
             && !self.peers.get_mut(rank as usize).is_some_and(|p| p.set_stream(envelope.id, key))

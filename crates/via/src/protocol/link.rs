@@ -311,7 +311,8 @@ impl Direct {
             self.window = nic.window(self.vi, self.terms.area_key);
         }
         if let Some(window) = &self.window {
-            window.prefetch_to_write(u64::from(place.offset), length.min(CLAIMED_MAX_BYTES) as usize);
+            window
+                .prefetch_to_write(u64::from(place.offset), length.min(CLAIMED_MAX_BYTES) as usize);
         }
     }
 

@@ -57,6 +57,7 @@ pub use matching::{Label, Pattern};
 pub use payload::{Layout, Nowhere, Payload, Scattered, Sink};
 pub use reliable::ReliableCounters;
 pub use request::{CancelState, Mode, RequestId, SendState, Status};
+pub(crate) use waiting::Begun;
 
 /// A count of bytes in memory, as lengths on the wire are.
 #[inline]

@@ -13,7 +13,7 @@ use super::{
 use crate::vi::Provider;
 
 /// Completions that a poll takes at most.
-const BUDGET: usize = 64;
+pub(super) const BUDGET: usize = 64;
 
 impl<P: Provider> Engine<P> {
     /// Receives a message that fits, if one is there that came whole: straight from the area, if it is the
@@ -50,7 +50,7 @@ impl<P: Provider> Engine<P> {
     /// Takes a message that has arrived. `Some(None)`: the first that fits has not come whole.
     #[cold]
     #[expect(clippy::option_option, reason = "the first that fits may be there and not be whole")]
-    fn receive_unexpected<S: Sink + ?Sized>(
+    pub(super) fn receive_unexpected<S: Sink + ?Sized>(
         &mut self,
         pattern: &Pattern,
         sink: &mut S,

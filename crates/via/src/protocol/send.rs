@@ -16,13 +16,19 @@ use super::{
     slots::index_of,
     wide,
 };
-use crate::vi::Provider;
+use crate::vi::{CACHE_LINE, Provider};
 
 /// The `id` of a message that nobody will ask about.
 const NO_REQUEST: u32 = u32::MAX;
 
 /// Completions that a poll takes at most.
 const BUDGET: usize = 64;
+
+/// Returns how much of a long message goes into a frame with so much room: whole cache lines, so that the
+/// next frame begins with one, too.
+const fn whole_lines(room: u64) -> u64 {
+    room - room % (CACHE_LINE as u64)
+}
 
 impl<P: Provider> Engine<P> {
     /// Sends a message. What is short and finds credit has left when this returns; anything else becomes a
@@ -303,7 +309,7 @@ impl<P: Provider> Engine<P> {
             return self.send_whole(key, borrowed);
         }
         let window = peer.window_out;
-        let room = max - wide(ENVELOPE_BYTES + OPENING_BYTES);
+        let room = whole_lines(max - wide(ENVELOPE_BYTES + OPENING_BYTES));
         let remote = match &send.body {
             Body::Region { region, offset } if matches!(peer.link, Link::Direct(_)) => {
                 Some((region.key.0, *offset))
@@ -383,7 +389,7 @@ impl<P: Provider> Engine<P> {
             let Stage::Open { stream } = send.stage else { return Sent::Done };
             let rank = send.peer;
             let Some(peer) = self.peers.get(rank as usize) else { return Sent::Done };
-            let room = u64::from(peer.frame_bytes_max) - wide(ENVELOPE_BYTES);
+            let room = whole_lines(u64::from(peer.frame_bytes_max) - wide(ENVELOPE_BYTES));
             let length = send.allowed(peer.is_paused).saturating_sub(send.sent).min(room);
             if length == 0 {
                 return Sent::Done;
