@@ -14,7 +14,7 @@ use crate::vi::{Reason, Reliability, ViError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Config {
-    /// The RDMA area for each peer, in bytes: a multiple of 64, from 4 KiB to 64 MiB. Default 256 KiB.
+    /// The RDMA area for each peer, in bytes: a multiple of 64, from 4 KiB to 64 MiB. Default 512 KiB.
     pub area_bytes: u32,
     /// Receive descriptors that are preposted for each peer: more than `control_entries` and 8. Default 512,
     /// or what the provider holds.
@@ -46,7 +46,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            area_bytes: 256 << 10,
+            area_bytes: 512 << 10,
             descriptors: 512,
             control_entries: 64,
             frame_bytes_max: (32 << 10) + 64,
