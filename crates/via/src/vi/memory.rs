@@ -355,6 +355,10 @@ mod tests {
             assert!(memory.write(offset, &vec![0; length]).is_err(), "{offset} {length}");
         }
         memory.read(100, &mut []).expect("nothing at the end");
+        for (offset, length) in [(0, 100), (90, 11), (u64::MAX, 64), (0, usize::MAX)] {
+            memory.prefetch_to_write(offset, length);
+        }
+        assert_eq!(memory.read_to_vec(90, 10).expect("inside"), [7; 10], "hints change nothing");
         assert!(memory.load(96).is_err(), "half of the word is outside");
         assert!(memory.load(4).is_err(), "not aligned");
         memory.store(8, 1 << 63).expect("inside");

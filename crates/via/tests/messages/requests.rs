@@ -75,6 +75,43 @@ fn dropped_receives() {
     });
 }
 
+/// Goal: a message in several frames that finds a receiver looking goes straight to it, and not past receives
+/// that were posted before; what does not fit is clipped. Method: one receive posted, one that looks into too
+/// short a buffer, and two long messages, in both orders of sending and looking.
+#[test]
+fn long_messages_keep_the_order_of_receives() {
+    with_ranks(2, Config::default(), |host, ranks| async move {
+        const LENGTH: usize = 300_000;
+        for looks_first in [true, false] {
+            let posted = ranks[1].start_receive(0, 7);
+            let sender = {
+                let (all, host) = (ranks[0].clone(), host.clone());
+                host.clone().spawn(async move {
+                    if looks_first {
+                        host.pause().await;
+                    }
+                    all.send(1, 7, &pattern(LENGTH, 1)).await.expect("sent");
+                    all.send(1, 7, &pattern(LENGTH, 2)).await.expect("sent");
+                })
+            };
+            let other = {
+                let all = ranks[1].clone();
+                host.spawn(async move {
+                    let mut clipped = vec![0; 100_001];
+                    let status = all.receive_into(0, 7, &mut clipped[..]).await.expect("received");
+                    (status, clipped)
+                })
+            };
+            let first = posted.wait().await.expect("received");
+            assert!(first.bytes == pattern(LENGTH, 1), "the receive that was posted first");
+            let (status, clipped) = other.await.expect("no panic");
+            assert!(status.is_truncated && status.length == LENGTH as u64, "{status:?}");
+            assert!(clipped == pattern(LENGTH, 2)[..100_001], "the receive that looked");
+            sender.await.expect("no panic");
+        }
+    });
+}
+
 /// Goal: sends may be dropped at any point: their message arrives whole, or its receiver is told that it was
 /// given up, or it was never sent. Method: poll sends of all lengths a few times and drop them; the receiver
 /// takes what it finds before the message after them.
