@@ -19,8 +19,8 @@ use super::{
     wide,
 };
 use crate::vi::{
-    Data, LocalSegment, Memory, Operation, Provider, ReceiveDescriptor, Region, RemoteKey,
-    RemoteSegment, SendDescriptor, ViError, ViId,
+    CACHE_LINE, Data, LocalSegment, Memory, Operation, Provider, ReceiveDescriptor, Region,
+    RemoteKey, RemoteSegment, SendDescriptor, ViError, ViId,
 };
 
 /// The immediate of a control entry.
@@ -42,6 +42,9 @@ const BELLS: u32 = 4;
 const CLAIMED_MIN_BYTES: u32 = 128;
 /// So much of the next frame's place is asked for. The copy itself asks for what is behind.
 const CLAIMED_MAX_BYTES: u32 = 16 << 10;
+
+/// So much of a frame that has come is asked for at once: as many lines as a processor waits for at a time.
+const FETCHED_MAX_BYTES: u32 = 1 << 10;
 
 /// Returns how many bytes a control region has.
 pub(super) fn control_region_bytes(entries: u32) -> usize {
@@ -523,7 +526,14 @@ impl Direct {
     /// Finds the frame that an immediate announces.
     #[inline]
     pub(super) fn find(&mut self, immediate: i32) -> Option<Found> {
-        self.reader.find(immediate)
+        let found = self.reader.find(immediate)?;
+        if found.length >= CLAIMED_MIN_BYTES {
+            // The envelope is on another processor, too: the bytes behind it come while it does.
+            for line in (0..found.length.min(FETCHED_MAX_BYTES)).step_by(CACHE_LINE) {
+                self.area.memory.prefetch(u64::from(found.offset + line));
+            }
+        }
+        Some(found)
     }
 
     /// Returns whether so much is to be given back that the peer should know.
