@@ -19,6 +19,7 @@
 mod descriptor;
 mod memory;
 mod provider;
+mod registration;
 mod state;
 
 pub use descriptor::{
@@ -30,4 +31,5 @@ pub use provider::{
     Address, Attributes, CqId, MemoryAttributes, MemoryHandle, NicEvent, ProtectionTag, Provider,
     Reason, Region, Reliability, RemoteKey, RequestId, ViAttributes, ViError, ViId,
 };
+pub use registration::{CacheCounters, Registered, RegistrationCache};
 pub use state::{ViEvent, ViState};
