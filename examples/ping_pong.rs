@@ -5,7 +5,8 @@
 //! target/release/vigie-run -n 2 --bind-to core target/release/examples/ping_pong
 //! ```
 //!
-//! Sizes in bytes may follow, and the RDMA area, its frames and the window can be set (`--help`). Rank 0 sends a message and waits for the answer; half of the round trip is the latency [via-lam, §5].
+//! Sizes in bytes may follow, and the RDMA area, its frames and the window can be set (`--help`). With `--loan` messages
+//! are written in place instead: what pools of buffers gain shows `--loan 1048576` beside `--loan --cache 0 1048576`. Rank 0 sends a message and waits for the answer; half of the round trip is the latency [via-lam, §5].
 
 use std::error::Error;
 use std::time::Duration;
@@ -60,6 +61,12 @@ struct Arguments {
     /// Receive descriptors that are posted beforehand
     #[arg(long, default_value_t = Config::default().descriptors)]
     descriptors: u32,
+    /// Write each message in place instead of sending a copy of it
+    #[arg(long)]
+    loan: bool,
+    /// So much registered memory is kept for the next use, in bytes
+    #[arg(long, default_value_t = Config::default().cache_bytes_max)]
+    cache: u64,
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -76,6 +83,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         config.frame_bytes_max = arguments.frame;
         config.window_bytes = arguments.window;
         config.descriptors = arguments.descriptors;
+        config.cache_bytes_max = arguments.cache;
         let (server, deadline) = (Server::current()?, Instant::now() + SECONDS);
         let endpoint = Endpoint::join_over(&server, &world, Shm::open()?, config, deadline).await?;
         let all = endpoint.communicator();
@@ -87,7 +95,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             if arguments.sizes.is_empty() { usual.collect() } else { arguments.sizes.clone() };
         for size in sizes {
             let paper = PAPER.iter().find(|row| row.0 == size).map(|&(_, tcp, via)| (via, tcp));
-            let one_way = exchange(&all, size).await?;
+            let one_way = exchange(&all, size, arguments.loan).await?;
             if all.rank() == 0 {
                 let [via, tcp] = paper.map_or_else(
                     || ["–", "–"].map(str::to_owned),
@@ -103,7 +111,11 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// Sends messages of `size` bytes to and fro. Returns the median of the one-way times, in microseconds, of
 /// groups of round trips.
-async fn exchange(all: &Communicator<Shm>, size: usize) -> Result<f64, Box<dyn Error>> {
+async fn exchange(
+    all: &Communicator<Shm>,
+    size: usize,
+    is_loaned: bool,
+) -> Result<f64, Box<dyn Error>> {
     let (out, mut back) = (vec![1; size], vec![0; size]);
     let groups = 101;
     let rounds = ((64 << 20) / (size + 1024) / groups).clamp(1, 200);
@@ -112,11 +124,11 @@ async fn exchange(all: &Communicator<Shm>, size: usize) -> Result<f64, Box<dyn E
         let began = Instant::now();
         for _ in 0..rounds {
             if all.rank() == 0 {
-                all.send(1, 0, &out).await?;
+                send(all, 1, &out, is_loaned).await?;
                 all.receive_into(1, 0, &mut back[..]).await?;
             } else {
                 all.receive_into(0, 0, &mut back[..]).await?;
-                all.send(0, 0, &out).await?;
+                send(all, 0, &out, is_loaned).await?;
             }
         }
         let elapsed = Instant::now() - began;
@@ -127,4 +139,18 @@ async fn exchange(all: &Communicator<Shm>, size: usize) -> Result<f64, Box<dyn E
     }
     times.sort_by(f64::total_cmp);
     Ok(times[groups / 2])
+}
+
+async fn send(
+    all: &Communicator<Shm>,
+    dest: u32,
+    bytes: &[u8],
+    is_loaned: bool,
+) -> Result<(), Box<dyn Error>> {
+    if !is_loaned {
+        return Ok(all.send(dest, 0, bytes).await?);
+    }
+    let loan = all.loan(dest, u32::try_from(bytes.len())?)?;
+    loan.write_at(0, bytes)?;
+    Ok(all.send_loaned(loan, 0).await?)
 }

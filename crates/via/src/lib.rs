@@ -44,12 +44,16 @@
 
 pub mod conformance;
 mod lock;
+#[cfg(loom)]
+#[doc(hidden)]
+pub mod loom_exports;
 pub mod message;
 mod nic;
 pub mod protocol;
 pub mod shm;
 pub mod sim;
 mod spin;
+mod sync;
 pub mod vi;
 pub mod world;
 

@@ -15,29 +15,27 @@
 //!
 //! - lock-3: a lock leans once in its life, to one thread: nobody else ever writes `is_inside`.
 //!
+//! `tests/loom.rs` checks all three, with mutants that lack one step each; [`crate::sync`] says why `membarrier`
+//! can be modelled.
+//!
 //! Once the bias is taken away, which costs microseconds, this is a mutex; as it is from the beginning where the
 //! kernel has no `membarrier`. A runtime of one thread keeps its bias for good.
 
 #![expect(unsafe_code, reason = "a lock hands out its value: lock-1, lock-2")]
 
 use std::{
-    cell::{Cell, UnsafeCell},
     fmt,
     ops::{Deref, DerefMut},
-    sync::{
-        Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering, compiler_fence},
-    },
-    thread,
+    sync::PoisonError,
 };
 
-use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
+use crate::sync::{
+    AtomicBool, AtomicU64, Mutex, MutexGuard, NAMELESS, NOBODY, Ordering, UnsafeCell, light_fence,
+    thread_number, yield_now,
+};
 
 /// So often a thread takes the lock in a row before the lock leans to it.
-const STREAK: u32 = 256;
-
-/// No thread.
-const NOBODY: u64 = 0;
+const STREAK: u32 = if cfg!(loom) { 1 } else { 256 };
 
 /// See the module's page.
 pub(crate) struct Lock<T> {
@@ -72,36 +70,37 @@ pub(crate) struct Guard<'a, T> {
     leans: bool,
 }
 
-/// Returns a number that no other thread of the process ever has.
-#[inline]
-fn own_number() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    thread_local! {
-        static NUMBER: Cell<u64> = const { Cell::new(NOBODY) };
-    }
-    let give = |number: &Cell<u64>| {
-        number.set(NEXT.fetch_add(1, Ordering::Relaxed));
-        number.get()
-    };
-    // A thread that is ending has no number any more, and takes the mutex.
-    NUMBER
-        .try_with(|number| if number.get() == NOBODY { give(number) } else { number.get() })
-        .unwrap_or(u64::MAX)
-}
-
 /// Makes every running thread of the process execute a full fence. Returns whether the kernel does that.
+#[cfg(not(loom))]
 fn fence_all() -> bool {
+    use rustix::thread::{MembarrierCommand, membarrier};
+
     membarrier(MembarrierCommand::PrivateExpedited).is_ok()
 }
 
+/// As above, in a model: see [`crate::sync`].
+#[cfg(loom)]
+fn fence_all() -> bool {
+    light_fence();
+    true
+}
+
 /// Returns whether the kernel fences all threads for us, and asks it to be ready for that.
+#[cfg(not(loom))]
 fn has_fence() -> bool {
-    static HAS_FENCE: OnceLock<bool> = OnceLock::new();
+    use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
+
+    static HAS_FENCE: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
     *HAS_FENCE.get_or_init(|| {
         membarrier_query().contains_command(MembarrierCommand::PrivateExpedited)
             && membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
             && fence_all()
     })
+}
+
+#[cfg(loom)]
+const fn has_fence() -> bool {
+    true
 }
 
 impl<T> Lock<T> {
@@ -121,11 +120,11 @@ impl<T> Lock<T> {
     /// If the calling thread holds it.
     #[inline]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
-        if self.owner.load(Ordering::Relaxed) == own_number() {
+        if self.owner.load(Ordering::Relaxed) == thread_number() {
             assert!(!self.is_inside.load(Ordering::Relaxed), "{RE_ENTERED}");
             self.is_inside.store(true, Ordering::Relaxed);
             // The processor's part of the order is the revoker's fence (lock-1).
-            compiler_fence(Ordering::SeqCst);
+            light_fence();
             if !self.is_revoked.load(Ordering::Relaxed) {
                 return Guard { lock: self, mutex: None, leans: false };
             }
@@ -138,7 +137,7 @@ impl<T> Lock<T> {
     #[inline(never)]
     fn lock_mutex(&self) -> Guard<'_, T> {
         let mut streak = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
-        let number = own_number();
+        let number = thread_number();
         if !self.is_revoked.load(Ordering::Relaxed) {
             self.revoke();
         }
@@ -146,7 +145,7 @@ impl<T> Lock<T> {
             (streak.thread, streak.length) = (number, 0);
         }
         streak.length = streak.length.saturating_add(1);
-        let leans = streak.may_lean && streak.length > STREAK && number != u64::MAX;
+        let leans = streak.may_lean && streak.length > STREAK && number != NAMELESS;
         if leans {
             streak.may_lean = false;
             self.owner.store(number, Ordering::Relaxed);
@@ -162,13 +161,21 @@ impl<T> Lock<T> {
             std::process::abort();
         }
         while self.is_inside.load(Ordering::Acquire) {
-            thread::yield_now();
+            yield_now();
         }
     }
 }
 
 const RE_ENTERED: &str = "a sink or a closure that was called with a NIC or an engine must not use it \
                           again: it is locked";
+
+#[cfg(loom)]
+impl<T> Guard<'_, T> {
+    /// Returns whether the thread entered without the mutex.
+    pub(crate) const fn is_by_bias(&self) -> bool {
+        self.mutex.is_none()
+    }
+}
 
 impl<T> Drop for Guard<'_, T> {
     #[inline]
@@ -209,7 +216,7 @@ impl<T> fmt::Debug for Lock<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::{panic::AssertUnwindSafe, sync::Arc};
+    use std::{panic::AssertUnwindSafe, sync::Arc, thread};
 
     use super::*;
 

@@ -1,6 +1,8 @@
 //! Messages and NICs as futures: in tasks of vigie's runtimes and of tokio, whose detection server then has
 //! a thread of its own. All ranks are in this process, each with a NIC of shared memory.
 
+#[path = "messages/buffers.rs"]
+mod buffers;
 #[path = "messages/failures.rs"]
 mod failures;
 #[path = "messages/hosts.rs"]

@@ -247,7 +247,7 @@ impl<P: Provider> Communicator<P> {
         self.start(dest, tag, mode, Payload::Region { region: region.clone(), offset, length })
     }
 
-    fn start(
+    pub(super) fn start(
         &self,
         dest: u32,
         tag: u32,

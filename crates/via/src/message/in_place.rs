@@ -2,10 +2,12 @@
 
 use std::{fmt, io, sync::Arc};
 
-use super::{Communicator, MessageError, Source, Tag, endpoint::Inner, request::UntilReady};
+use super::{
+    Communicator, MessageError, SendRequest, Source, Tag, endpoint::Inner, request::UntilReady,
+};
 use crate::{
-    protocol::{Committed, Engine, Loan, Mode, Payload, SendState, Status, View},
-    vi::{OutOfBounds, Provider},
+    protocol::{Committed, Engine, Loan, Mode, Payload, SendError, SendState, Status, View},
+    vi::{Memory, OutOfBounds, Provider},
 };
 
 /// A message that is written in place, in the receiver's own area where that is possible: see
@@ -141,14 +143,43 @@ impl<P: Provider> fmt::Debug for MessageView<P> {
 }
 
 impl<P: Provider> Communicator<P> {
-    /// Lends a place for a message of `length` bytes to a rank, to be written in place.
+    /// Lends a place for a message of `length` bytes to a rank, to be written in place: in the peer's area if
+    /// it takes at most half of that and there is room, else in a [buffer](Self::buffer) from which the peer
+    /// takes it in one copy.
     ///
     /// # Errors
-    /// [`MessageError`]; [`SendError::TooLong`](crate::protocol::SendError::TooLong) beyond half the peer's
-    /// area.
+    /// [`MessageError`].
     pub fn loan(&self, dest: u32, length: u32) -> Result<LoanedBuffer<P>, MessageError> {
         let loan = self.inner.shared.with(|engine| engine.loan(dest, length))?;
         Ok(LoanedBuffer { inner: Arc::clone(&self.inner), loan: Some(loan), position: 0 })
+    }
+
+    /// Returns memory of at least `length` bytes whose messages the receiver takes in one copy where both
+    /// sides can: see [`start_send_memory`](Self::start_send_memory). It goes back to the endpoint's pool
+    /// when its last clone is dropped. What it contains is zero or of earlier messages.
+    ///
+    /// # Errors
+    /// [`SendError::OutOfMemory`].
+    pub fn buffer(&self, length: usize) -> Result<Memory, MessageError> {
+        let buffer = self.inner.shared.with(|engine| engine.buffer(length));
+        Ok(buffer.map_err(|_| SendError::OutOfMemory)?)
+    }
+
+    /// Begins to send a piece of memory, which must not be changed before the request ends. A long one is
+    /// registered for it and stays so for the next time, until nobody else holds the memory; the receiver
+    /// takes it in one copy where it can. With shared memory that is so of a [buffer](Self::buffer).
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn start_send_memory(
+        &self,
+        dest: u32,
+        tag: u32,
+        mode: Mode,
+        (memory, offset, length): (&Memory, u64, u64),
+    ) -> Result<SendRequest<P>, MessageError> {
+        let memory = memory.clone();
+        self.start(dest, tag, mode, Payload::Memory { memory, offset, length })
     }
 
     /// Sends a message that was written in place, in standard mode.

@@ -34,6 +34,11 @@ pub struct Config {
     pub buffered_bytes_max: u64,
     /// Registered buffers for frames that are too long to be inline. Default 16.
     pub staging_frames: u32,
+    /// Buffers of the pool and registrations of users' memory are kept for the next use up to so many bytes,
+    /// beside what is in use. Default 64 MiB: the longest messages that were measured.
+    pub cache_bytes_max: u64,
+    /// As `cache_bytes_max`, in registrations. Default 64, each of which may take a descriptor.
+    pub cache_entries_max: u32,
     /// What is asked of the VIs. Over [`Reliability::Unreliable`] the engine does the error control itself.
     pub reliability: Reliability,
     /// The first time-out after which a frame is sent again over an unreliable VI; it doubles up to 64 times.
@@ -54,6 +59,8 @@ impl Default for Config {
             unexpected_bytes_max: 1 << 20,
             buffered_bytes_max: 1 << 20,
             staging_frames: 16,
+            cache_bytes_max: 64 << 20,
+            cache_entries_max: 64,
             reliability: Reliability::ReliableDelivery,
             retransmit_after: Duration::from_millis(2),
             give_up_after: Duration::from_secs(30),
@@ -172,15 +179,9 @@ pub enum SendError {
         /// Its length in bytes.
         length: u64,
     },
-    /// No memory for a loan.
-    #[error("there is no memory for the loan")]
+    /// No memory for a loan or a buffer.
+    #[error("there is no memory for the loan or the buffer")]
     OutOfMemory,
-    /// Too long for a loan: half the area of the peer at most.
-    #[error("a loan has at most {limit} bytes at this peer")]
-    TooLong {
-        /// How much it does.
-        limit: u64,
-    },
 }
 
 /// Why a request that had begun did not end well.

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::vi::{
     Address, Attributes, Completion, CqId, MemoryAttributes, NicEvent, ProtectionTag, Provider,
-    Queue, Reason, ReceiveDescriptor, Reliability, ViAttributes, ViError, ViId,
+    Queue, Reason, ReceiveDescriptor, RegistrationCache, Reliability, ViAttributes, ViError, ViId,
 };
 
 /// Completions that one call takes at most.
@@ -92,9 +92,10 @@ pub struct Engine<P: Provider> {
     tag: ProtectionTag,
     pub(super) rank: u32,
     pub(super) config: Config,
-    attributes: Attributes,
+    pub(super) attributes: Attributes,
     pub(super) peers: Vec<Peer>,
     pub(super) staging: Staging,
+    pub(super) registrations: RegistrationCache,
     pub(super) requests: Slots<Request>,
     pub(super) messages: Slots<Message>,
     pub(super) posted: Posted,
@@ -167,6 +168,7 @@ impl<P: Provider> Engine<P> {
             own.frame_bytes_max = config.frame_bytes_max;
             own.window_out = u64::from(config.window_bytes);
         }
+        let entries_max = config.cache_entries_max as usize;
         Ok(Self {
             nic,
             cq,
@@ -176,6 +178,7 @@ impl<P: Provider> Engine<P> {
             attributes,
             peers,
             staging,
+            registrations: RegistrationCache::new(config.cache_bytes_max, entries_max),
             requests: Slots::new(),
             messages: Slots::new(),
             posted: Posted::new(),
@@ -705,6 +708,10 @@ impl<P: Provider> Engine<P> {
     /// # Errors
     /// The kernel's.
     pub fn arm(&mut self) -> io::Result<Armed> {
+        // There is time to look for memory that nobody else holds any more.
+        if !self.registrations.is_empty() {
+            self.registrations.sweep(&mut self.nic);
+        }
         for rank in std::mem::take(&mut self.touched) {
             if let Some(peer) = self.peers.get_mut(rank as usize) {
                 peer.is_touched = false;

@@ -23,8 +23,18 @@ pub struct Loan {
     memory: Memory,
     offset: u64,
     length: u32,
-    /// Whether the memory is the peer's area.
-    is_in_place: bool,
+    place: LoanPlace,
+}
+
+/// Whose memory is lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LoanPlace {
+    /// A piece of the peer's area.
+    Area,
+    /// A buffer of the engine's pool, from which the peer copies.
+    Buffer,
+    /// Memory of this process, from which frames are made.
+    Heap,
 }
 
 fn outside(offset: u64, length: usize, size: u64) -> OutOfBounds {
@@ -54,7 +64,7 @@ impl Loan {
     /// Returns whether the message is written where the peer will read it; else it is copied once.
     #[must_use]
     pub const fn is_in_place(&self) -> bool {
-        self.is_in_place
+        matches!(self.place, LoanPlace::Area)
     }
 
     /// Writes a part of the message.
@@ -138,25 +148,30 @@ impl View {
 
 impl<P: Provider> Engine<P> {
     /// Lends a place for a message of `length` bytes to a rank: in the peer's own area if it is mapped here
-    /// and has room, else in memory of this process.
+    /// and has room (for half of it at most), else in memory of this process: if the peer can map that, in a
+    /// [buffer](Self::buffer), from which it takes the message in one copy.
     ///
     /// # Errors
-    /// [`SendError`]; [`SendError::TooLong`] beyond half the peer's area.
+    /// [`SendError`].
     pub fn loan(&mut self, dest: u32, length: u32) -> Result<Loan, SendError> {
         self.check_destination(dest)?;
         let frame = length.saturating_add(16);
         if let Some(Peer { link: Link::Direct(link), .. }) = self.peers.get_mut(dest as usize) {
-            let limit = link.writer.frame_bytes_max();
-            if frame > limit {
-                return Err(SendError::TooLong { limit: u64::from(limit) - 16 });
-            }
-            if let Some((memory, place)) = link.lend(&self.nic, frame) {
+            let fits = frame <= link.writer.frame_bytes_max();
+            if let Some((memory, place)) = fits.then(|| link.lend(&self.nic, frame)).flatten() {
                 let offset = u64::from(place.offset) + wide(ENVELOPE_BYTES);
-                return Ok(Loan { rank: dest, memory, offset, length, is_in_place: true });
+                return Ok(Loan { rank: dest, memory, offset, length, place: LoanPlace::Area });
             }
         }
+        if self.attributes.has_window
+            && self.is_read_by(dest, length.into())
+            && let Ok(memory) = self.buffer(length as usize)
+        {
+            let place = LoanPlace::Buffer;
+            return Ok(Loan { rank: dest, memory, offset: 0, length, place });
+        }
         let memory = Memory::allocate(length as usize).map_err(|_| SendError::OutOfMemory)?;
-        Ok(Loan { rank: dest, memory, offset: 0, length, is_in_place: false })
+        Ok(Loan { rank: dest, memory, offset: 0, length, place: LoanPlace::Heap })
     }
 
     /// Sends a message that was written in place.
@@ -166,9 +181,14 @@ impl<P: Provider> Engine<P> {
     pub fn commit(&mut self, loan: Loan, context: u16, tag: u32) -> Result<Committed, SendError> {
         self.check_destination(loan.rank)?;
         let rank = loan.rank;
-        if !loan.is_in_place {
-            let bytes = loan.memory.read_to_vec(0, loan.length as usize).unwrap_or_default();
-            let sent = self.send(rank, context, tag, Mode::Standard, Payload::Owned(bytes))?;
+        if !loan.is_in_place() {
+            let payload = if loan.place == LoanPlace::Buffer {
+                let length = loan.len();
+                Payload::Memory { memory: loan.memory, offset: 0, length }
+            } else {
+                Payload::Owned(loan.to_vec().unwrap_or_default())
+            };
+            let sent = self.send(rank, context, tag, Mode::Standard, payload)?;
             return Ok(match sent {
                 SendState::Done => Committed::Done,
                 SendState::Pending(id) => Committed::Pending(id),
@@ -208,7 +228,7 @@ impl<P: Provider> Engine<P> {
 
     /// Takes a loan back that is not sent.
     pub fn give_back(&mut self, loan: Loan) {
-        if !loan.is_in_place {
+        if !loan.is_in_place() {
             return;
         }
         let at = loan.offset - wide(ENVELOPE_BYTES);

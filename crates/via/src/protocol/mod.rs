@@ -13,7 +13,7 @@
 //! | --- | --- |
 //! | fits into a frame | one frame: an [`Envelope`] and the bytes |
 //! | longer | a first frame, then frames of data, so that both sides copy at the same time; the receiver grants more as it takes what came |
-//! | of registered memory | only its key; the receiver reads it, where it can, in one copy |
+//! | of registered memory | only its key; the receiver reads it, where it can, in one copy; what stays registered, and [buffers](Engine::buffer) for it, are kept by a [cache](crate::vi::RegistrationCache) |
 //!
 //! # What is bounded
 //! The area, the descriptors and the ring of control entries are, by credits. Messages that nobody receives

@@ -3,7 +3,7 @@
 use std::io::IoSlice;
 
 use super::wide;
-use crate::vi::Region;
+use crate::vi::{Memory, Region};
 
 /// What is sent.
 #[derive(Debug)]
@@ -14,6 +14,17 @@ pub enum Payload<'a> {
     Borrowed(&'a [IoSlice<'a>]),
     /// Bytes that the engine keeps until they are sent: it needs no further help.
     Owned(Vec<u8>),
+    /// A piece of memory that the engine registers, if the message is long, and keeps registered for the next
+    /// time: see [`RegistrationCache`](crate::vi::RegistrationCache). Best of a
+    /// [buffer](super::Engine::buffer), which peers reach in any case.
+    Memory {
+        /// The memory. It is not to be changed until the request ends.
+        memory: Memory,
+        /// Where the message begins, in bytes.
+        offset: u64,
+        /// Its length in bytes.
+        length: u64,
+    },
     /// A piece of registered memory. Where both sides can, the receiver takes it from there in one copy.
     Region {
         /// The memory. It is not to be changed until the request ends.

@@ -1,12 +1,87 @@
 //! Messages of registered memory: the sender gives its key, and the receiver fetches them.
 
-use super::{Engine, envelope::Control, narrow, payload::Sink};
-use crate::vi::{Memory, Provider};
+use super::{
+    Engine,
+    envelope::{Control, ENVELOPE_BYTES},
+    narrow,
+    payload::Sink,
+    peer::{Link, Peer},
+    request::Body,
+    wide,
+};
+use crate::vi::{Memory, MemoryAttributes, MemoryHandle, Provider, RegistrationCache, ViError};
 
 /// The most that is copied before the sink is asked again, in bytes.
 const PIECE_BYTES: u64 = 1 << 20;
 
 impl<P: Provider> Engine<P> {
+    /// Returns memory of at least `length` bytes from which peers take messages in one copy, where they can:
+    /// see [`Payload::Memory`](super::Payload). It goes back to the engine's pool when its last clone is
+    /// dropped and what was sent of it has been taken. What it contains is zero or of earlier messages, to
+    /// whatever rank.
+    ///
+    /// # Cost
+    /// With shared memory a new one costs a file, a mapping at each end and a page fault for each page, one
+    /// of the pool none of that.
+    ///
+    /// # Errors
+    /// The NIC's.
+    pub fn buffer(&mut self, length: usize) -> Result<Memory, ViError> {
+        let attributes = self.readable();
+        self.registrations.allocate(&mut self.nic, length, attributes)
+    }
+
+    /// Returns what is registered of the memory that was [sent](super::Payload::Memory), and the pool of
+    /// [buffers](Self::buffer).
+    #[must_use]
+    pub const fn registrations(&self) -> &RegistrationCache {
+        &self.registrations
+    }
+
+    /// Deregisters memory, wherever it was registered. Of a message that was sent of it, and not taken yet,
+    /// the bytes are sent instead.
+    ///
+    /// # Errors
+    /// The NIC's.
+    pub fn deregister(&mut self, handle: MemoryHandle) -> Result<(), ViError> {
+        self.registrations.deregister(&mut self.nic, handle)
+    }
+
+    /// Deregisters what the engine keeps registered without need. Returns how many registrations that were.
+    pub fn clear_registrations(&mut self) -> usize {
+        self.registrations.clear(&mut self.nic)
+    }
+
+    fn readable(&self) -> MemoryAttributes {
+        MemoryAttributes { allows_read: true, ..MemoryAttributes::private(self.tag()) }
+    }
+
+    /// Returns whether a message of `length` bytes to a rank takes more than a frame, and the rank may read
+    /// memory of this one.
+    pub(super) fn is_read_by(&self, rank: u32, length: u64) -> bool {
+        matches!(self.peers.get(rank as usize),
+            Some(Peer { link: Link::Direct(_), frame_bytes_max, .. })
+                if length + wide(ENVELOPE_BYTES) > u64::from(*frame_bytes_max))
+    }
+
+    /// Registers what a message to a rank is sent of, if that is of use.
+    pub(super) fn registered(
+        &mut self,
+        rank: u32,
+        memory: Memory,
+        offset: u64,
+        length: u64,
+    ) -> Body {
+        let attributes = self.readable();
+        let registered = self
+            .is_read_by(rank, length)
+            // If that fails the bytes are sent.
+            .then(|| self.registrations.register(&mut self.nic, &memory, attributes).ok())
+            .flatten();
+        let key = registered.as_ref().map(|registered| registered.region().key);
+        Body::Memory { memory, offset, key, _registered: registered }
+    }
+
     /// Fetches a message that is still in its sender's memory, now that its receiver is there: in one copy,
     /// if that memory is mapped here; else the sender is asked to send it.
     pub(super) fn fetch<S: Sink + ?Sized>(&mut self, key: u64, sink: &mut S) {
@@ -17,7 +92,7 @@ impl<P: Provider> Engine<P> {
         let total = message.total;
         if let Some(memory) = vi.and_then(|vi| self.nic.window(vi, remote))
             && let Some(end) = offset.checked_add(total)
-            && end <= super::wide(memory.len())
+            && end <= wide(memory.len())
         {
             let is_truncated = !copy(&memory, offset, total, sink);
             self.counters.remote_reads += 1;
@@ -46,7 +121,7 @@ fn copy<S: Sink + ?Sized>(memory: &Memory, from: u64, total: u64, sink: &mut S) 
         if length == 0 || memory.read(from + done, &mut space[..length]).is_err() {
             return false;
         }
-        done += super::wide(length);
+        done += wide(length);
     }
     true
 }

@@ -7,7 +7,7 @@ use super::{
     matching::{Label, NodeId, Pattern},
     wide,
 };
-use crate::vi::{Region, RemoteKey};
+use crate::vi::{Memory, Registered, RemoteKey};
 
 /// A send or a receive that has begun. Never used twice by one engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -82,9 +82,13 @@ pub(super) enum Body {
     /// With the owner, who hands them over when it polls.
     Borrowed,
     Owned(Vec<u8>),
-    Region {
-        region: Region,
+    Memory {
+        memory: Memory,
         offset: u64,
+        /// By which the receiver may read it.
+        key: Option<RemoteKey>,
+        /// Keeps it registered.
+        _registered: Option<Registered>,
     },
 }
 

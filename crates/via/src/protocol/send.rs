@@ -116,7 +116,7 @@ impl<P: Provider> Engine<P> {
     }
 
     /// Copies a message for buffered mode, if there is room for it.
-    fn buffer(&mut self, body: &[IoSlice<'_>]) -> Result<Vec<u8>, SendError> {
+    fn keep_buffered(&mut self, body: &[IoSlice<'_>]) -> Result<Vec<u8>, SendError> {
         let needed = total(body);
         let free = self.config.buffered_bytes_max.saturating_sub(self.buffered_bytes);
         if needed > free {
@@ -163,7 +163,7 @@ impl<P: Provider> Engine<P> {
         let mut borrowed: Option<&[IoSlice<'_>]> = None;
         match payload {
             Payload::Borrowed(body) if mode == Mode::Buffered => {
-                let bytes = self.buffer(body)?;
+                let bytes = self.keep_buffered(body)?;
                 request.total = wide(bytes.len());
                 request.buffered = request.total;
                 request.body = Body::Owned(bytes);
@@ -181,7 +181,15 @@ impl<P: Provider> Engine<P> {
                     return Err(SendError::OutOfBounds { offset, length });
                 }
                 request.total = length;
-                request.body = Body::Region { region, offset };
+                let (key, memory) = (Some(region.key), region.memory);
+                request.body = Body::Memory { memory, offset, key, _registered: None };
+            }
+            Payload::Memory { memory, offset, length } => {
+                if offset.checked_add(length).is_none_or(|end| end > wide(memory.len())) {
+                    return Err(SendError::OutOfBounds { offset, length });
+                }
+                request.total = length;
+                request.body = self.registered(dest, memory, offset, length);
             }
         }
         // Whoever sends in buffered mode does not look back.
@@ -285,10 +293,10 @@ impl<P: Provider> Engine<P> {
         let body = std::mem::replace(&mut send.body, Body::Borrowed);
         let sent = match &body {
             Body::Owned(bytes) => act(self, &[IoSlice::new(bytes)], skip),
-            Body::Region { region, offset } => {
-                match region.memory.read_to_vec(offset + skip, length) {
+            Body::Memory { memory, offset, .. } => {
+                match memory.read_to_vec(offset + skip, length) {
                     Ok(bytes) => act(self, &[IoSlice::new(&bytes)], 0),
-                    Err(_) => Sent::Fault("a region that is too short"),
+                    Err(_) => Sent::Fault("memory that is too short"),
                 }
             }
             Body::Borrowed => act(self, &[], 0),
@@ -311,12 +319,16 @@ impl<P: Provider> Engine<P> {
         let window = peer.window_out;
         let room = whole_lines(max - wide(ENVELOPE_BYTES + OPENING_BYTES));
         let remote = match &send.body {
-            Body::Region { region, offset } if matches!(peer.link, Link::Direct(_)) => {
-                Some((region.key.0, *offset))
+            Body::Memory { key: Some(key), offset, .. } if matches!(peer.link, Link::Direct(_)) => {
+                Some((key.0, *offset))
             }
             _ => None,
         };
-        let has_bytes = borrowed.is_some() || matches!(send.body, Body::Owned(_));
+        let has_bytes = match &send.body {
+            Body::Borrowed => borrowed.is_some(),
+            Body::Owned(_) => true,
+            Body::Memory { .. } => remote.is_none(),
+        };
         let length = if has_bytes { room.min(send.total).min(window) } else { 0 };
         let mut head = Envelope {
             kind: FrameKind::First,
@@ -664,7 +676,7 @@ impl<P: Provider> Engine<P> {
         // The message may have ended since the grant was made.
         let Some(send) = self.send_of(rank, key) else { return };
         send.is_matched = true;
-        if matches!(send.body, Body::Region { .. }) {
+        if matches!(send.body, Body::Memory { .. }) {
             send.needs_finish = false;
         }
         send.limit = send.limit.max(limit.min(send.total));

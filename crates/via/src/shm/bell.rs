@@ -8,6 +8,8 @@
 //! barrier, and the sleeper's last look finds the entry, or reads the word after it, and finds it odd
 //! (bell-1). Between the two accesses of the sender only the compiler must keep order.
 //!
+//! [`sleep`](super::sleep) is the word by itself, which `tests/loom.rs` checks.
+//!
 //! Where one of the two processes has no such barrier, the sender executes a fence (bell-2).
 //!
 //! A bell is a packet on the connection's socket, at most one for a sleep: the sender remembers for which
@@ -16,30 +18,56 @@
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::atomic::{Ordering, compiler_fence, fence},
+    sync::atomic::{Ordering, fence},
 };
 
 use super::{
     layout::{KEYS_AT, PAGE_BYTES, SLEEP_AT, size},
+    sleep::{OwnWord, PeerWord, Ringer, Sleeper},
     slots::index_of,
     sys,
 };
-use crate::vi::{Memory, RemoteKey};
+use crate::{
+    sync::light_fence,
+    vi::{Memory, RemoteKey},
+};
 
 /// This NIC's page: it alone writes it, peers read it.
 #[derive(Debug)]
 pub(super) struct Page {
     file: OwnedFd,
     memory: Memory,
-    /// The sleep word: only this NIC changes it.
-    sleeps: u64,
+    sleeper: Sleeper,
     has_barrier: bool,
+}
+
+/// The sleep word in this NIC's page.
+struct Announced<'a> {
+    memory: &'a Memory,
+    has_barrier: bool,
+}
+
+impl OwnWord for Announced<'_> {
+    fn store(&self, sleeps: u64) {
+        store(self.memory, SLEEP_AT, sleeps);
+    }
+
+    /// # Errors
+    /// The kernel's, if it has lost its barrier.
+    fn heavy_fence(&self) -> io::Result<()> {
+        if self.has_barrier {
+            sys::barrier()?;
+        }
+        // Also for peers that fence for themselves (bell-2).
+        fence(Ordering::SeqCst);
+        Ok(())
+    }
 }
 
 impl Page {
     pub(super) fn new() -> io::Result<Self> {
         let (file, memory) = sys::make_file(size(PAGE_BYTES), true)?;
-        Ok(Self { file, memory, sleeps: 0, has_barrier: sys::register_barrier() })
+        Ok(Self { file, memory, sleeper: Sleeper::default(), has_barrier: sys::register_barrier() })
     }
 
     pub(super) fn file(&self) -> BorrowedFd<'_> {
@@ -51,12 +79,12 @@ impl Page {
     }
 
     pub(super) const fn is_asleep(&self) -> bool {
-        !self.sleeps.is_multiple_of(2)
+        self.sleeper.is_asleep()
     }
 
     /// Returns how often the NIC has gone to sleep.
     pub(super) const fn sleep_count(&self) -> u64 {
-        self.sleeps.div_ceil(2)
+        self.sleeper.sleep_count()
     }
 
     /// Announces the sleep. The rings must be looked at once more after this.
@@ -64,33 +92,24 @@ impl Page {
     /// # Errors
     /// The kernel's, if it has lost its barrier.
     pub(super) fn fall_asleep(&mut self) -> io::Result<()> {
-        // Always another odd number, so that peers ring again also for a sleep right after a sleep.
-        self.sleeps += if self.is_asleep() { 2 } else { 1 };
-        self.store(SLEEP_AT, self.sleeps);
-        if self.has_barrier {
-            sys::barrier()?;
-        }
-        // Also for peers that fence for themselves (bell-2).
-        fence(Ordering::SeqCst);
-        Ok(())
+        let word = Announced { memory: &self.memory, has_barrier: self.has_barrier };
+        self.sleeper.fall_asleep(&word)
     }
 
     pub(super) fn wake_up(&mut self) {
-        if self.is_asleep() {
-            self.sleeps += 1;
-            self.store(SLEEP_AT, self.sleeps);
-        }
+        let word = Announced { memory: &self.memory, has_barrier: self.has_barrier };
+        self.sleeper.wake_up(&word);
     }
 
     /// Says that the key is good, or no more.
     pub(super) fn set_live(&self, key: RemoteKey, is_live: bool) {
-        self.store(key_at(key), if is_live { key.0 } else { 0 });
+        store(&self.memory, key_at(key), if is_live { key.0 } else { 0 });
     }
+}
 
-    fn store(&self, offset: u64, word: u64) {
-        let stored = self.memory.store(offset, word);
-        debug_assert!(stored.is_ok(), "inside the page");
-    }
+fn store(page: &Memory, offset: u64, word: u64) {
+    let stored = page.store(offset, word);
+    debug_assert!(stored.is_ok(), "inside the page");
 }
 
 /// Returns where the page says whether a key is live: the upper half of a key is its region's name.
@@ -102,36 +121,48 @@ fn key_at(key: RemoteKey) -> u64 {
 /// A peer's page, and what this side knows of the peer's sleep.
 #[derive(Debug)]
 pub(super) struct PeerPage {
+    word: Watched,
+    ringer: Ringer,
+}
+
+/// The sleep word in a peer's page.
+#[derive(Debug)]
+struct Watched {
     memory: Memory,
     /// Whether this side must fence before it looks (bell-2).
     needs_fence: bool,
-    /// The sleep for which was rung.
-    rung: u64,
+}
+
+impl PeerWord for Watched {
+    #[inline]
+    fn light_fence(&self) {
+        if self.needs_fence {
+            fence(Ordering::SeqCst);
+        } else {
+            // bell-1: the processor is fenced by the sleeper's barrier.
+            light_fence();
+        }
+    }
+
+    #[inline]
+    fn load(&self) -> Option<u64> {
+        self.memory.load(SLEEP_AT).ok()
+    }
 }
 
 impl PeerPage {
     pub(super) const fn new(memory: Memory, needs_fence: bool) -> Self {
-        Self { memory, needs_fence, rung: 0 }
+        Self { word: Watched { memory, needs_fence }, ringer: Ringer::new() }
     }
 
     /// Returns whether the key is good, as the peer says.
     pub(super) fn is_live(&self, key: RemoteKey) -> bool {
-        self.memory.load(key_at(key)).is_ok_and(|word| word == key.0)
+        self.word.memory.load(key_at(key)).is_ok_and(|word| word == key.0)
     }
 
     /// Looks, after something was published, whether the peer sleeps, was not yet rung for, and cares.
     #[inline]
     pub(super) fn must_ring(&mut self, cares: impl FnOnce() -> bool) -> bool {
-        if self.needs_fence {
-            fence(Ordering::SeqCst);
-        } else {
-            // bell-1: the processor is fenced by the sleeper's barrier.
-            compiler_fence(Ordering::SeqCst);
-        }
-        let Ok(sleeps) = self.memory.load(SLEEP_AT) else { return false };
-        !sleeps.is_multiple_of(2) && sleeps != self.rung && cares() && {
-            self.rung = sleeps;
-            true
-        }
+        self.ringer.must_ring(&self.word, cares)
     }
 }

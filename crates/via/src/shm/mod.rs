@@ -47,6 +47,7 @@ mod nic;
 mod receiver;
 mod ring;
 mod sender;
+pub(crate) mod sleep;
 mod slots;
 mod sys;
 mod table;

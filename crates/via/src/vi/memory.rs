@@ -13,7 +13,7 @@ use std::{
     ptr::NonNull,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering, fence},
     },
 };
 
@@ -55,6 +55,10 @@ struct Bytes {
 enum Owner {
     Heap(Layout),
     Mapping,
+    /// Another memory, whose bytes these are: it lives as long.
+    Other {
+        _memory: Memory,
+    },
 }
 
 // SAFETY: the bytes are only touched through raw pointers, in ways that allow for others who write at
@@ -75,6 +79,7 @@ impl Drop for Bytes {
                 let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.length) };
                 debug_assert!(unmapped.is_ok(), "a mapping of ours");
             }
+            Owner::Other { .. } => {}
         }
     }
 }
@@ -131,7 +136,28 @@ impl Memory {
     /// Returns whether `other` is the same memory.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.bytes, &other.bytes)
+        self.address() == other.address()
+    }
+
+    /// Returns where the memory begins: no other memory does, while anybody holds this one.
+    pub(super) fn address(&self) -> usize {
+        self.bytes.base.addr().get()
+    }
+
+    /// Returns this memory as one whose holders are counted apart. It holds this one.
+    pub(super) fn alias(&self) -> Self {
+        let Bytes { base, length, is_writable, .. } = *self.bytes;
+        let owner = Owner::Other { _memory: self.clone() };
+        Self { bytes: Arc::new(Bytes { base, length, is_writable, owner }) }
+    }
+
+    /// Returns how many clones there are. If that is one, nobody can make another, and what the others did
+    /// with the bytes has happened before.
+    pub(super) fn holder_count(&self) -> usize {
+        let count = Arc::strong_count(&self.bytes);
+        // With the release by which a clone is dropped: the count alone is read without any order.
+        fence(Ordering::Acquire);
+        count
     }
 
     #[inline]

@@ -20,6 +20,7 @@ mod copy;
 mod descriptor;
 mod memory;
 mod provider;
+mod registration;
 mod state;
 
 pub use descriptor::{
@@ -31,4 +32,5 @@ pub use provider::{
     Address, Attributes, CqId, MemoryAttributes, MemoryHandle, NicEvent, ProtectionTag, Provider,
     Reason, Region, Reliability, RemoteKey, RequestId, ViAttributes, ViError, ViId,
 };
+pub use registration::{CacheCounters, Registered, RegistrationCache};
 pub use state::{ViEvent, ViState};

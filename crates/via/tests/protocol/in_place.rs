@@ -3,10 +3,11 @@
 use std::task::Poll;
 
 use crate::cluster::{Cluster, bytes_of, from};
+use vigie_detect::Armed;
 use vigie_via::{
-    protocol::{Committed, Config, Loan, Mode, Payload, SendError, SendState},
+    protocol::{Committed, Config, Loan, Mode, Payload, RequestId, SendError, SendState},
     sim::FaultPlan,
-    vi::{Attributes, MemoryAttributes, Provider, RemoteKey},
+    vi::{Attributes, Memory, MemoryAttributes, Provider, RemoteKey},
 };
 
 fn pair(has_window: bool) -> Cluster {
@@ -50,9 +51,110 @@ fn a_loan_is_sent_without_a_copy() {
         }
         // Half the area, without the envelope and what is before it.
         let limit = (8 << 10) - 64;
-        let error = cluster.engine(0).loan(1, limit + 1).expect_err("too long");
-        assert_eq!(error, SendError::TooLong { limit: u64::from(limit) });
+        let loan = cluster.engine(0).loan(1, limit + 1).expect("a loan");
+        assert!(!loan.is_in_place(), "it is too long for that");
+        cluster.engine(0).give_back(loan);
     }
+}
+
+/// Sends a loan to rank 1 and receives it there.
+fn deliver(cluster: &mut Cluster, body: &[u8]) {
+    let loan = filled(cluster, body);
+    let committed = cluster.engine(0).commit(loan, 0, 3).expect("the rank is there");
+    assert!(cluster.receive(1, from(0, 3)).1 == body, "{} bytes", body.len());
+    cluster.settle();
+    match committed {
+        Committed::Done => {}
+        Committed::Pending(id) => {
+            assert_eq!(cluster.engine(0).poll_send(id, None), Poll::Ready(Ok(())));
+        }
+        Committed::Busy(loan) => panic!("{loan:?}"),
+    }
+}
+
+/// Goal: loans that do not fit the area go in one copy from buffers that are used again; without a mapping,
+/// and to oneself, by frames. Method: many of them one after the other, and several at once; count buffers
+/// and reads.
+#[test]
+fn long_loans_come_from_a_pool() {
+    for has_window in [true, false] {
+        let mut cluster = pair(has_window);
+        for number in 0..20 {
+            deliver(&mut cluster, &bytes_of(number, 20_000 + 600 * usize::from(number % 2 == 0)));
+        }
+        let counters = cluster.engine(0).registrations().counters();
+        let expected = if has_window { (1, 19) } else { (0, 0) };
+        assert_eq!((counters.allocations, counters.reuses), expected);
+        assert_eq!(cluster.engine(1).counters().remote_reads, if has_window { 20 } else { 0 });
+        let open: Vec<Loan> =
+            (0..3).map(|one| filled(&mut cluster, &bytes_of(one, 30_000))).collect();
+        let counters = cluster.engine(0).registrations().counters();
+        assert_eq!(counters.allocations, if has_window { 3 } else { 0 }, "each has its own");
+        for loan in open {
+            cluster.engine(0).give_back(loan);
+        }
+        let own = cluster.engine(0).loan(0, 50_000).expect("a loan to oneself");
+        assert!(!own.is_in_place());
+        cluster.engine(0).give_back(own);
+        cluster.settle();
+        assert_eq!(cluster.engine(0).clear_registrations(), if has_window { 3 } else { 0 });
+        deliver(&mut cluster, &bytes_of(1, 30_000));
+        assert_eq!((cluster.engine(0).kept(), cluster.engine(1).kept()), (0, 0));
+    }
+}
+
+fn send_memory(cluster: &mut Cluster, memory: &Memory, length: u64) -> RequestId {
+    let payload = Payload::Memory { memory: memory.clone(), offset: 10, length };
+    let sent = cluster.engine(0).send(1, 0, 1, Mode::Standard, payload);
+    let SendState::Pending(id) = sent.expect("begins") else { panic!("nobody has it") };
+    id
+}
+
+/// Goal: memory of the user is registered once for many long messages, not at all for short ones, and no more
+/// when its last user has dropped it; one that is deregistered half way is sent. Method: count.
+#[test]
+fn memory_is_registered_once() {
+    let mut cluster = pair(true);
+    let body = bytes_of(3, 60_010);
+    let memory = Memory::allocate(body.len()).expect("memory");
+    memory.write(0, &body).expect("inside");
+    let short = Payload::Memory { memory: memory.clone(), offset: 1, length: 100 };
+    let sent = cluster.engine(0).send(1, 0, 1, Mode::Standard, short).expect("begins");
+    assert_eq!(sent, SendState::Done);
+    assert!(cluster.receive(1, from(0, 1)).1 == body[1..101]);
+    let beyond = Payload::Memory { memory: memory.clone(), offset: 11, length: 60_000 };
+    let error = cluster.engine(0).send(1, 0, 1, Mode::Standard, beyond);
+    assert_eq!(error, Err(SendError::OutOfBounds { offset: 11, length: 60_000 }));
+    assert!(cluster.engine(0).registrations().is_empty(), "short messages need none");
+    for _ in 0..10 {
+        let id = send_memory(&mut cluster, &memory, 60_000);
+        assert_eq!(cluster.engine(0).clear_registrations(), 0, "it is in use");
+        assert!(cluster.receive(1, from(0, 1)).1 == body[10..]);
+        cluster.settle();
+        assert_eq!(cluster.engine(0).poll_send(id, None), Poll::Ready(Ok(())));
+    }
+    let counters = cluster.engine(0).registrations().counters();
+    assert_eq!((counters.misses, counters.hits), (1, 9));
+    assert_eq!(cluster.engine(1).counters().remote_reads, 10);
+
+    let id = send_memory(&mut cluster, &memory, 60_000);
+    cluster.settle();
+    let handle = cluster.engine(0).registrations().handles().next().expect("it is registered");
+    cluster.engine(0).deregister(handle).expect("it is registered");
+    assert!(cluster.receive(1, from(0, 1)).1 == body[10..], "sent after all");
+    cluster.settle();
+    assert_eq!(cluster.engine(0).poll_send(id, None), Poll::Ready(Ok(())));
+    assert_eq!(cluster.engine(1).counters().remote_reads, 10, "not by its key");
+
+    let id = send_memory(&mut cluster, &memory, 60_000);
+    drop(memory);
+    assert!(cluster.receive(1, from(0, 1)).1 == body[10..], "the request holds it");
+    cluster.settle();
+    assert_eq!(cluster.engine(0).poll_send(id, None), Poll::Ready(Ok(())));
+    assert_eq!(cluster.engine(0).arm().expect("arms"), Armed::Armed);
+    assert!(cluster.engine(0).registrations().is_empty(), "nobody else holds it");
+    let counters = cluster.engine(0).registrations().counters();
+    assert_eq!((counters.misses, counters.abandoned, counters.invalidations), (2, 1, 1));
 }
 
 /// Goal: what is sent while a loan is open neither waits for it nor harms it. Method: several loans, with

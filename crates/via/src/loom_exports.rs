@@ -1,0 +1,107 @@
+//! Doors to the parts that `tests/loom.rs` checks, open under `--cfg loom` only.
+
+use std::{fmt, io};
+
+use loom::sync::atomic::{AtomicU64, Ordering};
+
+use crate::{lock, shm::sleep};
+
+/// A lock around a counter.
+pub struct Lock(lock::Lock<AtomicU64>);
+
+impl fmt::Debug for Lock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lock").finish_non_exhaustive()
+    }
+}
+
+impl Lock {
+    /// Returns a lock that leans to nobody.
+    #[expect(clippy::new_without_default, reason = "made on purpose, inside a model")]
+    pub fn new() -> Self {
+        Self(lock::Lock::new(AtomicU64::new(0)))
+    }
+
+    /// Adds one, in two steps without any order of their own: whoever is not kept out gets lost, and so does
+    /// what one does not see. Returns whether the calling thread entered by the bias.
+    pub fn add(&self) -> bool {
+        let value = self.0.lock();
+        value.store(value.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        value.is_by_bias()
+    }
+
+    /// Returns the sum.
+    pub fn sum(&self) -> u64 {
+        self.0.lock().load(Ordering::Relaxed)
+    }
+}
+
+/// A sleep word of a model.
+pub trait SleepWord {
+    /// As the sleeper.
+    fn store(&self, sleeps: u64);
+    /// As the sleeper.
+    fn heavy_fence(&self);
+    /// As a sender.
+    fn light_fence(&self);
+    /// As a sender.
+    fn load(&self) -> u64;
+}
+
+struct Word<'a, W>(&'a W);
+
+impl<W: SleepWord> sleep::OwnWord for Word<'_, W> {
+    fn store(&self, sleeps: u64) {
+        self.0.store(sleeps);
+    }
+
+    fn heavy_fence(&self) -> io::Result<()> {
+        self.0.heavy_fence();
+        Ok(())
+    }
+}
+
+impl<W: SleepWord> sleep::PeerWord for Word<'_, W> {
+    fn light_fence(&self) {
+        self.0.light_fence();
+    }
+
+    fn load(&self) -> Option<u64> {
+        Some(self.0.load())
+    }
+}
+
+/// The side that sleeps.
+#[derive(Debug, Default)]
+pub struct Sleeper(sleep::Sleeper);
+
+impl Sleeper {
+    /// Announces the sleep.
+    ///
+    /// # Errors
+    /// None, in a model.
+    pub fn fall_asleep(&mut self, word: &impl SleepWord) -> io::Result<()> {
+        self.0.fall_asleep(&Word(word))
+    }
+
+    /// Ends the sleep.
+    pub fn wake_up(&mut self, word: &impl SleepWord) {
+        self.0.wake_up(&Word(word));
+    }
+
+    /// Returns how often it has gone to sleep.
+    pub fn sleep_count(&self) -> u64 {
+        self.0.sleep_count()
+    }
+}
+
+/// The side that rings.
+#[derive(Debug, Default)]
+pub struct Ringer(sleep::Ringer);
+
+impl Ringer {
+    /// Returns whether the sleeper must be rung for.
+    pub fn must_ring(&mut self, word: &impl SleepWord) -> bool {
+        self.0.must_ring(&Word(word), || true)
+    }
+}

@@ -1,0 +1,160 @@
+//! The sleep word of a NIC, and the bell that ends the sleep: bell-1, bell-2.
+
+use std::sync::Arc;
+
+use loom::{
+    sync::{
+        Condvar, Mutex,
+        atomic::{AtomicU64, Ordering, fence},
+    },
+    thread,
+};
+use vigie_via::loom_exports::{Ringer, SleepWord, Sleeper};
+
+use crate::fails;
+
+/// What is left out.
+const NOTHING: u8 = 0;
+const BARRIER: u8 = 1;
+const LIGHT_FENCE: u8 = 2;
+const SECOND_LOOK: u8 = 3;
+const ANOTHER_NUMBER: u8 = 4;
+const MEMORY_OF_RINGS: u8 = 5;
+const ANNOUNCEMENT: u8 = 6;
+
+/// The word in the sleeper's page. With `membarrier` (bell-1) the fences stand for it and for the sender's
+/// compiler fence; the full fence that the sleeper executes beside `membarrier` orders nothing for such a
+/// sender, and is not there. Without `membarrier` (bell-2) they are that fence and the sender's own: the same
+/// model.
+struct Word<const FAULT: u8>(AtomicU64);
+
+impl<const FAULT: u8> SleepWord for Word<FAULT> {
+    fn store(&self, sleeps: u64) {
+        let sleeps = match FAULT {
+            // Only whether it sleeps, and not for which time.
+            ANOTHER_NUMBER => sleeps % 2,
+            _ => sleeps,
+        };
+        if FAULT != ANNOUNCEMENT {
+            self.0.store(sleeps, Ordering::Release);
+        }
+    }
+    fn heavy_fence(&self) {
+        if FAULT != BARRIER {
+            fence(Ordering::SeqCst);
+        }
+    }
+    fn light_fence(&self) {
+        if FAULT != LIGHT_FENCE {
+            fence(Ordering::SeqCst);
+        }
+    }
+    fn load(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// The socket, in the sleeper's epoll: bells stay until they are taken. A sleeper for whom nobody rings is a
+/// deadlock, which loom reports.
+struct Socket {
+    bells: Mutex<u64>,
+    rung: Condvar,
+}
+
+impl Socket {
+    fn ring(&self) {
+        *self.bells.lock().expect("not poisoned") += 1;
+        self.rung.notify_one();
+    }
+
+    /// Sleeps until there is a bell, and takes it.
+    fn sleep(&self) -> u64 {
+        let mut bells = self.bells.lock().expect("not poisoned");
+        while *bells == 0 {
+            bells = self.rung.wait(bells).expect("not poisoned");
+        }
+        std::mem::take(&mut *bells)
+    }
+}
+
+/// A sender publishes `count` entries one by one, and rings if it must; a NIC sleeps until it has found all.
+fn delivers<const FAULT: u8>(count: u64) {
+    let word = Arc::new(Word::<FAULT>(AtomicU64::new(0)));
+    let socket = Arc::new(Socket { bells: Mutex::new(0), rung: Condvar::new() });
+    let published = Arc::new(AtomicU64::new(0));
+    let sender = {
+        let (word, socket, published) = (word.clone(), socket.clone(), published.clone());
+        thread::spawn(move || {
+            let mut ringer = Ringer::default();
+            for entry in 1..=count {
+                published.store(entry, Ordering::Release);
+                if FAULT == MEMORY_OF_RINGS {
+                    ringer = Ringer::default();
+                }
+                if ringer.must_ring(&*word) {
+                    socket.ring();
+                }
+            }
+        })
+    };
+    let mut sleeper = Sleeper::default();
+    let mut bells = 0;
+    loop {
+        let seen = published.load(Ordering::Acquire);
+        if seen == count {
+            break;
+        }
+        sleeper.fall_asleep(&*word).expect("no kernel is asked");
+        // The second look: nothing has come since.
+        if FAULT == SECOND_LOOK || published.load(Ordering::Acquire) == seen {
+            bells += socket.sleep();
+        }
+        // What `link.bell_count` is compared with: a peer that rings more often is cut off.
+        assert!(bells <= sleeper.sleep_count(), "more bells than sleeps");
+        sleeper.wake_up(&*word);
+    }
+    sender.join().expect("no panic");
+    let left = *socket.bells.lock().expect("not poisoned");
+    assert!(bells + left <= sleeper.sleep_count(), "more bells than sleeps");
+}
+
+#[test]
+fn no_entry_is_slept_through() {
+    loom::model(|| delivers::<NOTHING>(1));
+}
+
+#[test]
+fn no_entry_of_several_is_slept_through() {
+    loom::model(|| delivers::<NOTHING>(2));
+}
+
+#[test]
+fn mutant_without_the_barrier_is_found() {
+    fails(|| delivers::<BARRIER>(1));
+}
+
+#[test]
+fn mutant_without_the_light_fence_is_found() {
+    fails(|| delivers::<LIGHT_FENCE>(1));
+}
+
+#[test]
+fn mutant_without_a_second_look_is_found() {
+    fails(|| delivers::<SECOND_LOOK>(1));
+}
+
+#[test]
+fn mutant_that_does_not_announce_its_sleep_is_found() {
+    fails(|| delivers::<ANNOUNCEMENT>(1));
+}
+
+/// The second sleep looks like the first, for which was rung already.
+#[test]
+fn mutant_with_one_number_for_all_sleeps_is_found() {
+    fails(|| delivers::<ANOTHER_NUMBER>(2));
+}
+
+#[test]
+fn mutant_that_forgets_that_it_rang_is_found() {
+    fails(|| delivers::<MEMORY_OF_RINGS>(2));
+}
