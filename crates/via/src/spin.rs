@@ -1,6 +1,19 @@
 //! How long a wait looks again and again by itself before it hands over to the scheduler.
+//!
+//! On a core that nobody else wants, it looks many times in a row: what another core sends back at once is
+//! found without a system call. Where others want the core, the answer cannot come before they had it: the
+//! wait gives it away after one look (`sched_yield`), a few times, and so finds what those who ran meanwhile
+//! have sent at the price of one switch, without a sleep and a wake-up for each message.
+//!
+//! Which of both is the case, the clock says: a core that nobody wants comes back at once.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::{
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    thread,
+    time::Duration,
+};
+
+use vigie_detect::clock::monotonic_now;
 
 /// Looks in a row of one wait: many times what an answer from another core takes, and less than a sleep and
 /// a wake-up.
@@ -12,15 +25,146 @@ const LOSSES_MAX: u32 = 3;
 /// One wait of so many still tries, when most of them do not.
 const TRY_EVERY: u32 = 16;
 
+/// How often a wait gives a core away that others want, before it sleeps. Together less than the price of a
+/// sleep and a wake-up.
+const YIELDS: u32 = 8;
+
+/// A core that is back after less was wanted by nobody. One that comes back at once takes 0.25 µs here, one
+/// on which another process looked and gave it back 1.4 µs.
+const ALONE_NS: u64 = 700;
+
+/// A core that comes back only after more was given to somebody who computes: whoever gives it away again
+/// finds messages late.
+const COMPUTED_NS: u64 = 200_000;
+
+/// So many waits give no core away after somebody has computed on it.
+const PENANCE: u32 = 256;
+
+/// How often a wait among more ranks than cores gives away a core that nobody wants. Together longer than a
+/// hop takes whose receiver must be woken up: then both cores are in use when the next one is woken, and the
+/// ranks begin to pass the core on.
+const YIELDS_ALONE: u32 = 48;
+
+/// Waits that last longer than three quarters of this, on average, find nothing by looking on.
+const FAR_NS: u64 = 1_000_000;
+
+/// Waits that last less, on average, are mostly shorter than two sleeps and wake-ups, the peer's and one's
+/// own: looking on costs less than sleeping.
+const NEAR: Duration = Duration::from_micros(100);
+
 /// Decides, by what came of it lately, whether a wait looks for a while. A wait that loses has spent what
 /// handing over costs anyway, so that at worst the cost doubles; a wait that does not try costs nothing.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Spin {
-    /// Waits in a row that have lost. `Relaxed`: a hint.
+    /// There are more ranks than cores.
+    is_crowded: bool,
+    /// Waits in a row that have lost. `Relaxed` here and below: hints.
     losses: AtomicU32,
+    /// Others wanted the core when it was last given away: [`SHARED`]. Else, how many waits still do not
+    /// give it away.
+    core: AtomicU32,
+    /// How long waits last that have lost, on average, in nanoseconds, at most [`FAR_NS`].
+    usual_ns: AtomicU64,
+}
+
+const SHARED: u32 = u32::MAX;
+
+/// What became of the core that was given away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Yielded {
+    /// Nobody wanted it.
+    Alone,
+    /// Others ran, and gave it back soon.
+    Shared,
+    /// Somebody computed.
+    Computed,
+}
+
+impl Yielded {
+    const fn after(nanos: u64) -> Self {
+        if nanos < ALONE_NS {
+            Self::Alone
+        } else if nanos < COMPUTED_NS {
+            Self::Shared
+        } else {
+            Self::Computed
+        }
+    }
+}
+
+/// Returns what gives the core away, and says what became of it. What is done between two of its calls
+/// counts as well: the clock is read once for each.
+fn giving_away() -> impl FnMut() -> Yielded {
+    let mut before = monotonic_now();
+    move || {
+        thread::yield_now();
+        let after = monotonic_now();
+        let nanos = after.as_nanos().saturating_sub(before.as_nanos());
+        before = after;
+        Yielded::after(nanos)
+    }
+}
+
+impl Default for Spin {
+    fn default() -> Self {
+        Self::new(false)
+    }
 }
 
 impl Spin {
+    pub(crate) const fn new(is_crowded: bool) -> Self {
+        Self {
+            is_crowded,
+            losses: AtomicU32::new(0),
+            core: AtomicU32::new(0),
+            usual_ns: AtomicU64::new(FAR_NS),
+        }
+    }
+
+    /// For waits among so many ranks of this host.
+    pub(crate) fn among(rank_count: u32) -> Self {
+        let cores = thread::available_parallelism().map_or(1, Into::into);
+        Self::new(usize::try_from(rank_count).is_ok_and(|ranks| ranks > cores))
+    }
+
+    /// Takes note of how long a wait lasted that had lost.
+    pub(crate) fn lasted(&self, time: Duration) {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(FAR_NS).min(FAR_NS);
+        let before = self.usual_ns.load(Ordering::Relaxed);
+        self.usual_ns.store(before - before / 4 + nanos / 4, Ordering::Relaxed);
+    }
+
+    fn usual(&self) -> Duration {
+        Duration::from_nanos(self.usual_ns.load(Ordering::Relaxed))
+    }
+
+    /// Returns how long a wait that has lost does well to look on, letting other tasks run in between:
+    /// nothing, unless the core is free and such waits end soon.
+    pub(crate) fn patience(&self) -> Duration {
+        if self.is_crowded || self.core.load(Ordering::Relaxed) != 0 || self.usual() > NEAR {
+            Duration::ZERO
+        } else {
+            (self.usual() * 2).min(NEAR)
+        }
+    }
+
+    /// Looks on for a while, as [`patience`](Self::patience) allows.
+    pub(crate) fn again<T>(&self, mut look: impl FnMut() -> Look<T>) -> Option<T> {
+        for _ in 0..LOOKS {
+            if let Look::Found(found) = look() {
+                return Some(found);
+            }
+            std::hint::spin_loop();
+        }
+        self.give_core_away(look, giving_away)
+    }
+
+    /// Returns whether a wait gives the core away after its first look.
+    #[inline]
+    pub(crate) fn gives_first(&self) -> bool {
+        self.is_crowded || self.core.load(Ordering::Relaxed) == SHARED
+    }
+
     /// Calls `look` until it finds something, or for long enough.
     #[inline]
     pub(crate) fn until<T>(&self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
@@ -29,21 +173,36 @@ impl Spin {
 
     /// As [`until`](Self::until), and goes on for as long as something moves.
     #[inline]
-    pub(crate) fn until_idle<T>(&self, mut look: impl FnMut() -> Look<T>) -> Option<T> {
+    pub(crate) fn until_idle<T>(&self, look: impl FnMut() -> Look<T>) -> Option<T> {
+        self.until_idle_giving(look, giving_away)
+    }
+
+    #[inline]
+    fn until_idle_giving<T, G: FnMut() -> Yielded>(
+        &self,
+        mut look: impl FnMut() -> Look<T>,
+        giving_away: impl FnOnce() -> G,
+    ) -> Option<T> {
         let mut moves = match look() {
             Look::Found(found) => return Some(found),
             Look::Moved => true,
             Look::Nothing => false,
         };
         let losses = self.losses.load(Ordering::Relaxed);
-        if losses >= LOSSES_MAX && !moves {
+        let is_hopeless = if self.is_crowded {
+            self.usual_ns.load(Ordering::Relaxed) > FAR_NS / 4 * 3
+        } else {
+            losses >= LOSSES_MAX
+        };
+        if is_hopeless && !moves {
             self.losses.store(losses.wrapping_add(1).max(LOSSES_MAX), Ordering::Relaxed);
             if !losses.is_multiple_of(TRY_EVERY) {
                 return None;
             }
         }
-        let mut looks = 0;
-        while looks < LOOKS {
+        let first = if self.gives_first() { LOOKS } else { 0 };
+        let mut looks = first;
+        while looks < LOOKS || moves {
             if !moves {
                 std::hint::spin_loop();
             }
@@ -56,13 +215,49 @@ impl Spin {
                     return Some(found);
                 }
                 Look::Moved => {
-                    looks = 0;
+                    looks = first;
                     true
                 }
                 Look::Nothing => false,
             };
         }
-        self.losses.store(losses.saturating_add(1), Ordering::Relaxed);
+        let found = self.give_core_away(look, giving_away);
+        let losses = if found.is_some() { 0 } else { losses.saturating_add(1) };
+        self.losses.store(losses, Ordering::Relaxed);
+        found
+    }
+
+    /// Gives the core away and looks, for as long as others want it and not too often.
+    #[cold]
+    fn give_core_away<T, G: FnMut() -> Yielded>(
+        &self,
+        mut look: impl FnMut() -> Look<T>,
+        giving_away: impl FnOnce() -> G,
+    ) -> Option<T> {
+        let core = self.core.load(Ordering::Relaxed);
+        if core != SHARED && core > 0 {
+            self.core.store(core - 1, Ordering::Relaxed);
+            return None;
+        }
+        let alone_max = if self.is_crowded { YIELDS_ALONE } else { 0 };
+        let mut give_away = giving_away();
+        let (mut yields, mut alone) = (0, 0);
+        while yields < YIELDS && alone <= alone_max {
+            let yielded = give_away();
+            let core = match yielded {
+                Yielded::Alone => 0,
+                Yielded::Shared => SHARED,
+                Yielded::Computed => PENANCE,
+            };
+            self.core.store(core, Ordering::Relaxed);
+            match (look(), yielded) {
+                (Look::Found(found), _) => return Some(found),
+                (Look::Moved, _) => yields = 0,
+                (Look::Nothing, Yielded::Alone) => alone += 1,
+                (Look::Nothing, Yielded::Shared) => yields += 1,
+                (Look::Nothing, Yielded::Computed) => return None,
+            }
+        }
         None
     }
 }
@@ -86,28 +281,97 @@ impl<T> From<Option<T>> for Look<T> {
 mod tests {
     use super::*;
 
+    /// Looks, and what the core was given away for, of one wait that finds something at its look
+    /// `found_at`.
+    fn wait(spin: &Spin, found_at: u32, yielded: Yielded) -> (bool, u32, u32) {
+        let (mut looks, mut yields) = (0, 0);
+        let look = || {
+            looks += 1;
+            Look::from((looks == found_at).then_some(()))
+        };
+        let found = spin.until_idle_giving(look, || {
+            || {
+                yields += 1;
+                yielded
+            }
+        });
+        (found.is_some(), looks, yields)
+    }
+
     /// Goal: what is there costs one look, what comes soon is found, waits that lose stop trying, and one
-    /// that wins makes them try again. Method: count the looks.
+    /// that wins makes them try again. Method: count the looks, on a core that nobody else wants.
     #[test]
     fn looking_must_pay() {
         let spin = Spin::default();
-        let looks_until = |found_at: u32| {
-            let mut looks = 0;
-            let found = spin.until(|| {
-                looks += 1;
-                (looks == found_at).then_some(())
-            });
-            (found.is_some(), looks)
+        let looks_until = |found_at| {
+            let (is_found, looks, _) = wait(&spin, found_at, Yielded::Alone);
+            (is_found, looks)
         };
         assert_eq!(looks_until(1), (true, 1));
         assert_eq!(looks_until(10), (true, 10));
         for _ in 0..LOSSES_MAX {
-            assert_eq!(looks_until(u32::MAX), (false, LOOKS + 1));
+            assert_eq!(looks_until(u32::MAX), (false, LOOKS + 2));
         }
         let tries = (0..TRY_EVERY * 4).filter(|_| looks_until(u32::MAX).1 > 1).count();
         assert_eq!(tries, 4, "one of {TRY_EVERY}");
         let wins = (0..TRY_EVERY).filter(|_| looks_until(10).0).count();
         assert!(wins > 0, "it tries again");
         assert_eq!(looks_until(10), (true, 10));
+    }
+
+    /// Goal: a core that others want is given away after one look, not too often, and kept again once nobody
+    /// wants it. Method: count looks and yields.
+    #[test]
+    fn a_shared_core_is_given_away() {
+        let spin = Spin::default();
+        assert_eq!(wait(&spin, LOOKS + 4, Yielded::Shared), (true, LOOKS + 4, 3));
+        assert!(spin.gives_first());
+        assert_eq!(wait(&spin, 3, Yielded::Shared), (true, 3, 2), "one look, then one for each");
+        assert_eq!(wait(&spin, u32::MAX, Yielded::Shared), (false, 1 + YIELDS, YIELDS));
+        assert_eq!(wait(&spin, u32::MAX, Yielded::Alone), (false, 2, 1));
+        assert!(!spin.gives_first());
+        assert_eq!(wait(&spin, 10, Yielded::Alone), (true, 10, 0));
+    }
+
+    /// Goal: whoever shares its core with somebody who computes gives it away once in a while only. Method:
+    /// count yields of many waits.
+    #[test]
+    fn a_core_is_not_given_to_somebody_who_computes() {
+        let spin = Spin::new(true);
+        spin.usual_ns.store(0, Ordering::Relaxed);
+        let waits = 4 * (PENANCE + 1);
+        let yields: u32 = (0..waits).map(|_| wait(&spin, u32::MAX, Yielded::Computed).2).sum();
+        assert_eq!(yields, 4);
+    }
+
+    /// Goal: among more ranks than cores, waits give away also a core that nobody wants, unless they last
+    /// long. Method: count yields, and tell how long waits lasted.
+    #[test]
+    fn ranks_without_cores_give_first() {
+        let spin = Spin::among(u32::MAX);
+        let is_eager = |spin: &Spin| {
+            (0..TRY_EVERY).all(|_| wait(spin, u32::MAX, Yielded::Alone).2 == YIELDS_ALONE + 1)
+        };
+        assert!(!is_eager(&spin), "nothing is known yet");
+        (0..20).for_each(|_| spin.lasted(Duration::from_micros(100)));
+        assert!(is_eager(&spin));
+        (0..20).for_each(|_| spin.lasted(Duration::from_secs(1)));
+        assert!(!is_eager(&spin));
+    }
+
+    /// Goal: waits look on where they usually end soon, never where they last long or the core is wanted.
+    /// Method: tell how long they lasted.
+    #[test]
+    fn patience_must_pay() {
+        let spin = Spin::default();
+        assert_eq!(spin.patience(), Duration::ZERO);
+        (0..40).for_each(|_| spin.lasted(Duration::from_micros(30)));
+        assert!(spin.patience() >= Duration::from_micros(50) && spin.patience() <= NEAR);
+        wait(&spin, LOOKS + 2, Yielded::Shared);
+        assert_eq!(spin.patience(), Duration::ZERO, "others want the core");
+        wait(&spin, 2, Yielded::Alone);
+        assert!(spin.patience() > Duration::ZERO);
+        (0..20).for_each(|_| spin.lasted(Duration::from_millis(2)));
+        assert_eq!(spin.patience(), Duration::ZERO);
     }
 }

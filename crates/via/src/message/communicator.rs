@@ -298,9 +298,11 @@ impl<P: Provider> Communicator<P> {
     ) -> Result<Status, MessageError> {
         let pattern = self.pattern(source.into(), tag.into());
         let shared = &self.inner.shared;
+        // Where others want the core, one look costs less than to come back for nothing.
+        let looks = if shared.spin.gives_first() { 1 } else { LOOKS_PER_LOCK };
         let now = shared.spin.until(|| {
             shared.with(|engine| {
-                for _ in 0..LOOKS_PER_LOCK {
+                for _ in 0..looks {
                     if let Some(begun) = engine.receive_begun(pattern, sink) {
                         return Some(begun);
                     }
@@ -324,6 +326,7 @@ impl<P: Provider> Communicator<P> {
         let result = UntilReady::new(&self.inner, id, |engine: &mut Engine<P>, id| {
             engine.poll_receive(id, sink)
         })
+        .has_looked()
         .await;
         owned.is_over();
         result
