@@ -92,17 +92,43 @@ impl Yielded {
     }
 }
 
-/// Returns what gives the core away, and says what became of it. What is done between two of its calls
-/// counts as well: the clock is read once for each.
-fn giving_away() -> impl FnMut() -> Yielded {
-    let mut before = monotonic_now();
-    move || {
+/// How a wait gives its core away: how often it did, and what came of it.
+#[derive(Debug, Default)]
+struct Giving {
+    /// When it was back the last time, in nanoseconds. What is done in between counts as well: the clock is
+    /// read once for each time.
+    since_ns: u64,
+    shared: u32,
+    alone: u32,
+    is_over: bool,
+}
+
+impl Giving {
+    /// Gives the core away, and says what became of it.
+    fn give_away(&mut self) -> Yielded {
+        if self.since_ns == 0 {
+            self.since_ns = monotonic_now().as_nanos();
+        }
         thread::yield_now();
-        let after = monotonic_now();
-        let nanos = after.as_nanos().saturating_sub(before.as_nanos());
-        before = after;
-        Yielded::after(nanos)
+        let now = monotonic_now().as_nanos();
+        Yielded::after(now - std::mem::replace(&mut self.since_ns, now))
     }
+}
+
+/// The processors of the machine: a rank that is pinned to one of them says nothing of the others'.
+fn processor_count() -> usize {
+    let list = std::fs::read_to_string("/sys/devices/system/cpu/online");
+    let online = list.ok().and_then(|list| count_of_list(&list));
+    online.unwrap_or_else(|| thread::available_parallelism().map_or(1, Into::into))
+}
+
+/// The size of a list like "0-3,8".
+fn count_of_list(list: &str) -> Option<usize> {
+    list.trim().split(',').try_fold(0, |count, range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+        Some(count + last.checked_sub(first)? + 1)
+    })
 }
 
 impl Default for Spin {
@@ -123,8 +149,7 @@ impl Spin {
 
     /// For waits among so many ranks of this host.
     pub(crate) fn among(rank_count: u32) -> Self {
-        let cores = thread::available_parallelism().map_or(1, Into::into);
-        Self::new(usize::try_from(rank_count).is_ok_and(|ranks| ranks > cores))
+        Self::new(usize::try_from(rank_count).is_ok_and(|ranks| ranks > processor_count()))
     }
 
     /// Takes note of how long a wait lasted that had lost.
@@ -148,40 +173,30 @@ impl Spin {
         }
     }
 
-    /// Looks on for a while, as [`patience`](Self::patience) allows.
-    pub(crate) fn again<T>(&self, mut look: impl FnMut() -> Look<T>) -> Option<T> {
-        for _ in 0..LOOKS {
-            if let Look::Found(found) = look() {
-                return Some(found);
-            }
-            std::hint::spin_loop();
-        }
-        self.give_core_away(look, giving_away)
-    }
-
-    /// Returns whether a wait gives the core away after its first look.
-    #[inline]
-    pub(crate) fn gives_first(&self) -> bool {
-        self.is_crowded || self.core.load(Ordering::Relaxed) == SHARED
-    }
-
     /// Calls `look` until it finds something, or for long enough.
     #[inline]
     pub(crate) fn until<T>(&self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
-        self.until_idle(|| Look::from(look()))
+        self.until_idle(false, || Look::from(look()))
     }
 
-    /// As [`until`](Self::until), and goes on for as long as something moves.
+    /// As [`until`](Self::until), and goes on for as long as something moves. `is_patient`: the wait has
+    /// [`patience`](Self::patience), and looks on whether or not waits have lost.
     #[inline]
-    pub(crate) fn until_idle<T>(&self, look: impl FnMut() -> Look<T>) -> Option<T> {
-        self.until_idle_giving(look, giving_away)
-    }
-
-    #[inline]
-    fn until_idle_giving<T, G: FnMut() -> Yielded>(
+    pub(crate) fn until_idle<T>(
         &self,
+        is_patient: bool,
+        look: impl FnMut() -> Look<T>,
+    ) -> Option<T> {
+        self.until_idle_giving(is_patient, look, Giving::give_away)
+    }
+
+    /// `look` stands at two places only, or it would not be inlined, which costs a quarter of a message.
+    #[inline]
+    fn until_idle_giving<T>(
+        &self,
+        is_patient: bool,
         mut look: impl FnMut() -> Look<T>,
-        giving_away: impl FnOnce() -> G,
+        mut give_away: impl FnMut(&mut Giving) -> Yielded,
     ) -> Option<T> {
         let mut moves = match look() {
             Look::Found(found) => return Some(found),
@@ -189,22 +204,23 @@ impl Spin {
             Look::Nothing => false,
         };
         let losses = self.losses.load(Ordering::Relaxed);
-        let is_hopeless = if self.is_crowded {
-            self.usual_ns.load(Ordering::Relaxed) > FAR_NS / 4 * 3
-        } else {
-            losses >= LOSSES_MAX
-        };
-        if is_hopeless && !moves {
-            self.losses.store(losses.wrapping_add(1).max(LOSSES_MAX), Ordering::Relaxed);
-            if !losses.is_multiple_of(TRY_EVERY) {
-                return None;
-            }
+        if !moves
+            && !is_patient
+            && (losses >= LOSSES_MAX || self.is_crowded)
+            && self.is_vain(losses)
+        {
+            return None;
         }
         let first = if self.gives_first() { LOOKS } else { 0 };
         let mut looks = first;
-        while looks < LOOKS || moves {
+        let mut giving = Giving::default();
+        loop {
             if !moves {
-                std::hint::spin_loop();
+                if looks < LOOKS {
+                    std::hint::spin_loop();
+                } else if !self.gives(&mut giving, &mut give_away) {
+                    break;
+                }
             }
             looks += 1;
             moves = match look() {
@@ -221,44 +237,61 @@ impl Spin {
                 Look::Nothing => false,
             };
         }
-        let found = self.give_core_away(look, giving_away);
-        let losses = if found.is_some() { 0 } else { losses.saturating_add(1) };
-        self.losses.store(losses, Ordering::Relaxed);
-        found
+        self.losses.store(losses.saturating_add(1), Ordering::Relaxed);
+        None
     }
 
-    /// Gives the core away and looks, for as long as others want it and not too often.
+    /// Returns whether this wait does not try, after what became of those before.
     #[cold]
-    fn give_core_away<T, G: FnMut() -> Yielded>(
+    fn is_vain(&self, losses: u32) -> bool {
+        let is_hopeless = if self.is_crowded {
+            self.usual_ns.load(Ordering::Relaxed) > FAR_NS / 4 * 3
+        } else {
+            losses >= LOSSES_MAX
+        };
+        if !is_hopeless {
+            return false;
+        }
+        self.losses.store(losses.wrapping_add(1).max(LOSSES_MAX), Ordering::Relaxed);
+        !losses.is_multiple_of(TRY_EVERY)
+    }
+
+    /// Returns whether a wait gives the core away after its first look.
+    #[inline]
+    fn gives_first(&self) -> bool {
+        self.is_crowded || self.core.load(Ordering::Relaxed) == SHARED
+    }
+
+    /// Gives the core away before the next look, unless that was done often enough.
+    #[cold]
+    fn gives(
         &self,
-        mut look: impl FnMut() -> Look<T>,
-        giving_away: impl FnOnce() -> G,
-    ) -> Option<T> {
+        giving: &mut Giving,
+        mut give_away: impl FnMut(&mut Giving) -> Yielded,
+    ) -> bool {
         let core = self.core.load(Ordering::Relaxed);
+        if giving.is_over {
+            return false;
+        }
         if core != SHARED && core > 0 {
             self.core.store(core - 1, Ordering::Relaxed);
-            return None;
+            return false;
         }
-        let alone_max = if self.is_crowded { YIELDS_ALONE } else { 0 };
-        let mut give_away = giving_away();
-        let (mut yields, mut alone) = (0, 0);
-        while yields < YIELDS && alone <= alone_max {
-            let yielded = give_away();
-            let core = match yielded {
-                Yielded::Alone => 0,
-                Yielded::Shared => SHARED,
-                Yielded::Computed => PENANCE,
-            };
-            self.core.store(core, Ordering::Relaxed);
-            match (look(), yielded) {
-                (Look::Found(found), _) => return Some(found),
-                (Look::Moved, _) => yields = 0,
-                (Look::Nothing, Yielded::Alone) => alone += 1,
-                (Look::Nothing, Yielded::Shared) => yields += 1,
-                (Look::Nothing, Yielded::Computed) => return None,
+        let core = match give_away(giving) {
+            Yielded::Alone => {
+                giving.alone += 1;
+                0
             }
-        }
-        None
+            Yielded::Shared => {
+                giving.shared += 1;
+                SHARED
+            }
+            Yielded::Computed => PENANCE,
+        };
+        self.core.store(core, Ordering::Relaxed);
+        let alone_max = if self.is_crowded { YIELDS_ALONE } else { 1 };
+        giving.is_over = core == PENANCE || giving.alone >= alone_max || giving.shared >= YIELDS;
+        true
     }
 }
 
@@ -289,11 +322,9 @@ mod tests {
             looks += 1;
             Look::from((looks == found_at).then_some(()))
         };
-        let found = spin.until_idle_giving(look, || {
-            || {
-                yields += 1;
-                yielded
-            }
+        let found = spin.until_idle_giving(false, look, |_| {
+            yields += 1;
+            yielded
         });
         (found.is_some(), looks, yields)
     }
@@ -350,13 +381,23 @@ mod tests {
     fn ranks_without_cores_give_first() {
         let spin = Spin::among(u32::MAX);
         let is_eager = |spin: &Spin| {
-            (0..TRY_EVERY).all(|_| wait(spin, u32::MAX, Yielded::Alone).2 == YIELDS_ALONE + 1)
+            (0..TRY_EVERY).all(|_| wait(spin, u32::MAX, Yielded::Alone).2 == YIELDS_ALONE)
         };
         assert!(!is_eager(&spin), "nothing is known yet");
         (0..20).for_each(|_| spin.lasted(Duration::from_micros(100)));
         assert!(is_eager(&spin));
         (0..20).for_each(|_| spin.lasted(Duration::from_secs(1)));
         assert!(!is_eager(&spin));
+    }
+
+    /// Goal: a pinned rank does not take the machine for one core, whatever the list looks like. Method: lists.
+    #[test]
+    fn processors_are_counted() {
+        for (list, count) in
+            [("0\n", Some(1)), ("0-1", Some(2)), ("0-3,8,10-11", Some(7)), ("", None)]
+        {
+            assert_eq!(count_of_list(list), count, "{list}");
+        }
     }
 
     /// Goal: waits look on where they usually end soon, never where they last long or the core is wanted.

@@ -298,11 +298,9 @@ impl<P: Provider> Communicator<P> {
     ) -> Result<Status, MessageError> {
         let pattern = self.pattern(source.into(), tag.into());
         let shared = &self.inner.shared;
-        // Where others want the core, one look costs less than to come back for nothing.
-        let looks = if shared.spin.gives_first() { 1 } else { LOOKS_PER_LOCK };
         let now = shared.spin.until(|| {
             shared.with(|engine| {
-                for _ in 0..looks {
+                for _ in 0..LOOKS_PER_LOCK {
                     if let Some(begun) = engine.receive_begun(pattern, sink) {
                         return Some(begun);
                     }

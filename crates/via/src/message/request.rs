@@ -64,12 +64,11 @@ where
     }
 
     fn look_for_a_while(&mut self) -> Option<Result<T, RequestError>> {
+        if std::mem::take(&mut self.has_looked) {
+            return None;
+        }
         let spin = &self.inner.shared.spin;
-        let found = match self.lost {
-            None if std::mem::take(&mut self.has_looked) => None,
-            None => return spin.until_idle(|| self.look()),
-            Some(_) => spin.again(|| self.look()),
-        };
+        let found = spin.until_idle(self.lost.is_some(), || self.look());
         if found.is_some() {
             self.note_end();
         }
