@@ -330,6 +330,7 @@ impl<P: Provider> Communicator<P> {
         let result = UntilReady::new(&self.inner, id, |engine: &mut Engine<P>, id| {
             engine.poll_receive(id, sink)
         })
+        .has_looked()
         .await;
         owned.is_over();
         result

@@ -137,6 +137,7 @@ impl<P: Provider> Endpoint<P> {
     pub fn new(server: &Server, engine: Engine<P>) -> Result<Self, RegisterError> {
         let name = engine.nic().attributes().name;
         let descriptor = engine.descriptor().map(|descriptor| descriptor.try_clone_to_owned());
+        let spin = Spin::among(engine.size());
         let shared = Arc::new(Shared {
             engine: Lock::new(engine),
             has_waiters: AtomicBool::new(false),
@@ -144,7 +145,7 @@ impl<P: Provider> Endpoint<P> {
             is_asleep: AtomicBool::new(false),
             asleep_until: AtomicU64::new(u64::MAX),
             bell: OnceLock::new(),
-            spin: Spin::default(),
+            spin,
             contexts: AtomicU32::new(1),
         });
         let watch = Watch {

@@ -8,7 +8,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use vigie_detect::{Handle, Wait};
+use vigie_detect::{Handle, Instant, Wait};
 
 use super::{
     Message, MessageError,
@@ -27,15 +27,28 @@ pub(super) struct UntilReady<'a, P: Provider, F> {
     attempt: F,
     /// What the engine had done at the last look.
     worked: u64,
+    /// Whoever made this has looked for a while in vain.
+    has_looked: bool,
+    /// When the first looks were over, and how often it has looked on since.
+    lost: Option<(Instant, u32)>,
     wait: Option<Wait<Watch<P>, &'a Handle<Watch<P>>>>,
 }
+
+/// How often a wait looks on at most, also where no time passes meanwhile.
+const LOOKS_ON_MAX: u32 = 256;
 
 impl<'a, P: Provider, T, F> UntilReady<'a, P, F>
 where
     F: FnMut(&mut Engine<P>, RequestId) -> Poll<Result<T, RequestError>> + Unpin,
 {
     pub(super) const fn new(inner: &'a Inner<P>, id: RequestId, attempt: F) -> Self {
-        Self { inner, id, attempt, worked: 0, wait: None }
+        Self { inner, id, attempt, worked: 0, has_looked: false, lost: None, wait: None }
+    }
+
+    /// Looks once only before it hands over for the first time.
+    pub(super) const fn has_looked(mut self) -> Self {
+        self.has_looked = true;
+        self
     }
 
     #[inline]
@@ -48,6 +61,33 @@ where
             }
             Poll::Pending => Look::Moved,
         })
+    }
+
+    fn look_for_a_while(&mut self) -> Option<Result<T, RequestError>> {
+        if std::mem::take(&mut self.has_looked) {
+            return None;
+        }
+        let spin = &self.inner.shared.spin;
+        let found = spin.until_idle(self.lost.is_some(), || self.look());
+        if found.is_some() {
+            self.note_end();
+        }
+        found
+    }
+
+    /// Returns whether it is better to look on than to sleep.
+    fn looks_on(&mut self) -> bool {
+        let now = Instant::now();
+        let (since, looks) = self.lost.get_or_insert((now, 0));
+        *looks += 1;
+        *looks <= LOOKS_ON_MAX && now - *since < self.inner.shared.spin.patience()
+    }
+
+    /// It has found what it waited for, after all.
+    fn note_end(&self) {
+        if let Some((since, _)) = self.lost {
+            self.inner.shared.spin.lasted(Instant::now() - since);
+        }
     }
 
     fn attempt(&mut self) -> Option<Result<T, RequestError>> {
@@ -76,8 +116,13 @@ where
                 }
             }
             let inner = this.inner;
-            if let Some(result) = inner.shared.spin.until_idle(|| this.look()) {
+            if let Some(result) = this.look_for_a_while() {
                 return Poll::Ready(result.map_err(Into::into));
+            }
+            if this.looks_on() {
+                // Other tasks first; the next poll looks again.
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
             }
             let wait = this.wait.insert(inner.handle.wait(Want::Request(this.id)));
             if let Poll::Ready(result) = Pin::new(wait).poll(cx) {
@@ -88,6 +133,7 @@ where
             // Whatever made it ready before the wait was known was told to nobody.
             if let Some(result) = this.attempt() {
                 this.wait = None;
+                this.note_end();
                 return Poll::Ready(result.map_err(Into::into));
             }
         }

@@ -63,6 +63,8 @@ pub struct Shm {
     pub(super) now: Instant,
     /// When the sockets are looked at next.
     next_look: Instant,
+    /// They were looked at since the last [`progress`](Provider::progress).
+    has_looked: bool,
     /// Where the next look at the rings begins, so that no VI is always the last.
     first: usize,
     tag_count: u32,
@@ -134,6 +136,7 @@ impl Shm {
             refusals: Refusals::default(),
             now: Instant::from_nanos(0),
             next_look: Instant::from_nanos(0),
+            has_looked: false,
             first: 0,
             tag_count: 0,
         };
@@ -605,9 +608,10 @@ impl Provider for Shm {
     fn progress(&mut self, now: Instant) -> bool {
         self.now = now;
         let mut is_news = false;
+        let has_looked = std::mem::take(&mut self.has_looked);
         if self.desk.page.is_asleep() {
             self.desk.page.wake_up();
-            self.next_look = now;
+            self.next_look = if has_looked { now + LOOK_INTERVAL } else { now };
             for name in &self.connected {
                 if let Some(link) = self.vis.get_mut(*name).and_then(|vi| vi.link.as_mut()) {
                     link.want(false);
@@ -652,6 +656,7 @@ impl Provider for Shm {
 
     fn quiet(&mut self) {
         self.look_at_sockets();
+        self.has_looked = true;
     }
 
     fn has_backlog(&self) -> bool {

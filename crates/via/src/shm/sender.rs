@@ -202,9 +202,10 @@ impl Vi {
         }
         let Ok(length) = u8::try_from(total) else { return false };
         let Some(link) = &mut self.link else { return false };
+        let reliability = self.attributes.reliability;
         if kind == Kind::Write
             && descriptor.immediate.is_none()
-            && write_silently(link, place, &line[INLINE_AT..INLINE_AT + total])
+            && write_silently(link, place, &line[INLINE_AT..INLINE_AT + total], reliability)
         {
             self.finish(desk, 0, descriptor.cookie, descriptor.is_signaled, wide(total));
             return true;
@@ -287,7 +288,7 @@ impl Vi {
             link.push(&entry, &mut [0; CACHE_LINE]);
             until = link.producer.tail();
         } else {
-            link.ring_if_asleep();
+            ring_for_silent_write(link, self.attributes.reliability);
         }
         self.finish(desk, until, descriptor.cookie, descriptor.is_signaled, total);
         true
@@ -490,7 +491,7 @@ impl Vi {
         }
         if !is_told {
             if !is_read {
-                link.ring_if_asleep();
+                ring_for_silent_write(link, self.attributes.reliability);
             }
             return Ok(Step::Done(0));
         }
@@ -666,7 +667,12 @@ impl Vi {
 
 /// Writes a few bytes into memory of the peer that is mapped here, of which the peer is not told. Returns
 /// `false`, and has done nothing, if that is not possible at once.
-fn write_silently(link: &mut Link, place: RemoteSegment, bytes: &[u8]) -> bool {
+fn write_silently(
+    link: &mut Link,
+    place: RemoteSegment,
+    bytes: &[u8],
+    reliability: Reliability,
+) -> bool {
     let length = wide(bytes.len());
     if !matches!(link.is_in_flight(place.key, place.offset, length), Ok(false)) {
         return false;
@@ -674,9 +680,17 @@ fn write_silently(link: &mut Link, place: RemoteSegment, bytes: &[u8]) -> bool {
     let memory = link.reach(place.key, place.offset, length, Access::Write);
     let is_written = memory.is_some_and(|m| write_bytes(m, place.offset, bytes).is_ok());
     if is_written {
-        link.ring_if_asleep();
+        ring_for_silent_write(link, reliability);
     }
     is_written
+}
+
+/// A write of which the peer is not told wakes nobody up: credits would wake each sender once for nothing.
+/// Only who repairs losses waits for such words, its acknowledgements.
+fn ring_for_silent_write(link: &mut Link, reliability: Reliability) {
+    if reliability == Reliability::Unreliable {
+        link.ring_if_asleep();
+    }
 }
 
 fn gather_small(
