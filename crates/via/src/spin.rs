@@ -190,7 +190,6 @@ impl Spin {
         self.until_idle_giving(is_patient, look, Giving::give_away)
     }
 
-    /// `look` stands at two places only, or it would not be inlined, which costs a quarter of a message.
     #[inline]
     fn until_idle_giving<T>(
         &self,
