@@ -52,8 +52,10 @@ mod nic;
 pub mod protocol;
 pub mod shm;
 pub mod sim;
+pub mod software_nic;
 mod spin;
 mod sync;
+pub mod udp;
 pub mod vi;
 pub mod world;
 
