@@ -596,9 +596,10 @@ impl<P: Path> Engine<P> {
         let (own_window, is_tagged) = (self.own_window(), self.config.is_tagged);
         let id = self.names_of.get(&caller).copied();
         let Some(vi) = id.and_then(|id| self.vis.get_mut(&id)) else {
-            // It was given up here.
+            // It was given up here, or is over already: then the reason is known.
             let reason = Reason::Rejected;
             let over = Over { to: answerer, from: caller, reason, failed: None };
+            let over = self.partings.get(&(caller, answerer)).map_or(over, |parting| parting.over);
             self.send(from, &Control::Over(over));
             return;
         };

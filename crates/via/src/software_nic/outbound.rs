@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use super::{
     congestion::{Congestion, Nanos, RoundTrip},
-    packet::{RECEIPT_WORDS, narrow, widen},
+    packet::{RECEIPT_WORDS, widen},
 };
 
 /// The most fragments under way: a receipt tells of as many beyond the first that is missing.
@@ -367,7 +367,10 @@ fn index(number: u64) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::congestion::MILLISECOND, *};
+    use super::{
+        super::{congestion::MILLISECOND, packet::narrow},
+        *,
+    };
 
     fn outbound(repeats: bool) -> Outbound {
         Outbound::new(repeats, 256, 1000, RoundTrip::new())
@@ -389,13 +392,13 @@ mod tests {
     fn what_was_overtaken_is_lost() {
         let mut out = outbound(true);
         send(&mut out, 5, 0);
-        out.hear(&receipt(0, 0b011, 3), MILLISECOND).expect("right");
+        out.hear(&receipt(0, 0b011, 3), MILLISECOND / 10).expect("right");
         assert!(!out.has_repeat(), "overtaken by two");
-        out.hear(&receipt(0, 0b111, 4), MILLISECOND).expect("right");
-        let (departure, _) = out.repeat(MILLISECOND).expect("lost");
+        out.hear(&receipt(0, 0b111, 4), MILLISECOND / 10).expect("right");
+        let (departure, _) = out.repeat(MILLISECOND / 10).expect("lost");
         assert_eq!(departure, Departure { sequence: 0, transmission: 6 });
         assert!(!out.has_repeat());
-        out.hear(&receipt(4, 0, 6), 2 * MILLISECOND).expect("right");
+        out.hear(&receipt(4, 0, 6), MILLISECOND / 5).expect("right");
         assert_eq!((out.oldest(), out.next()), (4, 5));
         // The last one was sent before the repeat that has arrived: it is late.
         let overdue = out.deadline().expect("something is under way");
