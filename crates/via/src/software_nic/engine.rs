@@ -75,6 +75,8 @@ pub(super) struct Engine<P> {
     pub(super) partings: BTreeMap<(u64, u64), Parting<P>>,
     pub(super) events: VecDeque<NicEvent>,
     outbox: VecDeque<(P, Vec<u8>)>,
+    /// Whether data, and not only receipts, waits to be sent since packets arrived.
+    is_urgent: bool,
     ready: VecDeque<ViId>,
     alarms: BTreeSet<(Nanos, Alarm)>,
     is_sweeping: bool,
@@ -106,6 +108,7 @@ impl<P: Path> Engine<P> {
             partings: BTreeMap::new(),
             events: VecDeque::new(),
             outbox: VecDeque::new(),
+            is_urgent: false,
             ready: VecDeque::new(),
             alarms: BTreeSet::new(),
             is_sweeping: false,
@@ -242,7 +245,7 @@ impl<P: Path> Engine<P> {
             return;
         }
         self.settle(now, id);
-        self.wake(id);
+        self.is_urgent |= self.wake_if_needed(now, id);
         self.set_alarm(id);
     }
 
@@ -260,6 +263,18 @@ impl<P: Path> Engine<P> {
     pub(super) fn send(&mut self, to: P, control: &Control) {
         let packet = control.encode(&self.secret);
         self.outbox.push_back((to, packet));
+    }
+
+    /// Notes that a VI has something to send, if it has. Returns whether that is more than receipts.
+    fn wake_if_needed(&mut self, now: Nanos, id: ViId) -> bool {
+        let Some(vi) = self.vis.get(&id) else { return false };
+        let Some(connection) = vi.connection.as_ref() else { return false };
+        let out = &connection.out;
+        let has_data = out.has_repeat() || (out.takes_more() && transfer::has_more(vi, connection));
+        if has_data || connection.inbound.due().is_some_and(|due| due <= now) {
+            self.wake(id);
+        }
+        has_data
     }
 
     /// Notes that a VI may have something to send.
@@ -280,6 +295,7 @@ impl<P: Path> Engine<P> {
         count: usize,
         out: &mut Vec<u8>,
     ) -> Option<Batch<P>> {
+        self.is_urgent = false;
         if let Some((to, packet)) = self.outbox.pop_front() {
             self.counters.packets_sent += 1;
             out.extend_from_slice(&packet);
@@ -548,6 +564,11 @@ impl<P: Path> Engine<P> {
         !self.events.is_empty()
             || self.objects.queues.values().any(|queue| !queue.is_empty())
             || self.vis.values().any(|vi| !vi.sent.is_empty() || !vi.received.is_empty())
+    }
+
+    /// Whether something was made by arrivals that should not wait until there are no more of them.
+    pub(super) fn is_urgent(&self) -> bool {
+        self.is_urgent || !self.outbox.is_empty()
     }
 
     /// Whether packets wait to be made.

@@ -44,7 +44,7 @@ mod provider;
 mod secret;
 mod transfer;
 
-use std::{fmt, io, os::fd::BorrowedFd, time::Duration};
+use std::{fmt, io, mem, os::fd::BorrowedFd, time::Duration};
 
 use vigie_detect::Instant;
 
@@ -54,6 +54,9 @@ pub use secret::Secret;
 
 /// How many arrivals are taken at most before what they ask for is sent.
 const ARRIVALS_MAX: usize = 64;
+
+/// How many may be taken before it is said that they have arrived.
+const UNSENT_MAX: usize = 8;
 
 /// The most bytes of one arrival.
 const ARRIVAL_BYTES_MAX: usize = 1 << 16;
@@ -175,6 +178,9 @@ pub struct SoftwareNic<W: Wire> {
     batch: Option<Batch<W::Path>>,
     /// The wire takes no more until then.
     blocked_until: Option<Instant>,
+    /// How many arrivals were taken since something was sent.
+    unsent: usize,
+    has_arrivals: bool,
 }
 
 impl<W: Wire> SoftwareNic<W> {
@@ -188,6 +194,8 @@ impl<W: Wire> SoftwareNic<W> {
             packets: Vec::new(),
             batch: None,
             blocked_until: None,
+            unsent: 0,
+            has_arrivals: false,
         }
     }
 
@@ -205,13 +213,30 @@ impl<W: Wire> SoftwareNic<W> {
 
     /// Takes what has arrived, and sends what that asks for. Returns whether anything has.
     fn pump(&mut self) -> bool {
+        self.pump_for(|_| None::<()>);
+        mem::take(&mut self.has_arrivals)
+    }
+
+    /// Takes what has arrived until `wanted` finds something. What the arrivals ask for is sent when there are no more
+    /// of them, or many were taken; what only says that they have arrived may thus travel with the consumer's answer.
+    fn pump_for<T>(
+        &mut self,
+        mut wanted: impl FnMut(&mut Engine<W::Path>) -> Option<T>,
+    ) -> Option<T> {
         let mut now = None;
+        let mut found = None;
         for _ in 0..ARRIVALS_MAX {
             match self.wire.receive(&mut self.arrivals) {
                 Ok(Some((count, from))) => {
                     let now = *now.get_or_insert_with(|| self.wire.now().as_nanos());
                     let bytes = self.arrivals.get(..count).unwrap_or(&[]);
                     self.engine.receive(now, from, bytes);
+                    self.unsent += 1;
+                    self.has_arrivals = true;
+                    found = wanted(&mut self.engine);
+                    if found.is_some() {
+                        break;
+                    }
                 }
                 Ok(None) => break,
                 Err(_) => {
@@ -221,14 +246,17 @@ impl<W: Wire> SoftwareNic<W> {
                 }
             }
         }
-        if let Some(now) = now {
+        let may_wait = found.is_some() && self.unsent < UNSENT_MAX && !self.engine.is_urgent();
+        if self.unsent > 0 && !may_wait {
+            let now = now.unwrap_or_else(|| self.wire.now().as_nanos());
             self.flush(now);
         }
-        now.is_some()
+        found
     }
 
     /// Sends what there is to send.
     fn flush(&mut self, now: u64) {
+        self.unsent = 0;
         loop {
             while let Some(path) = self.engine.unmeasured() {
                 let bytes = self.wire.packet_bytes(path);

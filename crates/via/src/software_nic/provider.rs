@@ -294,16 +294,14 @@ impl<W: Wire> Provider for SoftwareNic<W> {
         if let Some(found) = self.engine.poll(cq) {
             return Some(found);
         }
-        self.pump();
-        self.engine.poll(cq)
+        self.pump_for(|engine| engine.poll(cq))
     }
 
     fn completed(&mut self, vi: ViId, queue: Queue) -> Option<Completion> {
         if let Some(found) = self.engine.completed(vi, queue) {
             return Some(found);
         }
-        self.pump();
-        self.engine.completed(vi, queue)
+        self.pump_for(|engine| engine.completed(vi, queue))
     }
 
     // ------------------------------------------------------------------ the engine, time and sleep
