@@ -9,7 +9,7 @@ pub(super) const MILLISECOND: Nanos = 1_000_000;
 /// for it here.
 pub(super) const RECEIPT_DELAY: Nanos = MILLISECOND;
 
-/// The finest time that timers are told apart by [RFC 9002, §6.1.2].
+/// The finest time that timers are told apart by [rfc9002, §6.1.2].
 const GRANULARITY: Nanos = MILLISECOND;
 
 /// Supposed before anything was measured. *Deviation:* RFC 9002, §6.2.2 has 333 ms, for any network of the
@@ -23,7 +23,7 @@ const PROBE_MAX: Nanos = 400 * MILLISECOND;
 /// The estimate of a round trip.
 ///
 /// # Source
-/// [RFC 6298, §2] with the minimum and the delay of receipts of [RFC 9002, §5].
+/// [rfc6298, §2] with the minimum and the delay of receipts of [rfc9002, §5].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RoundTrip {
     smoothed: Nanos,
@@ -52,23 +52,23 @@ impl RoundTrip {
             if found >= self.least.saturating_add(delay) { found - delay } else { found };
         self.latest = adjusted;
         if !self.is_measured {
-            // [RFC 6298, §2.2]
+            // [rfc6298, §2.2]
             self.is_measured = true;
             (self.smoothed, self.variation) = (adjusted, adjusted / 2);
             return;
         }
-        // [RFC 6298, §2.3], with α = 1/8 and β = 1/4.
+        // [rfc6298, §2.3], with α = 1/8 and β = 1/4.
         self.variation = self.variation / 4 * 3 + self.smoothed.abs_diff(adjusted) / 4;
         self.smoothed = self.smoothed / 8 * 7 + adjusted / 8;
     }
 
-    /// How long a transmission may be overtaken before it counts as lost [RFC 9002, §6.1.2].
+    /// How long a transmission may be overtaken before it counts as lost [rfc9002, §6.1.2].
     pub(super) fn patience(&self) -> Nanos {
         let base = self.smoothed.max(self.latest);
         (base + base / 8).max(GRANULARITY)
     }
 
-    /// How long to wait for a receipt before probing, after `count` probes in vain [RFC 9002, §6.2.1].
+    /// How long to wait for a receipt before probing, after `count` probes in vain [rfc9002, §6.2.1].
     pub(super) fn probe_timeout(&self, count: u32) -> Nanos {
         let base = self.smoothed + (4 * self.variation).max(GRANULARITY) + RECEIPT_DELAY;
         base.saturating_mul(1 << count.min(16)).min(PROBE_MAX)
@@ -78,7 +78,7 @@ impl RoundTrip {
 /// The congestion window: NewReno.
 ///
 /// # Source
-/// [RFC 9002, §7, appendix B], which is [RFC 6582] in terms of packets that are never repeated.
+/// [rfc9002, §7], which is [rfc6582] in terms of packets that are never repeated.
 /// *Deviation:* no pacing; bursts are bounded by the receiver's window, which fits its socket's buffer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Congestion {
@@ -93,7 +93,7 @@ pub(super) struct Congestion {
 
 impl Congestion {
     pub(super) fn new(packet_bytes: usize) -> Self {
-        // [RFC 6928, §2]: ten packets, of which large ones are fewer.
+        // [rfc6928, §2]: ten packets, of which large ones are fewer.
         let window = (10 * packet_bytes).min(14_720.max(2 * packet_bytes));
         Self { window, threshold: usize::MAX, recovery_since: None, packet_bytes, gained: 0 }
     }
@@ -113,7 +113,7 @@ impl Congestion {
 
     /// Some bytes have arrived, while `in_flight` were under way.
     pub(super) fn arrived(&mut self, bytes: usize, sent_at: Nanos, in_flight: usize) {
-        // [RFC 9002, §7.8]: a window that is not used says nothing about the network.
+        // [rfc9002, §7.8]: a window that is not used says nothing about the network.
         let is_used = in_flight.saturating_mul(2) >= self.window;
         if self.is_paid_for(sent_at) || !is_used {
             return;
@@ -140,7 +140,7 @@ impl Congestion {
         self.gained = 0;
     }
 
-    /// Nothing has arrived for several timeouts [RFC 9002, §7.6].
+    /// Nothing has arrived for several timeouts [rfc9002, §7.6].
     pub(super) fn collapse(&mut self) {
         self.window = 2 * self.packet_bytes;
         self.recovery_since = None;

@@ -231,7 +231,7 @@ impl<P: Path> Engine<P> {
                     connection.inbound.hurry(now);
                 }
             }
-            // [RFC 5681, §4.2]: what is out of order is told of at once.
+            // [rfc5681, §4.2]: what is out of order is told of at once.
             Arrival::Kept | Arrival::Old => connection.inbound.hurry(now),
             Arrival::TooFar => self.counters.packets_refused += 1,
         }

@@ -8,7 +8,7 @@ use super::{
     packet::{Header, RECEIPT_WORDS, narrow, widen},
 };
 
-/// Every so many packets a receipt is due at once [RFC 5681, §4.2].
+/// Every so many packets a receipt is due at once [rfc5681, §4.2].
 const RECEIPT_EVERY: u32 = 2;
 
 #[derive(Debug)]

@@ -11,14 +11,14 @@
 //! its turn is kept until then.
 //!
 //! # How packets are kept in order and lost ones found
-//! - Fragments and transmissions have numbers of their own, as in QUIC [RFC 9002, §3]; receipts are cumulative and
-//!   selective [RFC 2018] for 256 fragments beyond the first gap. What was overtaken by three transmissions or by time
-//!   is lost [RFC 9002, §6.1] [RFC 8985, §6]; silence is probed [RFC 9002, §6.2], with times estimated as in
-//!   [RFC 6298].
-//! - The congestion window is NewReno's [RFC 9002, §7]; the receiver's window fits its socket's buffer.
+//! - Fragments and transmissions have numbers of their own, as in QUIC [rfc9002, §3]; receipts are cumulative and
+//!   selective [rfc2018] for 256 fragments beyond the first gap. What was overtaken by three transmissions or by time
+//!   is lost [rfc9002, §6.1] [rfc8985, §6]; silence is probed [rfc9002, §6.2], with times estimated as in
+//!   [rfc6298].
+//! - The congestion window is NewReno's [rfc9002, §7]; the receiver's window fits its socket's buffer.
 //! - Receipts travel with data; alone they come after 1 ms, with every second packet of a burst, or at once when
-//!   something is out of order [RFC 5681, §4.2].
-//! - Unreliable VIs use the same windows, but give up what is lost [RFC 3758] [RFC 9221, §5], and take what comes
+//!   something is out of order [rfc5681, §4.2].
+//! - Unreliable VIs use the same windows, but give up what is lost [rfc3758] [rfc9221, §5], and take what comes
 //!   as it comes.
 //!
 //! # Trust

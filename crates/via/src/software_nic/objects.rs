@@ -247,8 +247,7 @@ impl<P> Vi<P> {
         let (sends, receives) =
             (std::mem::take(&mut self.sends), std::mem::take(&mut self.receives));
         let level = self.attributes.reliability;
-        let mut ordinal = self.ended;
-        for posted in sends {
+        for (ordinal, posted) in (self.ended..).zip(sends) {
             let is_read = posted.operation == Operation::RdmaRead;
             let status = match (posted.stage, failed) {
                 (Stage::Over(status), _) => status,
@@ -262,7 +261,6 @@ impl<P> Vi<P> {
                 _ => Status::TransportError,
             };
             self.tell(objects, &posted, status);
-            ordinal += 1;
         }
         for posted in receives {
             let completion =

@@ -2,8 +2,8 @@
 //!
 //! Fragments are numbered; so are transmissions, of which a fragment may need several. A receipt names the
 //! fragments that have arrived and the latest transmission that has: thus no measurement is ambiguous, and what
-//! was sent three transmissions or some time before one that has arrived is lost [RFC 9002, §6.1]
-//! [RFC 8985, §6].
+//! was sent three transmissions or some time before one that has arrived is lost [rfc9002, §6.1]
+//! [rfc8985, §6].
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ use super::{
 /// The most fragments under way: a receipt tells of as many beyond the first that is missing.
 pub(super) const FRAGMENTS_MAX: usize = RECEIPT_WORDS * 64;
 
-/// By so many transmissions one must be overtaken to be lost [RFC 9002, §6.1.1].
+/// By so many transmissions one must be overtaken to be lost [rfc9002, §6.1.1].
 const OVERTAKEN_MIN: u64 = 3;
 
 /// Buffers kept for fragments to come.
@@ -333,7 +333,7 @@ impl Outbound {
             self.forget();
             return false;
         }
-        // [RFC 9002, §6.2.4]: one or two packets, whatever the window says.
+        // [rfc9002, §6.2.4]: one or two packets, whatever the window says.
         self.probes += 1;
         self.latest_at = now;
         self.free = 2;

@@ -24,7 +24,7 @@ pub(super) const HEADER_BYTES: usize = 38;
 /// The most receipts that a packet carries beyond the first gap, in words of 64.
 pub(super) const RECEIPT_WORDS: usize = 4;
 
-/// The shortest path that is supposed to be everywhere, in bytes of a packet [RFC 9000, §14].
+/// The shortest path that is supposed to be everywhere, in bytes of a packet [rfc9000, §14].
 pub(super) const PACKET_BYTES_MIN: usize = 1200;
 
 const DATA: u8 = 1;
@@ -426,7 +426,7 @@ impl<'a> Body<'a> {
     }
 }
 
-/// Returns the number that has these low bits and is nearest to `near` [RFC 9000, A.3].
+/// Returns the number that has these low bits and is nearest to `near` [rfc9000, §A.3].
 pub(super) fn widen(low: u32, near: u64) -> u64 {
     let span = 1_u64 << 32;
     let candidate = (near & !(span - 1)) | u64::from(low);

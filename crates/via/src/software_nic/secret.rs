@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     /// Goal: the hash is the one that its authors published, not merely some hash. Method: the last of the test
-    /// vectors' inputs of [siphash, appendix A]: key and message 00 01 02 …
+    /// vectors' inputs of [siphash, §A]: key and message 00 01 02 …
     #[test]
     fn the_published_vector() {
         let key = std::array::from_fn(|at| u8::try_from(at).expect("small"));

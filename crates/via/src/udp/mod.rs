@@ -8,7 +8,7 @@
 //!
 //! # The path
 //! Packets are as long as the route takes (`IP_MTU`), which is asked for when a connection comes about, when a packet
-//! was too long, and when a peer is silent. The kernel keeps that up by itself as routers tell it [RFC 1191]; packets that
+//! was too long, and when a peer is silent. The kernel keeps that up by itself as routers tell it [rfc1191]; packets that
 //! were made for a longer path before are fragmented by IP. Where routers tell nothing, and drop what is too
 //! long, set [`Config::packet_bytes_max`](crate::software_nic::Config::packet_bytes_max).
 //!
@@ -46,7 +46,7 @@ const SEGMENTS_MAX: usize = 64;
 const HEADERS_V4: usize = 20 + 8;
 const HEADERS_V6: usize = 40 + 8;
 
-/// The longest packet that is supposed where nothing is known [RFC 9000, §14].
+/// The longest packet that is supposed where nothing is known [rfc9000, §14].
 const PACKET_BYTES_UNKNOWN: usize = 1200;
 
 /// A NIC over UDP.
