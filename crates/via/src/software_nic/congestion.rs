@@ -78,7 +78,7 @@ impl RoundTrip {
 /// The congestion window: NewReno.
 ///
 /// # Source
-/// [rfc9002, §7], which is [rfc6582] in terms of packets that are never repeated.
+/// [rfc9002, §7], which is [rfc6582, §3] in terms of packets that are never repeated.
 /// *Deviation:* no pacing; bursts are bounded by the receiver's window, which fits its socket's buffer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Congestion {

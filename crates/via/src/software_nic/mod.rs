@@ -12,13 +12,13 @@
 //!
 //! # How packets are kept in order and lost ones found
 //! - Fragments and transmissions have numbers of their own, as in QUIC [rfc9002, §3]; receipts are cumulative and
-//!   selective [rfc2018] for 256 fragments beyond the first gap. What was overtaken by three transmissions or by time
+//!   selective [rfc2018, §3] for 256 fragments beyond the first gap. What was overtaken by three transmissions or by time
 //!   is lost [rfc9002, §6.1] [rfc8985, §6]; silence is probed [rfc9002, §6.2], with times estimated as in
-//!   [rfc6298].
+//!   [rfc6298, §2].
 //! - The congestion window is NewReno's [rfc9002, §7]; the receiver's window fits its socket's buffer.
 //! - Receipts travel with data; alone they come after 1 ms, with every second packet of a burst, or at once when
 //!   something is out of order [rfc5681, §4.2].
-//! - Unreliable VIs use the same windows, but give up what is lost [rfc3758] [rfc9221, §5], and take what comes
+//! - Unreliable VIs use the same windows, but give up what is lost [rfc3758, §3.5] [rfc9221, §5], and take what comes
 //!   as it comes.
 //!
 //! # Trust

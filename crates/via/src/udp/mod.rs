@@ -8,7 +8,7 @@
 //!
 //! # The path
 //! Packets are as long as the route takes (`IP_MTU`), which is asked for when a connection comes about, when a packet
-//! was too long, and when a peer is silent. The kernel keeps that up by itself as routers tell it [rfc1191]; packets that
+//! was too long, and when a peer is silent. The kernel keeps that up by itself as routers tell it [rfc1191, §3]; packets that
 //! were made for a longer path before are fragmented by IP. Where routers tell nothing, and drop what is too
 //! long, set [`Config::packet_bytes_max`](crate::software_nic::Config::packet_bytes_max).
 //!
