@@ -31,7 +31,7 @@ use crossbeam::{
     deque::{Injector, Steal, Stealer, Worker as Queue},
     utils::CachePadded,
 };
-use vigie_detect::{Server, clock::monotonic_now};
+use vigie_detect::{Instant, Server, clock::monotonic_now};
 
 use self::{baton::Baton, reserve::Reserves, seat::Seat, supervisor::Supervisor};
 use super::user_level::drop_task;
@@ -137,6 +137,27 @@ struct Local {
     is_reserve: bool,
     cause: Cell<Cause>,
     sampler: Sampler,
+    /// Whom the present look or sleep has woken.
+    woken_at: Cell<Woken>,
+}
+
+/// Whom a look has woken, and when.
+#[derive(Clone, Copy, Debug)]
+enum Woken {
+    Nobody,
+    One(u64),
+    Several,
+}
+
+impl Local {
+    /// Returns the time after a sleep: when it woke a task, if it was one, which spares a reading of the
+    /// clock between an event and its task.
+    fn take_woken_at(&self) -> Instant {
+        match self.woken_at.replace(Woken::Nobody) {
+            Woken::One(nanos) => Instant::from_nanos(nanos),
+            Woken::Nobody | Woken::Several => monotonic_now(),
+        }
+    }
 }
 
 thread_local! {
@@ -248,6 +269,12 @@ impl Shared {
                     lane::choose(task.metadata(), info.woken_while_running, local.cause.get());
                 let ready = local.sampler.ready_time(local.cause.get(), info.woken_while_running);
                 task.metadata().note_ready(ready);
+                if local.cause.get() == Cause::Detection {
+                    local.woken_at.set(match (local.woken_at.get(), ready.nanos()) {
+                        (Woken::Nobody, Some(nanos)) => Woken::One(nanos),
+                        _ => Woken::Several,
+                    });
+                }
                 if local.is_reserve && lane == Lane::Compute {
                     self.injected.compute.push(task);
                     self.wake_one();
