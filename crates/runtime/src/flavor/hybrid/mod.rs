@@ -43,14 +43,14 @@ use crate::{
     handle::{Handle, Scheduler},
     idle::Idle,
     join::JoinHandle,
-    kernel_help::HogTimer,
+    kernel_help::{self, HogTimer},
     lane::{self, Cause, Lane},
     metrics::{
         Counters, Hogs, Metrics, ReserveCounters, Sampler, ThreadMetrics, foreign_ready_time,
     },
     parker::Parker,
     sync::{
-        Arc, AtomicBool, AtomicU64, AtomicUsize, Ordering,
+        Arc, AtomicBool, AtomicU64, AtomicUsize, Ordering, Weak,
         thread::{self, Thread},
         thread_local,
     },
@@ -86,7 +86,7 @@ pub(crate) struct Shared {
 }
 
 /// Returns whether an event waits for this worker; none if this is no worker.
-pub(crate) fn is_awaited(now: vigie_detect::Instant) -> Option<bool> {
+pub(crate) fn is_awaited(now: Instant) -> Option<bool> {
     let local = LOCAL.try_with(|local| local.borrow().clone()).ok().flatten()?;
     if !local.queues.reaction.is_empty() {
         return Some(true);
@@ -409,8 +409,12 @@ impl Shared {
     /// Runs `future` on the calling thread, which is no worker, and sleeps while it is pending.
     pub(crate) fn block_on<F: Future>(self: &Arc<Self>, future: F) -> F::Output {
         let _entered = context::enter(Handle { scheduler: Scheduler::Hybrid(Arc::clone(self)) });
-        let main =
-            Arc::new(ThreadWaker { is_woken: AtomicBool::new(true), thread: thread::current() });
+        let main = Arc::new(ThreadWaker {
+            is_woken: AtomicBool::new(true),
+            is_parked: AtomicBool::new(false),
+            thread: thread::current(),
+            shared: Arc::downgrade(self),
+        });
         let waker = Waker::from(Arc::clone(&main));
         let mut future = pin!(future);
         loop {
@@ -420,8 +424,20 @@ impl Shared {
                     return value;
                 }
             } else {
+                main.is_parked.store(true, Ordering::Relaxed);
                 thread::park();
+                main.is_parked.store(false, Ordering::Relaxed);
+                kernel_help::note_answer();
             }
+        }
+    }
+
+    /// A thread outside of the runtime is woken. If some thread hogs, the supervisor sees in a moment
+    /// whether it had to wait for a processor, and makes the hogs give theirs away then.
+    fn note_call(&self) {
+        if self.has_backstop.load(Ordering::Relaxed) && self.signal.is_some() {
+            kernel_help::note_call();
+            self.alarm.set();
         }
     }
 }
@@ -461,7 +477,11 @@ fn take<T>(steal: impl Fn() -> Steal<T>) -> Option<T> {
 struct ThreadWaker {
     /// Set by whoever wakes (release), taken by the thread (acquire).
     is_woken: AtomicBool,
+    /// It sleeps, or is about to: a hint.
+    is_parked: AtomicBool,
     thread: Thread,
+    /// Weak, since the runtime keeps wakers.
+    shared: Weak<Shared>,
 }
 
 impl Wake for ThreadWaker {
@@ -471,6 +491,12 @@ impl Wake for ThreadWaker {
 
     fn wake_by_ref(self: &Arc<Self>) {
         if !self.is_woken.swap(true, Ordering::AcqRel) {
+            if self.is_parked.load(Ordering::Relaxed)
+                && let Some(shared) = self.shared.upgrade()
+            {
+                // First: the thread clears the note as soon as it runs.
+                shared.note_call();
+            }
             self.thread.unpark();
         }
     }
