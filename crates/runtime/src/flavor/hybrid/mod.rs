@@ -150,6 +150,12 @@ enum Woken {
 }
 
 impl Local {
+    /// From now on, tasks are woken by events. What an earlier look has woken, others may have run.
+    fn begin_detection(&self) {
+        self.cause.set(Cause::Detection);
+        self.woken_at.set(Woken::Nobody);
+    }
+
     /// Returns the time after a sleep: when it woke a task, if it was one, which spares a reading of the
     /// clock between an event and its task.
     fn take_woken_at(&self) -> Instant {

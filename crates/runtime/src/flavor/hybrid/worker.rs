@@ -178,7 +178,7 @@ impl Worker {
         let mut is_free = false;
         let (index, lookout) = (self.index, &mut self.lookout);
         shared.remotes[index].counters.count_sleep();
-        self.local.cause.set(Cause::Detection);
+        self.local.begin_detection();
         shared.remotes[index].parker.park(|is_awaited| {
             let slept = contained("a sleep", || {
                 lookout.park_unless(None, || {
@@ -376,7 +376,7 @@ impl Worker {
             self.shared.wake_one();
         }
         loop {
-            self.local.cause.set(Cause::Detection);
+            self.local.begin_detection();
             self.shared.remotes[self.index].parker.park(|is_awaited| {
                 let slept = contained("a sleep", || self.lookout.park_unless(None, is_awaited));
                 slept != Some(Detected::Busy)
