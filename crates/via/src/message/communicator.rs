@@ -90,7 +90,7 @@ impl<P: Provider> Communicator<P> {
     /// theirs in the same order, or messages get lost: nothing is exchanged for it.
     ///
     /// # Errors
-    /// [`MessageError::NoContext`].
+    /// [`MessageErrorKind::NoContext`].
     pub fn duplicate(&self) -> Result<Self, MessageError> {
         let context = self.inner.shared.next_context().ok_or(MessageErrorKind::NoContext)?;
         Ok(Self { inner: Arc::clone(&self.inner), context, rank: self.rank, size: self.size })
