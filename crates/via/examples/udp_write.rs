@@ -4,16 +4,22 @@
 //! pinned to a processor of its own, spin. Latencies are medians over short rounds in which the bare socket and the VI
 //! take turns. Expected output: the one-way time of 8 B, whose ratio should be below 1.3, and of larger writes, for
 //! which the bare socket sends one datagram; then the bandwidth of many writes of 256 KiB beside TCP's.
+//!
+//! With `ONE` and `TWO` set to addresses the two ends have those, and with `NETNS` the second end is in that network
+//! namespace (`NETNS=/run/netns/far`, as root). `PACKET_BYTES`, `WINDOW_BYTES` and `TAGGED` change the configuration.
 
 use std::{
     env, error,
+    fs::File,
     io::{IoSlice, Read, Write},
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    os::fd::AsFd,
+    sync::mpsc::{Sender, channel},
     thread,
     time::Duration,
 };
 
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::thread::{CpuSet, LinkNameSpaceType, move_into_link_name_space, sched_setaffinity};
 use vigie_detect::Instant;
 use vigie_via::{
     software_nic::{Config, Secret},
@@ -39,43 +45,12 @@ const WINDOW: usize = 4;
 
 fn main() -> Result<()> {
     let config = config();
-    let [bare_one, bare_two] = [bare()?, bare()?];
-    let to = [bare_two.local_addr()?, bare_one.local_addr()?];
-    let secret = Secret::new([9; 16]);
-    let mut one = End::new(Udp::bind(any(), secret.clone(), config)?)?;
-    let mut two = End::new(Udp::bind(any(), secret, config)?)?;
-    let [to_two, to_one] = [two.nic.address(), one.nic.address()];
-    let listener = TcpListener::bind(any())?;
-    let tcp = listener.local_addr()?;
-    let echo = thread::spawn(move || -> Result<()> {
-        pin(1)?;
-        two.meet(&to_one)?;
-        for size in SIZES {
-            for _ in 0..ROUNDS {
-                for _ in 0..COUNT {
-                    bare_receive(&bare_two)?;
-                    bare_two.send_to(&vec![0; size], to[1])?;
-                }
-                for _ in 0..COUNT {
-                    two.receive()?;
-                    two.send(size, 0)?;
-                }
-            }
-        }
-        let (mut stream, _) = listener.accept()?;
-        let mut buffer = vec![0; CHUNK];
-        for _ in 0..FLOOD {
-            stream.read_exact(&mut buffer)?;
-        }
-        stream.write_all(&[1])?;
-        for _ in 0..FLOOD {
-            two.receive()?;
-        }
-        two.send(8, 0)?;
-        // What was sent is on its way only once it was heard of.
-        two.linger();
-        Ok(())
-    });
+    let bare_one = bare(&address("ONE")?)?;
+    let mut one = End::new(Udp::bind(address("ONE")?, secret(), config)?)?;
+    let own = (bare_one.local_addr()?, one.nic.address());
+    let (sender, receiver) = channel();
+    let echo = thread::spawn(move || echo(own, config, &sender));
+    let (to, to_two, tcp) = receiver.recv().map_err(|_| "the other end did not begin")?;
     pin(0)?;
     one.meet(&to_two)?;
     println!("{:>24} {:>12} {:>12} {:>8}", "", "bare", "VI", "ratio");
@@ -83,7 +58,7 @@ fn main() -> Result<()> {
         let (mut bares, mut vis) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             bares.push(time(|| {
-                bare_one.send_to(&vec![0; size], to[0])?;
+                bare_one.send_to(&vec![0; size], to)?;
                 bare_receive(&bare_one)
             })?);
             vis.push(time(|| {
@@ -119,8 +94,59 @@ fn config() -> Config {
     config
 }
 
-fn any() -> SocketAddr {
-    (Ipv4Addr::LOCALHOST, 0).into()
+/// What the second end tells the first: where its bare socket, its NIC and its listener for TCP are.
+type Places = (SocketAddr, Address, SocketAddr);
+
+fn echo(
+    (to, to_one): (SocketAddr, Address),
+    config: Config,
+    places: &Sender<Places>,
+) -> Result<()> {
+    if let Some(path) = env::var_os("NETNS") {
+        let namespace = File::open(path)?;
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+    }
+    pin(1)?;
+    let bare_two = bare(&address("TWO")?)?;
+    let mut two = End::new(Udp::bind(address("TWO")?, secret(), config)?)?;
+    let listener = TcpListener::bind(address("TWO")?)?;
+    places.send((bare_two.local_addr()?, two.nic.address(), listener.local_addr()?))?;
+    two.meet(&to_one)?;
+    for size in SIZES {
+        for _ in 0..ROUNDS {
+            for _ in 0..COUNT {
+                bare_receive(&bare_two)?;
+                bare_two.send_to(&vec![0; size], to)?;
+            }
+            for _ in 0..COUNT {
+                two.receive()?;
+                two.send(size, 0)?;
+            }
+        }
+    }
+    let (mut stream, _) = listener.accept()?;
+    let mut buffer = vec![0; CHUNK];
+    for _ in 0..FLOOD {
+        stream.read_exact(&mut buffer)?;
+    }
+    stream.write_all(&[1])?;
+    for _ in 0..FLOOD {
+        two.receive()?;
+    }
+    two.send(8, 0)?;
+    // What was sent is on its way only once it was heard of.
+    two.linger();
+    Ok(())
+}
+
+fn secret() -> Secret {
+    Secret::new([9; 16])
+}
+
+/// An address of the first or the second end.
+fn address(name: &str) -> Result<SocketAddr> {
+    let address = env::var(name).map_or(Ok(Ipv4Addr::LOCALHOST.into()), |text| text.parse());
+    Ok(SocketAddr::new(address?, 0))
 }
 
 fn pin(cpu: usize) -> Result<()> {
@@ -151,8 +177,8 @@ fn time(mut round: impl FnMut() -> Result<()>) -> Result<f64> {
     Ok(started.elapsed().as_secs_f64() * 1e9 / f64::from(u32::try_from(COUNT)?))
 }
 
-fn bare() -> Result<UdpSocket> {
-    let socket = UdpSocket::bind(any())?;
+fn bare(address: &SocketAddr) -> Result<UdpSocket> {
+    let socket = UdpSocket::bind(address)?;
     socket.set_nonblocking(true)?;
     Ok(socket)
 }
