@@ -124,10 +124,9 @@ impl<P: Path> Engine<P> {
         id
     }
 
-    /// How many fragments of a connection are taken at a time.
+    /// How many fragments of a new connection are taken at a time, of which none is longer than the longest packet.
     pub(super) fn own_window(&self) -> u16 {
-        let count = self.config.window_bytes / self.config.packet_bytes_max.max(PACKET_BYTES_MIN);
-        u16::try_from(count.clamp(4, FRAGMENTS_MAX)).unwrap_or(4)
+        window(self.config.window_bytes, self.config.packet_bytes_max)
     }
 
     // -------------------------------------------------------------- packets
@@ -348,6 +347,8 @@ impl<P: Path> Engine<P> {
             if let Some(connection) = vi.connection.as_mut().filter(|found| found.path == path) {
                 connection.packet_bytes = bytes;
                 connection.out.congestion.set_packet_bytes(bytes);
+                // The peer's packets take the same path back.
+                connection.inbound.set_window(window(self.config.window_bytes, bytes));
             }
         }
     }
@@ -575,6 +576,12 @@ impl<P: Path> Engine<P> {
     pub(super) fn has_packets(&self) -> bool {
         !self.outbox.is_empty() || !self.ready.is_empty()
     }
+}
+
+/// How many packets of some length have so many bytes.
+fn window(window_bytes: usize, packet_bytes: usize) -> u16 {
+    let count = window_bytes / packet_bytes.max(PACKET_BYTES_MIN);
+    u16::try_from(count.clamp(4, FRAGMENTS_MAX)).unwrap_or(4)
 }
 
 /// What was made for one connection.

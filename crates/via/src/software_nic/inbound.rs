@@ -41,6 +41,8 @@ pub(super) struct Inbound {
     /// From `next` on.
     slots: VecDeque<Slot>,
     window: u16,
+    /// The widest window that the peer was told of, or may have been.
+    widest: u16,
     /// Without repeats fragments are taken as they come: the first that was not taken yet.
     newest: u64,
     repeats: bool,
@@ -55,11 +57,12 @@ pub(super) struct Inbound {
 
 impl Inbound {
     pub(super) fn new(repeats: bool, window: u16) -> Self {
-        let most = u16::try_from(FRAGMENTS_MAX).unwrap_or(u16::MAX);
+        let window = within_bounds(window);
         Self {
             next: 0,
             slots: VecDeque::new(),
-            window: window.clamp(1, most),
+            window,
+            widest: window,
             newest: 0,
             repeats,
             echo: 0,
@@ -68,6 +71,12 @@ impl Inbound {
             due: None,
             repeated: 0,
         }
+    }
+
+    /// Changes how many fragments are taken at a time. What the peer was allowed to send before is still taken.
+    pub(super) fn set_window(&mut self, window: u16) {
+        self.window = within_bounds(window);
+        self.widest = self.widest.max(self.window);
     }
 
     /// A packet has arrived that wants a receipt.
@@ -104,7 +113,7 @@ impl Inbound {
             self.repeated += 1;
             return Arrival::Old;
         };
-        if ahead >= u64::from(self.window) {
+        if ahead >= u64::from(self.widest) {
             return Arrival::TooFar;
         }
         if ahead == 0 {
@@ -128,7 +137,7 @@ impl Inbound {
     }
 
     fn arrive_once(&mut self, sequence: u64, oldest: u64) -> Arrival {
-        if sequence < oldest || sequence - oldest >= u64::from(self.window) {
+        if sequence < oldest || sequence - oldest >= u64::from(self.widest) {
             return Arrival::TooFar;
         }
         while self.next < oldest {
@@ -142,7 +151,7 @@ impl Inbound {
             self.repeated += 1;
             return Arrival::Old;
         };
-        if ahead >= u64::from(self.window) {
+        if ahead >= u64::from(self.widest) {
             return Arrival::TooFar;
         }
         let slot = self.slot(ahead);
@@ -205,6 +214,10 @@ impl Inbound {
             (self.unheard, self.due) = (0, None);
         }
     }
+}
+
+fn within_bounds(window: u16) -> u16 {
+    window.clamp(1, u16::try_from(FRAGMENTS_MAX).unwrap_or(u16::MAX))
 }
 
 #[cfg(test)]
@@ -270,5 +283,19 @@ mod tests {
         assert_eq!(told(&mut inbound), (100, 0b10));
         assert_eq!(inbound.arrive(104, 100, &[]), Arrival::TooFar);
         assert_eq!(inbound.arrive(103, 104, &[]), Arrival::TooFar);
+    }
+
+    /// Goal: a window that becomes narrower takes nothing back. Method: wide, then narrow.
+    #[test]
+    fn a_narrower_window_takes_what_was_allowed() {
+        let mut inbound = Inbound::new(true, 4);
+        assert_eq!(inbound.arrive(4, 0, &[]), Arrival::TooFar);
+        inbound.set_window(8);
+        inbound.set_window(2);
+        assert_eq!(inbound.arrive(7, 0, &[]), Arrival::Kept);
+        assert_eq!(inbound.arrive(8, 0, &[]), Arrival::TooFar);
+        let mut header = Header::default();
+        inbound.tell(&mut header, RECEIPT_WORDS, 0);
+        assert_eq!(header.window, 2);
     }
 }
