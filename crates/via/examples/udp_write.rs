@@ -157,8 +157,8 @@ fn secret() -> Secret {
 
 /// An address of the first or the second end.
 fn address(name: &str) -> Result<SocketAddr> {
-    let address = env::var(name).map_or(Ok(Ipv4Addr::LOCALHOST.into()), |text| text.parse());
-    Ok(SocketAddr::new(address?, 0))
+    let text = env::var(name).unwrap_or_else(|_| Ipv4Addr::LOCALHOST.to_string());
+    Ok(SocketAddr::new(text.parse()?, 0))
 }
 
 fn pin(cpu: usize) -> Result<()> {
