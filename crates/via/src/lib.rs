@@ -43,6 +43,8 @@
 #![deny(unsafe_code)]
 
 pub mod conformance;
+mod hosted;
+pub mod link;
 mod lock;
 #[cfg(loom)]
 #[doc(hidden)]

@@ -1,0 +1,275 @@
+//! Links over real veth pairs, in network namespaces of their own.
+
+#[path = "link/namespace.rs"]
+mod namespace;
+
+use std::{net::UdpSocket, time::Duration};
+
+use tokio::time::timeout;
+use vigie_detect::Server;
+use vigie_via::link::{
+    BackEnd, Capability, Checksum, EtherType, HostedLink, Link, LinkError, LinkEvent, MacAddress,
+    OpenError, OwnedFrame, complete_checksum,
+};
+
+use crate::namespace::{inside, ip, make_veth, with_veth};
+
+const BACK_ENDS: [BackEnd; 2] = [BackEnd::PacketRings, BackEnd::PacketCalls];
+/// Longer than anything here takes; what hangs ends by it.
+const BOUND: Duration = Duration::from_secs(20);
+
+fn open(name: &str, back_end: BackEnd) -> Link {
+    let link = Link::builder(name).back_end(back_end).open().expect("a link");
+    assert_eq!(link.back_end(), back_end);
+    link
+}
+
+/// Takes all frames that are there.
+fn take(link: &mut Link) -> Vec<Vec<u8>> {
+    let mut frames = Vec::new();
+    link.receive(usize::MAX, |frame| frames.push(frame.to_vec())).expect("frames");
+    frames
+}
+
+fn payload(frame: &[u8]) -> &[u8] {
+    &frame[14..]
+}
+
+fn in_tokio<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+    runtime.expect("tokio").block_on(async { timeout(BOUND, future).await.expect("in time") })
+}
+
+/// Goal: frames of every size arrive, whole, in order, between all pairs of back ends; others than the
+/// link's protocol do not; what does not fit is a typed error. Method: patterns up to the MTU and one byte
+/// more; more frames than the rings have slots.
+#[test]
+fn frames_travel() {
+    with_veth("frames_travel", || {
+        for from in BACK_ENDS {
+            for to in BACK_ENDS {
+                let (mut sender, mut receiver) = (open("v0", from), open("v1", to));
+                let mut other = Link::builder("v1")
+                    .ether_type(EtherType::EXPERIMENTAL_2)
+                    .open()
+                    .expect("a link");
+                let max = sender.payload_max();
+                assert_eq!(max, 1500);
+                for (number, length) in (0_u8..).zip([0, 1, 45, 46, 47, 1000, max - 1, max]) {
+                    let bytes = vec![number; length];
+                    let parts: Vec<&[u8]> = bytes.chunks(300).collect();
+                    sender.send(receiver.address(), &parts).expect("room");
+                    sender.flush().expect("sent");
+                    let frames = take(&mut receiver);
+                    assert_eq!(frames.len(), 1, "{from:?} to {to:?}, {length} bytes");
+                    assert_eq!(frames[0][6..12], sender.address().0);
+                    assert_eq!(&payload(&frames[0])[..length], bytes);
+                }
+                let long = vec![0; max + 1];
+                let error = sender.send(MacAddress::BROADCAST, &[&long]).expect_err("too long");
+                assert!(matches!(error, LinkError::TooLong { length: 1501, max: 1500 }), "{error}");
+                for number in 0..2000_u32 {
+                    sender.send(MacAddress::BROADCAST, &[&number.to_be_bytes()]).expect("room");
+                    sender.flush().expect("sent");
+                    let frames = take(&mut receiver);
+                    assert_eq!(frames.len(), 1);
+                    assert_eq!(payload(&frames[0])[..4], number.to_be_bytes());
+                }
+                let sent = sender.statistics().expect("counters").sent;
+                let received = receiver.statistics().expect("counters");
+                assert_eq!((sent, received.received, received.dropped), (2008, 2008, 0));
+                assert_eq!(take(&mut other), Vec::<Vec<u8>>::new());
+            }
+        }
+    });
+}
+
+/// Goal: what nobody takes is dropped and counted, and what was kept comes in order. Method: more frames
+/// than fit, then one more after they were taken.
+#[test]
+fn a_flood_is_dropped_and_counted() {
+    with_veth("a_flood_is_dropped_and_counted", || {
+        for back_end in BACK_ENDS {
+            let mut sender = open("v0", BackEnd::PacketRings);
+            let mut receiver =
+                Link::builder("v1").back_end(back_end).receive_frames(32).open().expect("a link");
+            const COUNT: u32 = 5000;
+            for number in 0..COUNT {
+                sender.send(receiver.address(), &[&number.to_be_bytes()]).expect("room");
+                sender.flush().expect("sent");
+            }
+            let kept = take(&mut receiver);
+            assert!(kept.len() >= 32 && kept.len() < 5000, "{} were kept", kept.len());
+            for (number, frame) in (0_u32..).zip(&kept) {
+                assert_eq!(payload(frame)[..4], number.to_be_bytes());
+            }
+            let statistics = receiver.statistics().expect("counters");
+            assert_eq!(statistics.received + statistics.dropped, u64::from(COUNT));
+            assert_eq!(statistics.received, u64::try_from(kept.len()).expect("small"));
+            sender.send(receiver.address(), &[b"after"]).expect("room");
+            sender.flush().expect("sent");
+            assert_eq!(take(&mut receiver).len(), 1);
+        }
+    });
+}
+
+/// Goal: going down, coming up, another MTU and removal are told, a wait for frames lives through the first
+/// three and ends with the last, and sending while down is a typed error. Method: `ip link` in the midst.
+#[test]
+fn what_becomes_of_the_interface_is_told() {
+    with_veth("what_becomes_of_the_interface_is_told", || {
+        for back_end in BACK_ENDS {
+            let host = Server::spawn_thread().expect("a host");
+            let [left, right] = ["v0", "v1"].map(|name| {
+                HostedLink::new(host.server(), open(name, back_end)).expect("registered")
+            });
+            in_tokio(async {
+                let to = right.with(|link| link.address());
+                let receiving = tokio::spawn({
+                    let right = right.clone();
+                    async move {
+                        let frame = right.receive().await.expect("a frame after all that");
+                        (frame, right.receive().await.expect_err("removed"))
+                    }
+                });
+                tokio::task::yield_now().await;
+                ip("link set v1 down");
+                assert_eq!(right.event().await.expect("told"), LinkEvent::Down);
+                let error = right.send(to, b"x").await.expect_err("it is down");
+                assert!(matches!(error, LinkError::Down) && error.is_retryable(), "{error}");
+                ip("link set v1 mtu 900");
+                assert_eq!(right.event().await.expect("told"), LinkEvent::Mtu(900));
+                let error = right.send(to, &[0; 901]).await.expect_err("too long now");
+                assert!(matches!(error, LinkError::TooLong { max: 900, .. }), "{error}");
+                ip("link set v1 up");
+                assert_eq!(right.event().await.expect("told"), LinkEvent::Up);
+                left.send(to, b"up again").await.expect("sent");
+                while left.event().await.expect("told") != LinkEvent::Up {}
+                ip("link del v0");
+                let (frame, error) = receiving.await.expect("no panic");
+                assert_eq!(&frame.payload().expect("a frame")[..8], b"up again");
+                assert!(matches!(error, LinkError::Removed) && error.is_final(), "{error}");
+                while right.event().await.expect("told") != LinkEvent::Removed {}
+                let error = right.event().await.expect_err("nothing follows");
+                assert!(matches!(error, LinkError::Removed), "{error}");
+                let error = right.send(to, b"x").await.expect_err("it is gone");
+                assert!(matches!(error, LinkError::Removed), "{error}");
+            });
+            make_veth();
+        }
+    });
+}
+
+/// Goal: tags that the kernel takes out of a frame are told, and a checksum that a sender on this host has
+/// left to a network card is, and can be filled in. Method: a tagged frame; a UDP packet over the pair.
+#[test]
+fn tags_and_missing_checksums_are_told() {
+    with_veth("tags_and_missing_checksums_are_told", || {
+        for back_end in BACK_ENDS {
+            let open = |name: &str, ether_type| {
+                Link::builder(name).ether_type(ether_type).back_end(back_end).open()
+            };
+            let mut untagged = open("v1", EtherType::EXPERIMENTAL_1).expect("a link");
+            let mut all = open("v1", EtherType::ALL).expect("a link");
+            let mut sender = open("v0", EtherType(0x8100)).expect("a link");
+            for number in [7, 8] {
+                let parts: [&[u8]; 3] = [&[0x60, number], &[0x88, 0xb5], b"tagged"];
+                sender.send(untagged.address(), &parts).expect("room");
+            }
+            sender.flush().expect("sent");
+            assert_eq!(take(&mut untagged), Vec::<Vec<u8>>::new(), "tags of others");
+            let mut tags = Vec::new();
+            all.receive(99, |frame| {
+                if frame.to_vec().ends_with(b"tagged") {
+                    tags.push(frame.tag());
+                }
+            })
+            .expect("frames");
+            assert_eq!(tags, [Some(0x6007), Some(0x6008)]);
+            let mut receiver = Link::builder("v1")
+                .ether_type(EtherType::IPV4)
+                .back_end(back_end)
+                .open()
+                .expect("a link");
+            ip("addr replace 10.9.0.1/24 dev v0");
+            ip(&format!("neigh replace 10.9.0.2 lladdr {} dev v0", receiver.address()));
+            let socket = UdpSocket::bind("10.9.0.1:0").expect("a socket");
+            socket.send_to(b"checked", "10.9.0.2:9").expect("sent");
+            let mut frames = Vec::new();
+            receiver
+                .receive(9, |frame| frames.push((frame.checksum(), frame.to_vec())))
+                .expect("frames");
+            let (checksum, mut frame) = frames.pop().expect("a packet");
+            assert_eq!(checksum, Checksum::Missing);
+            let before = frame.clone();
+            assert!(complete_checksum(&mut frame));
+            assert_ne!(before[40..42], frame[40..42], "the checksum of UDP");
+            assert_eq!((&before[..40], &before[42..]), (&frame[..40], &frame[42..]));
+        }
+    });
+}
+
+/// Goal: waits are served by a host that polls and one that sleeps, inside tokio and inside vigie's own
+/// scheduler, also for groups, and busy polling is taken. Method: ping-pong of frames with numbers.
+#[test]
+fn waits_are_served() {
+    async fn rounds(server: &Server, back_end: BackEnd) {
+        let links = ["v0", "v1"].map(|name| {
+            let link = Link::builder(name).back_end(back_end).busy_poll(Duration::from_micros(50));
+            HostedLink::new(server, link.open().expect("a link")).expect("registered")
+        });
+        let [left, right] = &links;
+        let group = MacAddress::group(1);
+        right.with(|link| link.join(group)).expect("joined");
+        let address = left.with(|link| link.address());
+        let ping = async {
+            for number in 0..300_u32 {
+                left.send(group, &number.to_be_bytes()).await.expect("sent");
+                let back = left.receive().await.expect("a frame");
+                assert_eq!(back.payload().expect("a frame")[..4], number.to_be_bytes());
+            }
+        };
+        let pong = async {
+            for _ in 0..300 {
+                let frame: OwnedFrame = right.receive().await.expect("a frame");
+                assert_eq!(frame.header().expect("a header").destination, group);
+                right.send(address, &frame.bytes[14..18]).await.expect("sent");
+            }
+        };
+        tokio::join!(ping, pong);
+    }
+    with_veth("waits_are_served", || {
+        for back_end in BACK_ENDS {
+            let host = Server::spawn_thread().expect("a host");
+            in_tokio(rounds(host.server(), back_end));
+            let runtime = vigie_runtime::Runtime::builder().build().expect("a runtime");
+            runtime.block_on(async {
+                rounds(&Server::current().expect("the scheduler's"), back_end).await;
+            });
+        }
+    });
+}
+
+/// Goal: a missing right, a missing interface and settings out of range are named. Method: open links
+/// without any capability; wrong names and numbers.
+#[test]
+fn what_is_missing_is_named() {
+    inside("what_is_missing_is_named", &[&["-U"]], || {
+        let error = Link::builder("lo").open().expect_err("no right");
+        assert!(
+            matches!(error, OpenError::MissingCapability { capability: Capability::NetRaw, .. }),
+            "{error}"
+        );
+        assert!(error.to_string().contains("CAP_NET_RAW") && error.to_string().contains("unshare"));
+        let error = Link::builder("no such").open().expect_err("no interface");
+        assert!(matches!(error, OpenError::NoInterface { .. }), "{error}");
+        for builder in [
+            Link::builder("lo").receive_frames(0),
+            Link::builder("lo").send_frames(70_000),
+            Link::builder("lo").busy_poll(Duration::from_secs(2)),
+        ] {
+            let error = builder.open().expect_err("out of range");
+            assert!(matches!(error, OpenError::Setting { .. }), "{error}");
+        }
+    });
+}
