@@ -43,6 +43,7 @@
 #![deny(unsafe_code)]
 
 pub mod conformance;
+pub mod datagram;
 mod hosted;
 pub mod link;
 mod lock;

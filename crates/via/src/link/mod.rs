@@ -55,6 +55,7 @@ use std::{
 
 use rustix::{event::epoll, io::Errno};
 
+pub(crate) use self::sys::set_option;
 pub use self::{
     address::{EtherType, MacAddress, ParseMacError},
     builder::{BackEnd, LinkBuilder},
@@ -220,6 +221,12 @@ impl Link {
         self.monitor.interface().index
     }
 
+    /// Returns the protocol of its frames.
+    #[must_use]
+    pub const fn ether_type(&self) -> EtherType {
+        self.ether_type
+    }
+
     /// Returns the interface's own address.
     #[must_use]
     pub fn address(&self) -> MacAddress {
@@ -338,7 +345,7 @@ impl Link {
         self.monitor.put_back(event);
     }
 
-    fn look(&mut self) -> Result<(), LinkError> {
+    pub(crate) fn look(&mut self) -> Result<(), LinkError> {
         let what = "watching the interface";
         self.monitor.look().map_err(|source| LinkError::Kernel { what, source })?;
         // What the socket has to say the routing socket has said; it would be said again and again.
@@ -386,7 +393,7 @@ impl Link {
     }
 
     /// Returns whether something may be there, without a call where that is possible.
-    fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         if self.packet.has_frame() || self.monitor.has_event() {
             return true;
         }
@@ -419,7 +426,7 @@ impl Link {
         }
     }
 
-    fn is_removed(&self) -> bool {
+    pub(crate) const fn is_removed(&self) -> bool {
         self.monitor.interface().is_gone
     }
 }

@@ -16,7 +16,7 @@ pub(super) const BATCH: usize = 16;
 const CONTROL_BYTES: usize = 64;
 
 /// Sets an option, whose value is given as the bytes that the kernel expects.
-pub(super) fn set_option(socket: impl AsFd, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
+pub(crate) fn set_option(socket: impl AsFd, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
     let length = libc::socklen_t::try_from(value.len()).map_err(io::Error::other)?;
     let socket = socket.as_fd().as_raw_fd();
     // SAFETY: the descriptor is open, and the kernel reads `length` bytes, which are there.
@@ -70,7 +70,7 @@ pub(super) fn drop_foreign(socket: impl AsFd) -> io::Result<()> {
         step(0x06, 0, 0, u32::MAX),
     ];
     let program = libc::sock_fprog { len: 4, filter: program.as_mut_ptr() };
-    let length = libc::socklen_t::try_from(mem::size_of_val(&program)).map_err(io::Error::other)?;
+    let length = libc::socklen_t::try_from(size_of_val(&program)).map_err(io::Error::other)?;
     let socket = socket.as_fd().as_raw_fd();
     let value = (&raw const program).cast();
     // SAFETY: the descriptor is open, and the kernel copies the four steps to which the value points, which
