@@ -23,6 +23,9 @@
 //!   non-blocking is a request that one holds.
 //! - **[`world`]** connects the ranks that `vigie-run` has started.
 //!
+//! Beside them, [`link`] has raw frames of an interface, and [`datagram`] numbered ports over a link or UDP
+//! [eth-barrier, §2].
+//!
 //! # Its place
 //!
 //! `via` depends on `vigie-detect` and on no other crate of the workspace. A completion queue is a
@@ -38,7 +41,7 @@
 //!   each other.
 //!
 //! # Not yet
-//! Providers over networks and verbs, datagrams and raw frames, and other launchers.
+//! Providers over networks and verbs, and other launchers.
 
 #![deny(unsafe_code)]
 

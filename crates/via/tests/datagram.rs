@@ -9,6 +9,7 @@ use std::{
     net::{Ipv4Addr, Ipv6Addr, UdpSocket},
     process::Command,
     sync::atomic::{AtomicU8, Ordering},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -16,7 +17,7 @@ use tokio::time::timeout;
 use vigie_detect::{HostThread, Server};
 use vigie_via::{
     datagram::{DatagramError, Device, HEADER_BYTES, Header, Node, Port, UdpSettings},
-    link::{BackEnd, Link, MacAddress},
+    link::{BackEnd, EtherType, Link, MacAddress},
 };
 
 use crate::namespace::{ip, with_veth};
@@ -151,56 +152,64 @@ async fn in_tokio_time<T>(future: impl Future<Output = T>) -> T {
     value
 }
 
-/// Goal: more than the kernel takes waits, goes out in order and completes; what was dropped goes out too.
-/// Method: many sends at once through small rings, some of which are dropped.
+/// Goal: more than the kernel takes waits, goes out in order and completes; what was dropped goes out too, and
+/// beyond the bound a send fails with its payload. Method: UDP to a neighbour whose address is not known yet,
+/// so that the socket's buffer fills; then it is made known, and a link sees what goes out.
 #[test]
 fn sends_wait_for_room() {
     with_veth("sends_wait_for_room", || {
-        // A slow way: the pair's queue is limited, so that frames stay in their slots.
-        ip("link set v0 txqueuelen 1000");
-        let limited = Command::new("tc")
-            .args("qdisc add dev v0 root tbf rate 20mbit burst 2000 limit 4000".split(' '))
-            .output();
-        if !limited.is_ok_and(|output| output.status.success()) {
-            eprintln!("without tc, frames do not wait: only the order is checked");
-        }
+        ip("addr add 10.8.0.1/24 dev v0");
+        // The neighbour's queue must hold more than a socket may send.
+        std::fs::write("/proc/sys/net/ipv4/neigh/v0/unres_qlen_bytes", "10000000")
+            .expect("a setting");
+        let builder = Link::builder("v1").ether_type(EtherType::IPV4).receive_frames(2048);
+        let mut wire = builder.open().expect("a link");
         let host = Server::spawn_thread().expect("a host");
-        let link = Link::builder("v0").send_frames(1).open().expect("a link");
-        let left = Device::over_link(host.server(), link).expect("a device");
-        let right = over(host.server(), "v1", BackEnd::PacketRings);
-        in_tokio(async {
-            let (a, b) = (left.acquire(1).expect("free"), right.acquire(2).expect("free"));
-            post(&b, 300, 1000);
-            let mut sends = Vec::new();
-            for number in 0..200_u32 {
-                let mut payload = vec![0; 1000];
-                payload[..4].copy_from_slice(&number.to_be_bytes());
-                let send = a.send(right.node(), 2, payload);
-                if number.is_multiple_of(3) {
-                    drop(send);
-                } else {
-                    sends.push(send);
+        let settings = UdpSettings::new(Ipv4Addr::new(10, 8, 0, 1).into());
+        let device = Device::over_udp(host.server(), settings).expect("a device");
+        let port = device.acquire(1).expect("free");
+        let to = Node::Ip(Ipv4Addr::new(10, 8, 0, 2).into());
+        let (mut sends, mut refused) = (Vec::new(), None);
+        for number in 0..2000_u32 {
+            let mut payload = vec![0; 1000];
+            payload[..4].copy_from_slice(&number.to_be_bytes());
+            let mut send = Box::pin(port.send(to, 2, payload));
+            match send.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(Ok(_)) => assert!(sends.is_empty(), "in order"),
+                Poll::Ready(Err(failed)) => {
+                    refused = Some(failed);
+                    break;
                 }
+                Poll::Pending => sends.push((number, send)),
             }
-            let completed = async {
-                for send in sends {
-                    assert_eq!(send.await.expect("sent").len(), 1000);
-                }
-            };
-            // The limit of the queue may drop some: what comes is in order.
-            let received = async {
-                let mut last = None;
-                while last < Some(199) {
-                    let Ok(one) = timeout(Duration::from_secs(1), b.receive()).await else { break };
-                    let one = one.expect("a datagram");
-                    let number = u32::from_be_bytes(one.payload()[..4].try_into().expect("four"));
-                    assert!(last.is_none_or(|last| last < number), "{number} after {last:?}");
-                    last = Some(number);
-                }
-                assert!(last > Some(100), "{last:?} was the last");
-            };
-            tokio::join!(completed, received);
+        }
+        assert_eq!(sends.len(), 256);
+        sends.retain(|(number, _)| !number.is_multiple_of(3));
+        let refused = refused.expect("the bound was reached");
+        assert!(matches!(refused.error, DatagramError::Full), "{refused}");
+        let count = u32::from_be_bytes(refused.payload[..4].try_into().expect("four"));
+        assert!(count > 256);
+        ip(&format!("neigh replace 10.8.0.2 lladdr {} dev v0", wire.address()));
+        in_tokio(async {
+            for (number, send) in sends {
+                let payload = send.await.expect("sent");
+                assert_eq!(payload[..4], number.to_be_bytes());
+            }
+            // The last may have been one that nobody waits for.
+            while device.counters().expect("counters").sent < u64::from(count) {
+                drop(timeout(Duration::from_millis(1), port.receive()).await);
+            }
         });
+        let mut numbers = Vec::new();
+        wire.receive(usize::MAX, |frame| {
+            let bytes = frame.to_vec();
+            let payload = bytes.get(14 + 28 + HEADER_BYTES..).unwrap_or_default();
+            if payload.len() == 1000 {
+                numbers.push(u32::from_be_bytes(payload[..4].try_into().expect("four")));
+            }
+        })
+        .expect("frames");
+        assert_eq!(numbers, (0..count).collect::<Vec<_>>());
     });
 }
 

@@ -24,7 +24,7 @@ pub(super) const LOOK: usize = 64;
 /// What carries the datagrams.
 #[derive(Debug)]
 pub(super) enum Carrier {
-    Link(OverLink),
+    Link(Box<OverLink>),
     Udp(OverUdp),
 }
 
@@ -291,9 +291,6 @@ impl DatagramEngine {
 
     /// Sends what waits, as far as there is room.
     fn pump(&mut self) {
-        if self.sending.is_empty() {
-            return;
-        }
         while let Some(one) = self.sending.pop_front() {
             let Outgoing { ticket, from_port, to, to_port, payload } = one;
             let sent = match self.carry(from_port, to, to_port, &payload) {

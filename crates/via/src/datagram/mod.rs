@@ -164,7 +164,7 @@ impl Device {
     /// # Errors
     /// As [`Server::register`].
     pub fn over_link(server: &Server, link: Link) -> Result<Self, DatagramError> {
-        Self::new(server, Carrier::Link(OverLink::new(link)))
+        Self::new(server, Carrier::Link(Box::new(OverLink::new(link))))
     }
 
     /// Opens a device over UDP.

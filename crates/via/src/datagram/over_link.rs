@@ -130,7 +130,9 @@ impl OverLink {
     /// Prepares for sleep. Returns whether something may be there.
     pub(super) fn arm(&mut self, awaits_room: bool) -> Result<bool, DatagramError> {
         self.link.look()?;
-        self.link.await_room(awaits_room)?;
+        // While it is down, nothing but the news that it is up again makes room.
+        let awaits_room = awaits_room || self.link.has_unsent();
+        self.link.await_room(awaits_room && self.link.is_up())?;
         Ok(self.link.is_removed() || self.link.is_ready())
     }
 

@@ -123,8 +123,10 @@ impl Engine for LinkEngine {
     fn arm(&mut self) -> io::Result<bool> {
         self.link.look().map_err(io::Error::other)?;
         let _ = self.link.flush();
-        let is_full = !self.link.has_room();
-        self.link.await_room(is_full).map_err(io::Error::other)?;
+        // While it is down, nothing but the news that it is up again makes room.
+        let awaits_room = !self.link.has_room() || self.link.has_unsent();
+        let awaits_room = awaits_room && self.link.is_up();
+        self.link.await_room(awaits_room).map_err(io::Error::other)?;
         Ok(!self.arrived.is_empty() || self.link.is_removed() || self.link.is_ready())
     }
 

@@ -188,7 +188,6 @@ const KEY_MONITOR: u64 = 1;
 
 impl Link {
     /// Begins with the settings of a link on the interface `name`.
-    #[must_use]
     pub fn builder(name: impl Into<String>) -> LinkBuilder {
         LinkBuilder::new(name.into())
     }
@@ -278,13 +277,17 @@ impl Link {
     /// out with the next [`flush`](Self::flush) at the latest.
     ///
     /// # Errors
-    /// [`LinkError::TooLong`], [`LinkError::Full`]; with [`BackEnd::PacketCalls`] also as `flush`.
+    /// [`LinkError::TooLong`], [`LinkError::Full`], [`LinkError::Down`] once that is known, and
+    /// [`LinkError::Removed`].
     #[inline]
     pub fn send(&mut self, destination: MacAddress, parts: &[&[u8]]) -> Result<(), LinkError> {
         let length = parts.iter().map(|part| part.len()).sum();
         let max = self.payload_max();
         if length > max {
             return Err(LinkError::TooLong { length, max });
+        }
+        if !self.is_up() || self.is_removed() {
+            self.check_up()?;
         }
         let header = Header::bytes(destination, self.address(), self.ether_type);
         match self.packet.send(&header, parts) {
@@ -303,7 +306,8 @@ impl Link {
     /// Makes the kernel send the frames that it was given.
     ///
     /// # Errors
-    /// [`LinkError::Down`]: the frames stay, and go out with a flush after it is up again.
+    /// [`LinkError::Down`]: the frames stay, and go out with a flush after it is up again. More are not taken
+    /// then.
     /// [`LinkError::Removed`].
     #[inline]
     pub fn flush(&mut self) -> Result<(), LinkError> {
@@ -400,6 +404,21 @@ impl Link {
         let mut events = [const { std::mem::MaybeUninit::uninit() }; 2];
         epoll::wait(&self.point, &mut events, Some(&rustix::time::Timespec::default()))
             .is_ok_and(|(ready, _)| !ready.is_empty())
+    }
+
+    /// Asks whether it is up again.
+    #[cold]
+    fn check_up(&mut self) -> Result<(), LinkError> {
+        self.look()?;
+        if self.is_removed() {
+            return Err(LinkError::Removed);
+        }
+        if self.is_up() { Ok(()) } else { Err(LinkError::Down) }
+    }
+
+    /// Returns whether the kernel has not taken all frames yet, and a flush is to be tried again.
+    pub(crate) fn has_unsent(&self) -> bool {
+        self.packet.is_kick_due()
     }
 
     /// Returns whether a frame can be given.

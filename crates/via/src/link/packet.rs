@@ -222,6 +222,10 @@ impl Packet {
         }
     }
 
+    pub(super) fn is_kick_due(&self) -> bool {
+        self.rings.as_ref().is_some_and(|rings| rings.is_kick_due)
+    }
+
     /// Returns whether frames wait to be sent.
     pub(super) fn is_sending(&mut self) -> bool {
         self.rings.as_mut().is_some_and(Rings::reap)
