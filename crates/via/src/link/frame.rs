@@ -67,7 +67,7 @@ impl Header {
                 });
             }
             let (&control, behind) = behind.split_first_chunk::<2>().ok_or(short)?;
-            tag.get_or_insert(u16::from_be_bytes(control));
+            tag.get_or_insert_with(|| u16::from_be_bytes(control));
             payload_offset += TAG_BYTES;
             rest = behind;
         }
