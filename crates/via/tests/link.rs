@@ -273,3 +273,84 @@ fn what_is_missing_is_named() {
         }
     });
 }
+
+/// Goal: frames of every size travel over AF_XDP, to and from AF_PACKET too; frames for others and of other
+/// protocols are left to the kernel; the queue has one owner, which is said; the program goes with its link.
+/// Method: a veth pair.
+#[test]
+#[ignore = "needs privilege: CAP_BPF in the first user namespace"]
+fn xdp_queues_have_one_owner() {
+    inside("xdp_queues_have_one_owner", &[&["-n"]], || {
+        make_veth();
+        let host = Server::spawn_thread().expect("a host");
+        let builder = |name: &str| Link::builder(name).back_end(BackEnd::Xdp);
+        let open = |name: &str| {
+            let link = builder(name).open().expect("a link");
+            assert_eq!(link.back_end(), BackEnd::Xdp);
+            println!("{name}: {:?}", link.xdp_mode().expect("a mode"));
+            HostedLink::new(host.server(), link).expect("registered")
+        };
+        let (left, right) = (open("v0"), open("v1"));
+        let error = builder("v1").open().expect_err("taken");
+        assert!(matches!(error, OpenError::QueueTaken { queue: 0, .. }), "{error}");
+        assert!(error.to_string().contains("one owner"), "{error}");
+        for queue in [77, 5000] {
+            let error = builder("v1").queue(queue).open().expect_err("no such queue");
+            assert!(matches!(error, OpenError::NoQueue { .. }), "{error}");
+        }
+        let [l, r] = [&left, &right].map(|link| link.with(|link| link.address()));
+        in_tokio(async {
+            for length in [0, 1, 46, 1000, 1500] {
+                right.send(l, &vec![7; length]).await.expect("sent");
+                let frame = left.receive().await.expect("a frame");
+                assert_eq!(frame.payload().expect("a frame")[..length], vec![7; length]);
+                left.send(MacAddress([2; 6]), b"for somebody else").await.expect("sent");
+                left.send(r, &frame.bytes[14..]).await.expect("sent");
+                let back = right.receive().await.expect("a frame");
+                assert_eq!(back.bytes[14..], frame.bytes[14..]);
+                assert_eq!(back.header().expect("a header").source, l);
+            }
+            // More than the rings have.
+            for number in 0..3000_u32 {
+                left.send(r, &number.to_be_bytes()).await.expect("sent");
+                let frame = right.receive().await.expect("a frame");
+                assert_eq!(frame.payload().expect("a frame")[..4], number.to_be_bytes());
+            }
+            let error = left.send(r, &[0; 1501]).await.expect_err("too long");
+            assert!(matches!(error, LinkError::TooLong { .. }), "{error}");
+        });
+        // Other protocols go on to the kernel, and from there to AF_PACKET.
+        let other = |name| {
+            let link = Link::builder(name).ether_type(EtherType::EXPERIMENTAL_2).open();
+            HostedLink::new(host.server(), link.expect("a link")).expect("registered")
+        };
+        let (a, b) = (other("v0"), other("v1"));
+        in_tokio(async {
+            a.send(r, b"past the program").await.expect("sent");
+            let frame = b.receive().await.expect("a frame");
+            assert_eq!(&frame.payload().expect("a frame")[..16], b"past the program");
+        });
+        drop((left, right));
+        let host = Server::spawn_thread().expect("a host");
+        // The kernel gives the queue free soon after it was closed.
+        let right = in_tokio(async {
+            loop {
+                match builder("v1").open() {
+                    Err(OpenError::QueueTaken { .. }) => {
+                        tokio::time::sleep(Duration::from_millis(1)).await;
+                    }
+                    link => break link.expect("free again"),
+                }
+            }
+        });
+        let right = HostedLink::new(host.server(), right).expect("registered");
+        in_tokio(async {
+            let removed = async {
+                tokio::task::yield_now().await;
+                ip("link del v0");
+            };
+            let (error, ()) = tokio::join!(right.receive(), removed);
+            assert!(matches!(error, Err(LinkError::Removed)), "{error:?}");
+        });
+    });
+}

@@ -4,23 +4,27 @@ use std::time::Duration;
 
 use super::{
     Link,
-    address::EtherType,
+    address::{EtherType, MacAddress},
+    carrier::Carrier,
     error::OpenError,
     monitor::Monitor,
     packet::{Packet, Settings},
+    xdp::Xdp,
 };
 
 /// What carries the frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BackEnd {
-    /// The first of those below that the kernel grants.
+    /// The first of AF_PACKET's that the kernel grants.
     #[default]
     Automatic,
     /// AF_PACKET with rings in memory that is shared with the kernel.
     PacketRings,
     /// AF_PACKET with a call for a batch.
     PacketCalls,
+    /// AF_XDP: one [queue](LinkBuilder::queue), which belongs to this link alone.
+    Xdp,
 }
 
 /// The settings of a [`Link`].
@@ -35,10 +39,13 @@ pub struct LinkBuilder {
     busy_poll: Duration,
     is_promiscuous: bool,
     bypasses_queue: bool,
+    queue: u32,
 }
 
 /// Frames of a ring, at most.
 const FRAMES_MAX: u32 = 1 << 16;
+/// Queues of an interface, at most.
+const QUEUE_MAX: u32 = 4095;
 
 impl LinkBuilder {
     pub(super) const fn new(name: String) -> Self {
@@ -51,6 +58,7 @@ impl LinkBuilder {
             busy_poll: Duration::ZERO,
             is_promiscuous: false,
             bypasses_queue: false,
+            queue: 0,
         }
     }
 
@@ -101,6 +109,12 @@ impl LinkBuilder {
         self
     }
 
+    /// Sets which receive queue of the interface is taken, for [`BackEnd::Xdp`]. Default: 0.
+    pub const fn queue(mut self, queue: u32) -> Self {
+        self.queue = queue;
+        self
+    }
+
     /// Opens the link, in the network namespace of the calling thread.
     ///
     /// # Errors
@@ -131,10 +145,19 @@ impl LinkBuilder {
             is_promiscuous: self.is_promiscuous,
             bypasses_queue: self.bypasses_queue,
         };
+        let watching = |source| OpenError::Kernel { what: "watching the interface", source };
+        if self.back_end == BackEnd::Xdp {
+            if self.queue > QUEUE_MAX {
+                return Err(OpenError::NoQueue { name: self.name, queue: self.queue });
+            }
+            let own = monitor.interface().address.unwrap_or(MacAddress::BROADCAST);
+            let xdp = Box::new(Xdp::open(&self.name, &settings, self.queue, own)?);
+            return Link::new(self.name, monitor, Carrier::Xdp(xdp), self.ether_type)
+                .map_err(watching);
+        }
         let wants_rings = self.back_end != BackEnd::PacketCalls;
         let needs_rings = self.back_end == BackEnd::PacketRings;
         let packet = Packet::open(&settings, wants_rings, needs_rings)?;
-        Link::new(self.name, monitor, packet, self.ether_type)
-            .map_err(|source| OpenError::Kernel { what: "watching the interface", source })
+        Link::new(self.name, monitor, Carrier::Packet(packet), self.ether_type).map_err(watching)
     }
 }

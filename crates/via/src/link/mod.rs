@@ -22,9 +22,14 @@
 //! | --- | --- | --- |
 //! | [`PacketRings`](BackEnd::PacketRings) | one copy each way, no call to receive | `CAP_NET_RAW` in the owner of the network namespace |
 //! | [`PacketCalls`](BackEnd::PacketCalls) | a call for a batch received, and for a frame sent | the same |
+//! | [`Xdp`](BackEnd::Xdp) | past the stack of the kernel; without a copy where the network card can ([`XdpMode`]) | `CAP_NET_RAW`, `CAP_NET_ADMIN`, `CAP_BPF` in the first user namespace |
 //!
-//! [`BackEnd::Automatic`] takes the first that the kernel grants. Many links may share an interface and
-//! a protocol; each gets every frame.
+//! [`BackEnd::Automatic`] takes the first that the kernel grants of the first two. Many links of AF_PACKET may
+//! share an interface and a protocol; each gets every frame. **A queue of AF_XDP has one owner**: no other
+//! link of AF_XDP can be opened on it ([`OpenError::QueueTaken`]), and nobody else sees its protocol's frames.
+//! An interface takes one XDP program, and each link brings its own, so that two links on one interface are
+//! refused also for different queues ([`OpenError::ProgramAttached`]). It goes with the link, also if the
+//! process is killed; the kernel gives the queue free a few milliseconds later.
 //!
 //! # Checksums and tags
 //! A sender on the same host leaves checksums of TCP and UDP to a network card that a veth pair does not have,
@@ -40,6 +45,7 @@
 
 mod address;
 mod builder;
+mod carrier;
 mod error;
 mod frame;
 mod frame_status;
@@ -47,6 +53,7 @@ mod hosted_link;
 mod monitor;
 mod packet;
 mod sys;
+mod xdp;
 
 use std::{
     fmt, io,
@@ -64,8 +71,9 @@ pub use self::{
     frame_status::Checksum,
     hosted_link::{HostedLink, OwnedFrame},
     monitor::LinkEvent,
+    xdp::XdpMode,
 };
-use self::{monitor::Monitor, packet::Packet};
+use self::{carrier::Carrier, monitor::Monitor};
 use crate::vi::Memory;
 
 /// A frame that was received, for as long as it is looked at.
@@ -173,7 +181,7 @@ pub struct Statistics {
 pub struct Link {
     name: String,
     monitor: Monitor,
-    packet: Packet,
+    carrier: Carrier,
     ether_type: EtherType,
     /// The largest payload for which the slots were made.
     payload_max: usize,
@@ -195,17 +203,18 @@ impl Link {
     fn new(
         name: String,
         monitor: Monitor,
-        packet: Packet,
+        carrier: Carrier,
         ether_type: EtherType,
     ) -> io::Result<Self> {
         let point = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let readable = epoll::EventFlags::IN;
-        epoll::add(&point, packet.descriptor(), epoll::EventData::new_u64(KEY_SOCKET), readable)?;
+        epoll::add(&point, carrier.descriptor(), epoll::EventData::new_u64(KEY_SOCKET), readable)?;
         epoll::add(&point, monitor.descriptor(), epoll::EventData::new_u64(KEY_MONITOR), readable)?;
-        let payload_max = usize::try_from(monitor.interface().mtu).map_err(io::Error::other)?;
+        let mtu = usize::try_from(monitor.interface().mtu).map_err(io::Error::other)?;
+        let payload_max = mtu.min(carrier.payload_max());
         let counted = Statistics::default();
         let awaits_room = false;
-        Ok(Self { name, monitor, packet, ether_type, payload_max, point, awaits_room, counted })
+        Ok(Self { name, monitor, carrier, ether_type, payload_max, point, awaits_room, counted })
     }
 
     /// Returns the name of the interface when it was opened.
@@ -248,7 +257,13 @@ impl Link {
     /// Returns which back end carries the frames.
     #[must_use]
     pub const fn back_end(&self) -> BackEnd {
-        if self.packet.has_rings() { BackEnd::PacketRings } else { BackEnd::PacketCalls }
+        self.carrier.back_end()
+    }
+
+    /// Returns how AF_XDP carries them, if it does.
+    #[must_use]
+    pub const fn xdp_mode(&self) -> Option<XdpMode> {
+        self.carrier.xdp_mode()
     }
 
     /// Hands at most `count` frames that are there to `take`, in the order in which they came. Returns how
@@ -263,7 +278,7 @@ impl Link {
         mut take: impl FnMut(&Frame<'_>),
     ) -> Result<usize, LinkError> {
         let cut = &mut self.counted.cut;
-        let received = self.packet.receive(count, |frame| {
+        let received = self.carrier.receive(count, |frame| {
             *cut += u64::from(frame.is_cut());
             take(frame);
         });
@@ -290,7 +305,7 @@ impl Link {
             self.check_up()?;
         }
         let header = Header::bytes(destination, self.address(), self.ether_type);
-        match self.packet.send(&header, parts) {
+        match self.carrier.send(&header, parts) {
             Ok(true) => {
                 self.counted.sent += 1;
                 Ok(())
@@ -311,7 +326,7 @@ impl Link {
     /// [`LinkError::Removed`].
     #[inline]
     pub fn flush(&mut self) -> Result<(), LinkError> {
-        match self.packet.flush() {
+        match self.carrier.flush() {
             Ok(()) => Ok(()),
             Err(source) => Err(self.failure("sending frames", source)),
         }
@@ -319,7 +334,7 @@ impl Link {
 
     /// Returns whether frames still wait to be sent: their slots are not free again.
     pub fn is_sending(&mut self) -> bool {
-        self.packet.is_sending()
+        self.carrier.is_sending()
     }
 
     /// Receives the frames to a group from now on.
@@ -331,7 +346,7 @@ impl Link {
         if !group.is_multicast() {
             return Err(LinkError::Kernel { what, source: io::ErrorKind::InvalidInput.into() });
         }
-        let joined = self.packet.join(self.index(), group);
+        let joined = self.carrier.join(self.index(), group);
         joined.map_err(|source| self.failure(what, source))
     }
 
@@ -353,7 +368,7 @@ impl Link {
         let what = "watching the interface";
         self.monitor.look().map_err(|source| LinkError::Kernel { what, source })?;
         // What the socket has to say the routing socket has said; it would be said again and again.
-        let _ = rustix::net::sockopt::socket_error(self.packet.descriptor());
+        let _ = rustix::net::sockopt::socket_error(self.carrier.descriptor());
         Ok(())
     }
 
@@ -364,7 +379,7 @@ impl Link {
     pub fn statistics(&mut self) -> Result<Statistics, LinkError> {
         let what = "reading the counters";
         let kernel =
-            self.packet.statistics().map_err(|source| LinkError::Kernel { what, source })?;
+            self.carrier.statistics().map_err(|source| LinkError::Kernel { what, source })?;
         let Statistics { received, dropped, .. } = kernel;
         Ok(Statistics { received, dropped, ..self.counted })
     }
@@ -390,7 +405,7 @@ impl Link {
         }
         let data = epoll::EventData::new_u64(KEY_SOCKET);
         let what = "watching the socket";
-        epoll::modify(&self.point, self.packet.descriptor(), data, flags)
+        epoll::modify(&self.point, self.carrier.descriptor(), data, flags)
             .map_err(|source| LinkError::Kernel { what, source: source.into() })?;
         self.awaits_room = awaits;
         Ok(())
@@ -398,7 +413,7 @@ impl Link {
 
     /// Returns whether something may be there, without a call where that is possible.
     pub(crate) fn is_ready(&self) -> bool {
-        if self.packet.has_frame() || self.monitor.has_event() {
+        if self.carrier.has_frame() || self.monitor.has_event() {
             return true;
         }
         let mut events = [const { std::mem::MaybeUninit::uninit() }; 2];
@@ -418,13 +433,13 @@ impl Link {
 
     /// Returns whether the kernel has not taken all frames yet, and a flush is to be tried again.
     pub(crate) fn has_unsent(&self) -> bool {
-        self.packet.is_kick_due()
+        self.carrier.is_kick_due()
     }
 
     /// Returns whether a frame can be given.
     #[must_use]
     pub fn has_room(&self) -> bool {
-        self.packet.has_room()
+        self.carrier.has_room()
     }
 
     /// Makes an error of the kernel's number, asking what became of the interface.

@@ -237,7 +237,7 @@ impl Packet {
     }
 
     pub(super) fn join(&self, index: u32, group: MacAddress) -> io::Result<()> {
-        membership(&self.socket, index, MEMBER_MULTICAST, Some(group))
+        join_group(&self.socket, index, group)
     }
 
     /// Reads the kernel's counters, which begin anew with that.
@@ -309,6 +309,17 @@ pub(super) fn set_busy_poll(socket: impl AsFd + Copy, microseconds: u32) -> io::
     // Known since Linux 5.11; without it interrupts are not put off.
     let _ = sys::set_option(socket, LEVEL_SOCKET, OPTION_PREFER_BUSY_POLL, &1_u32.to_ne_bytes());
     Ok(())
+}
+
+/// Opens a socket through which nothing comes, to be a member of groups for another one.
+pub(super) fn membership_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?)
+}
+
+/// Becomes a member of a group for as long as the socket is open.
+pub(super) fn join_group(socket: &OwnedFd, index: u32, group: MacAddress) -> io::Result<()> {
+    membership(socket, index, MEMBER_MULTICAST, Some(group))
 }
 
 /// Becomes a member (`struct packet_mreq`) for as long as the socket is open.
