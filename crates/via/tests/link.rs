@@ -3,13 +3,19 @@
 #[path = "link/namespace.rs"]
 mod namespace;
 
-use std::{net::UdpSocket, time::Duration};
+use std::{
+    env,
+    io::{BufRead, BufReader, Read},
+    net::UdpSocket,
+    process::{Command, Stdio},
+    time::Duration,
+};
 
 use tokio::time::timeout;
-use vigie_detect::Server;
+use vigie_detect::{HostThread, Server};
 use vigie_via::link::{
-    BackEnd, Capability, Checksum, EtherType, HostedLink, Link, LinkError, LinkEvent, MacAddress,
-    OpenError, OwnedFrame, complete_checksum,
+    BackEnd, Capability, Checksum, EtherType, HostedLink, Link, LinkBuilder, LinkError, LinkEvent,
+    MacAddress, OpenError, OwnedFrame, XdpMode, complete_checksum,
 };
 
 use crate::namespace::{inside, ip, make_veth, with_veth};
@@ -274,6 +280,49 @@ fn what_is_missing_is_named() {
     });
 }
 
+/// Opens a link whose queue was just closed: the kernel gives it free soon after.
+fn open_when_free(builder: LinkBuilder) -> Link {
+    in_tokio(async {
+        loop {
+            match builder.clone().open() {
+                Err(error) if error.is_of_another_owner() => {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                link => break link.expect("free again"),
+            }
+        }
+    })
+}
+
+/// What the program of `right` lets pass goes on to the kernel, and from there to AF_PACKET: frames of other
+/// protocols, and those to others' addresses.
+fn what_passes(host: &HostThread, left: &HostedLink, right: &HostedLink) {
+    let r = right.with(|link| link.address());
+    let other = |name| {
+        let link = Link::builder(name).ether_type(EtherType::EXPERIMENTAL_2).open();
+        HostedLink::new(host.server(), link.expect("a link")).expect("registered")
+    };
+    let (a, b) = (other("v0"), other("v1"));
+    in_tokio(async {
+        a.send(r, b"past the program").await.expect("sent");
+        let frame = b.receive().await.expect("a frame");
+        assert_eq!(&frame.payload().expect("a frame")[..16], b"past the program");
+    });
+    let all = Link::builder("v1").back_end(BackEnd::PacketRings).promiscuous().open();
+    let all = HostedLink::new(host.server(), all.expect("a link")).expect("registered");
+    in_tokio(async {
+        left.send(r, b"for the queue alone").await.expect("sent");
+        left.send(MacAddress([2; 6]), b"for somebody else").await.expect("sent");
+        let frame = all.receive().await.expect("a frame");
+        assert_eq!(&frame.payload().expect("a frame")[..17], b"for somebody else");
+        let frame = right.receive().await.expect("a frame");
+        assert_eq!(&frame.payload().expect("a frame")[..19], b"for the queue alone");
+        left.send(MacAddress::group(7), b"for a group").await.expect("sent");
+        let frame = right.receive().await.expect("a frame");
+        assert_eq!(&frame.payload().expect("a frame")[..11], b"for a group");
+    });
+}
+
 /// Goal: frames of every size travel over AF_XDP, to and from AF_PACKET too; frames for others and of other
 /// protocols are left to the kernel; the queue has one owner, which is said; the program goes with its link.
 /// Method: a veth pair.
@@ -319,30 +368,10 @@ fn xdp_queues_have_one_owner() {
             let error = left.send(r, &[0; 1501]).await.expect_err("too long");
             assert!(matches!(error, LinkError::TooLong { .. }), "{error}");
         });
-        // Other protocols go on to the kernel, and from there to AF_PACKET.
-        let other = |name| {
-            let link = Link::builder(name).ether_type(EtherType::EXPERIMENTAL_2).open();
-            HostedLink::new(host.server(), link.expect("a link")).expect("registered")
-        };
-        let (a, b) = (other("v0"), other("v1"));
-        in_tokio(async {
-            a.send(r, b"past the program").await.expect("sent");
-            let frame = b.receive().await.expect("a frame");
-            assert_eq!(&frame.payload().expect("a frame")[..16], b"past the program");
-        });
+        what_passes(&host, &left, &right);
         drop((left, right));
         let host = Server::spawn_thread().expect("a host");
-        // The kernel gives the queue free soon after it was closed.
-        let right = in_tokio(async {
-            loop {
-                match builder("v1").open() {
-                    Err(OpenError::QueueTaken { .. }) => {
-                        tokio::time::sleep(Duration::from_millis(1)).await;
-                    }
-                    link => break link.expect("free again"),
-                }
-            }
-        });
+        let right = open_when_free(builder("v1"));
         let right = HostedLink::new(host.server(), right).expect("registered");
         in_tokio(async {
             let removed = async {
@@ -353,4 +382,173 @@ fn xdp_queues_have_one_owner() {
             assert!(matches!(error, Err(LinkError::Removed)), "{error:?}");
         });
     });
+}
+
+/// Goal: every way of waiting serves over AF_XDP: a loop that looks, with and without the kernel's own looks
+/// at the card, and sleep; also for a link that takes frames to all. What comes while nobody takes is dropped
+/// and counted. Method: frames one by one between two links in each way, then more than fit.
+#[test]
+#[ignore = "needs privilege: CAP_BPF in the first user namespace"]
+fn xdp_frames_are_looked_for_in_every_way() {
+    inside("xdp_frames_are_looked_for_in_every_way", &[&["-n"]], || {
+        make_veth();
+        for busy_poll in [Duration::ZERO, Duration::from_micros(20)] {
+            let builder = |name: &str| {
+                Link::builder(name).back_end(BackEnd::Xdp).receive_frames(64).busy_poll(busy_poll)
+            };
+            let mut left = open_when_free(builder("v0"));
+            let mut right = open_when_free(builder("v1").promiscuous());
+            for number in 0..500_u32 {
+                left.send(MacAddress([2; 6]), &[&number.to_be_bytes()]).expect("room");
+                left.flush().expect("sent");
+                let frame = wait_for_frame(&mut right);
+                assert_eq!(payload(&frame)[..4], number.to_be_bytes());
+            }
+            for _ in 0..200 {
+                left.send(right.address(), &[b"too many"]).expect("room");
+                left.flush().expect("sent");
+            }
+            in_tokio(async {
+                let (mut kept, mut dropped) = (0, 0);
+                while kept + dropped < 200 {
+                    tokio::task::yield_now().await;
+                    kept += u64::try_from(take(&mut right).len()).expect("small");
+                    dropped = right.statistics().expect("counters").dropped;
+                }
+                assert_eq!(kept + dropped, 200);
+                assert!(kept >= 64, "{kept} were kept");
+            });
+        }
+    });
+}
+
+/// Goal: the program goes with its process, however that ends, and the next owner is served. Method: another
+/// process opens the queue, is seen to have it, and is killed.
+#[test]
+#[ignore = "needs privilege: CAP_BPF in the first user namespace"]
+fn xdp_programs_go_with_their_process() {
+    const OWNER: &str = "VIGIE_LINK_OWNER";
+    let name = "xdp_programs_go_with_their_process";
+    inside(name, &[&["-n"]], || {
+        let builder = Link::builder("v1").back_end(BackEnd::Xdp);
+        if env::var_os(OWNER).is_some() {
+            let _link = builder.open().expect("a link");
+            println!("it is mine");
+            // Until it is killed, at the latest with its parent's standard input.
+            let _ = std::io::stdin().read_to_end(&mut Vec::new());
+            return;
+        }
+        make_veth();
+        let mut owner = Command::new(env::current_exe().expect("this test's program"))
+            .args(["--exact", name, "--nocapture", "--include-ignored", "--test-threads=1"])
+            .env(OWNER, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("another process");
+        let said = BufReader::new(owner.stdout.take().expect("its output"));
+        assert!(said.lines().any(|line| line.expect("a line").contains("it is mine")));
+        let error = builder.clone().open().expect_err("taken");
+        assert!(matches!(error, OpenError::QueueTaken { .. }), "{error}");
+        let shown = String::from_utf8_lossy(&ip("link show v1").stdout).into_owned();
+        assert!(shown.contains("xdp"), "no program is attached: {shown}");
+        owner.kill().expect("killed");
+        owner.wait().expect("it ended");
+        let mut link = open_when_free(builder);
+        let mut sender = open("v0", BackEnd::PacketRings);
+        sender.send(link.address(), &[b"to the next one"]).expect("room");
+        sender.flush().expect("sent");
+        let frame = wait_for_frame(&mut link);
+        assert_eq!(payload(&frame)[..15], *b"to the next one");
+        drop(link);
+        let shown = String::from_utf8_lossy(&ip("link show v1").stdout).into_owned();
+        assert!(!shown.contains("xdp"), "a program was left behind: {shown}");
+    });
+}
+
+/// Goal: without the right to load programs, AF_XDP names it if it was asked for by name, and AF_PACKET takes
+/// its place otherwise. Method: a user namespace, in which nobody has that right.
+#[test]
+fn without_rights_packets_take_the_place_of_xdp() {
+    inside("without_rights_packets_take_the_place_of_xdp", &[&["-Urn"]], || {
+        make_veth();
+        let error = Link::builder("v1").back_end(BackEnd::Xdp).open().expect_err("no right");
+        let OpenError::MissingCapability { capability, .. } = error else { panic!("{error}") };
+        assert_eq!(capability, Capability::Bpf);
+        let link = Link::builder("v1").back_end(BackEnd::XdpOrPacket).open().expect("a link");
+        assert_eq!(link.back_end(), BackEnd::PacketRings);
+        assert_eq!(link.xdp_mode(), None);
+    });
+}
+
+/// Goal: where the driver knows nothing of XDP, the kernel's generic path serves, and the mode says so; the
+/// checksum that a veth pair leaves out can be completed. Method: bridges on a veth pair, frames both ways, and
+/// a packet of the kernel's own.
+#[test]
+#[ignore = "needs privilege: CAP_BPF in the first user namespace"]
+fn xdp_has_a_generic_path() {
+    inside("xdp_has_a_generic_path", &[&["-n"]], || {
+        make_veth();
+        for (name, bridge, address) in [("v0", "b0", "10.9.7.1/24"), ("v1", "b1", "10.9.7.2/24")] {
+            ip(&format!("link add {bridge} type bridge"));
+            ip(&format!("link set {name} master {bridge}"));
+            ip(&format!("addr add {address} dev {bridge}"));
+            ip(&format!("link set {bridge} up"));
+        }
+        let builder = |name: &str| Link::builder(name).back_end(BackEnd::XdpOrPacket);
+        let mut left = builder("b0").open().expect("a link");
+        let mut right = builder("b1").open().expect("a link");
+        for link in [&mut left, &mut right] {
+            in_tokio(async {
+                while !link.is_up() {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    link.event().expect("the routing socket's");
+                }
+            });
+        }
+        for number in 0..200_u32 {
+            for is_left in [true, false] {
+                let (from, to) =
+                    if is_left { (&mut left, &mut right) } else { (&mut right, &mut left) };
+                assert_eq!(from.xdp_mode(), Some(XdpMode::Generic));
+                from.send(to.address(), &[&number.to_be_bytes()]).expect("room");
+                from.flush().expect("sent");
+                let frame = wait_for_frame(to);
+                assert_eq!(payload(&frame)[..4], number.to_be_bytes());
+            }
+        }
+        drop(right);
+        let to = left.address();
+        let mut right = open_when_free(builder("b1").ether_type(EtherType::IPV4));
+        ip(&format!("neigh replace 10.9.7.99 lladdr {} dev b0", right.address()));
+        let socket = UdpSocket::bind("10.9.7.1:0").expect("a socket");
+        socket.send_to(b"hello there", "10.9.7.99:9").expect("sent");
+        let mut frame = wait_for_frame(&mut right);
+        assert_eq!(frame[6..12], to.0);
+        assert!(complete_checksum(&mut frame));
+        assert_eq!(sum_of_udp(&frame), 0xffff, "the checksum is not right: {frame:?}");
+    });
+}
+
+/// Takes the next frame, looking again and again.
+fn wait_for_frame(link: &mut Link) -> Vec<u8> {
+    in_tokio(async {
+        loop {
+            if let Some(frame) = take(link).into_iter().next() {
+                return frame;
+            }
+            tokio::task::yield_now().await;
+        }
+    })
+}
+
+/// The sum over a UDP packet with its pseudo header, which is all ones if its checksum is right.
+fn sum_of_udp(frame: &[u8]) -> u32 {
+    let length = u32::from(u16::from_be_bytes([frame[38], frame[39]]));
+    let end = 34 + usize::try_from(length).expect("small");
+    let words = frame[26..end].chunks(2).map(|word| {
+        u32::from(u16::from_be_bytes([word[0], word.get(1).copied().unwrap_or_default()]))
+    });
+    let total = words.sum::<u32>() + 17 + length;
+    (total & 0xffff) + (total >> 16)
 }

@@ -25,6 +25,11 @@ pub enum BackEnd {
     PacketCalls,
     /// AF_XDP: one [queue](LinkBuilder::queue), which belongs to this link alone.
     Xdp,
+    /// AF_XDP where the kernel and the driver have it and this process may use it, else as
+    /// [`Automatic`](Self::Automatic); which of them, and why, goes to the log (`tracing`), and
+    /// [`Link::back_end`] tells. A queue or an interface that somebody else has taken is an error all the
+    /// same: the frames might go there.
+    XdpOrPacket,
 }
 
 /// The settings of a [`Link`].
@@ -145,19 +150,43 @@ impl LinkBuilder {
             is_promiscuous: self.is_promiscuous,
             bypasses_queue: self.bypasses_queue,
         };
-        let watching = |source| OpenError::Kernel { what: "watching the interface", source };
-        if self.back_end == BackEnd::Xdp {
-            if self.queue > QUEUE_MAX {
-                return Err(OpenError::NoQueue { name: self.name, queue: self.queue });
+        let carrier = match self.back_end {
+            BackEnd::Xdp => self.open_xdp(&monitor, &settings)?,
+            BackEnd::XdpOrPacket => match self.open_xdp(&monitor, &settings) {
+                Ok(carrier) => carrier,
+                Err(error) if error.is_of_another_owner() => return Err(error),
+                Err(error @ OpenError::NoQueue { .. }) => return Err(error),
+                Err(reason) => {
+                    tracing::warn!(
+                        interface = self.name,
+                        reason = &reason as &dyn std::error::Error,
+                        "AF_PACKET instead of AF_XDP"
+                    );
+                    Carrier::Packet(Packet::open(&settings, true, false)?)
+                }
+            },
+            BackEnd::Automatic | BackEnd::PacketRings | BackEnd::PacketCalls => {
+                let wants_rings = self.back_end != BackEnd::PacketCalls;
+                let needs_rings = self.back_end == BackEnd::PacketRings;
+                Carrier::Packet(Packet::open(&settings, wants_rings, needs_rings)?)
             }
-            let own = monitor.interface().address.unwrap_or(MacAddress::BROADCAST);
-            let xdp = Box::new(Xdp::open(&self.name, &settings, self.queue, own)?);
-            return Link::new(self.name, monitor, Carrier::Xdp(xdp), self.ether_type)
-                .map_err(watching);
+        };
+        tracing::debug!(
+            interface = self.name,
+            back_end = ?carrier.back_end(),
+            mode = ?carrier.xdp_mode(),
+            "link opened"
+        );
+        Link::new(self.name, monitor, carrier, self.ether_type)
+            .map_err(|source| OpenError::Kernel { what: "watching the interface", source })
+    }
+
+    fn open_xdp(&self, monitor: &Monitor, settings: &Settings) -> Result<Carrier, OpenError> {
+        let queue = self.queue;
+        if queue > QUEUE_MAX {
+            return Err(OpenError::NoQueue { name: self.name.clone(), queue });
         }
-        let wants_rings = self.back_end != BackEnd::PacketCalls;
-        let needs_rings = self.back_end == BackEnd::PacketRings;
-        let packet = Packet::open(&settings, wants_rings, needs_rings)?;
-        Link::new(self.name, monitor, Carrier::Packet(packet), self.ether_type).map_err(watching)
+        let own = monitor.interface().address.unwrap_or(MacAddress::BROADCAST);
+        Ok(Carrier::Xdp(Box::new(Xdp::open(&self.name, settings, queue, own)?)))
     }
 }

@@ -12,7 +12,7 @@ pub enum Capability {
     NetRaw,
     /// Attaching programs to interfaces.
     NetAdmin,
-    /// Loading programs into the kernel.
+    /// Loading programs into the kernel; in the first user namespace, which alone can give it.
     Bpf,
 }
 
@@ -31,8 +31,17 @@ impl Capability {
         let status = std::fs::read_to_string("/proc/thread-self/status").ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
         let effective = u64::from_str_radix(line.trim(), 16).ok()?;
-        needed.iter().copied().find(|capability| effective >> capability.bit() & 1 == 0)
+        let is_held = |capability: &Self| {
+            effective >> capability.bit() & 1 != 0 && (*capability != Self::Bpf || is_first())
+        };
+        needed.iter().copied().find(|capability| !is_held(capability))
     }
+}
+
+/// Returns whether this is the first user namespace: in others, the right to load programs means nothing.
+fn is_first() -> bool {
+    let ids = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    ids.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
 impl fmt::Display for Capability {
@@ -122,6 +131,12 @@ pub enum OpenError {
 }
 
 impl OpenError {
+    /// Returns whether somebody else has what was to be opened: it may be free later.
+    #[must_use]
+    pub const fn is_of_another_owner(&self) -> bool {
+        matches!(self, Self::QueueTaken { .. } | Self::ProgramAttached { .. })
+    }
+
     /// Makes an error of a call that failed: of a missing right, if that explains it.
     pub(super) fn from_call(
         what: &'static str,

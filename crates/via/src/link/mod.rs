@@ -24,17 +24,22 @@
 //! | [`PacketCalls`](BackEnd::PacketCalls) | a call for a batch received, and for a frame sent | the same |
 //! | [`Xdp`](BackEnd::Xdp) | past the stack of the kernel; without a copy where the network card can ([`XdpMode`]) | `CAP_NET_RAW`, `CAP_NET_ADMIN`, `CAP_BPF` in the first user namespace |
 //!
-//! [`BackEnd::Automatic`] takes the first that the kernel grants of the first two. Many links of AF_PACKET may
-//! share an interface and a protocol; each gets every frame. **A queue of AF_XDP has one owner**: no other
-//! link of AF_XDP can be opened on it ([`OpenError::QueueTaken`]), and nobody else sees its protocol's frames.
-//! An interface takes one XDP program, and each link brings its own, so that two links on one interface are
-//! refused also for different queues ([`OpenError::ProgramAttached`]). It goes with the link, also if the
-//! process is killed; the kernel gives the queue free a few milliseconds later.
+//! [`BackEnd::Automatic`] takes the first that the kernel grants of the first two, and [`BackEnd::XdpOrPacket`] of
+//! all three, AF_XDP first. Many links of AF_PACKET may share an interface and a protocol; each gets every frame.
+//!
+//! **A queue of AF_XDP has one owner**: no other link of AF_XDP can be opened on it ([`OpenError::QueueTaken`]),
+//! and nobody else sees its protocol's frames to the interface's address (as it was at opening) and to groups.
+//! All other frames go on to the kernel. An interface takes one XDP program, and each link brings its own, so that
+//! two links on one interface are refused also for different queues ([`OpenError::ProgramAttached`]). It goes with
+//! the link, also if the process is killed; the kernel gives the queue free a few milliseconds later.
 //!
 //! # Checksums and tags
 //! A sender on the same host leaves checksums of TCP and UDP to a network card that a veth pair does not have,
 //! and may leave segments of up to 64 KiB whole. [`Frame::checksum`] tells of the first
-//! ([`complete_checksum`] fills it in), [`Frame::is_cut`] of the second. Protocols of one's own are not touched.
+//! ([`complete_checksum`] fills it in), [`Frame::is_cut`] of the second. AF_XDP sees no more than the bytes, and
+//! says [`Checksum::Unknown`] always: there, complete the checksum of what comes from the same host. Protocols of
+//! one's own are not touched.
+//!
 //! Frames with the tag of a VLAN are not for a link on the interface itself: open one on the VLAN's interface
 //! (`ip link add link eth0 name eth0.7 type vlan id 7`). A link of [`EtherType::ALL`] sees them; the kernel
 //! takes the tag out of the frame, and [`Frame::tag`] has it.

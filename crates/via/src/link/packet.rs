@@ -141,7 +141,7 @@ impl Packet {
             OpenError::Kernel { what: "binding an AF_PACKET socket to the interface", source }
         })?;
         if settings.is_promiscuous {
-            membership(&socket, settings.index, MEMBER_PROMISCUOUS, None).map_err(failed)?;
+            become_promiscuous(&socket, settings.index).map_err(failed)?;
         }
         Ok(Self { socket, rings, batch, statistics: Statistics::default() })
     }
@@ -320,6 +320,11 @@ pub(super) fn membership_socket() -> io::Result<OwnedFd> {
 /// Becomes a member of a group for as long as the socket is open.
 pub(super) fn join_group(socket: &OwnedFd, index: u32, group: MacAddress) -> io::Result<()> {
     membership(socket, index, MEMBER_MULTICAST, Some(group))
+}
+
+/// Lets the interface take frames to others for as long as the socket is open.
+pub(super) fn become_promiscuous(socket: &OwnedFd, index: u32) -> io::Result<()> {
+    membership(socket, index, MEMBER_PROMISCUOUS, None)
 }
 
 /// Becomes a member (`struct packet_mreq`) for as long as the socket is open.

@@ -19,7 +19,7 @@ use rustix::{
     net::xdp::XdpRingOffset,
 };
 
-use crate::link::EtherType;
+use crate::link::{EtherType, MacAddress};
 
 /// One ring.
 #[derive(Debug)]
@@ -157,18 +157,21 @@ fn word_of(descriptor: BorrowedFd<'_>) -> u32 {
     descriptor.as_raw_fd().cast_unsigned()
 }
 
-/// Makes the map from queues to sockets, with one socket in it.
-pub(super) fn make_map(queue: u32, socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+/// Makes the map from queues to sockets.
+pub(super) fn make_map(queue: u32) -> io::Result<OwnedFd> {
     let mut words = [0; 32];
     words[..4].copy_from_slice(&[MAP_TYPE_XSK, 4, 4, queue + 1]);
-    let map = bpf_descriptor(MAP_CREATE, &words)?;
+    bpf_descriptor(MAP_CREATE, &words)
+}
+
+/// Puts the socket of a queue into the map: from now on frames go there.
+pub(super) fn lead(map: BorrowedFd<'_>, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
     let value = word_of(socket);
     let mut words = [0; 32];
-    words[0] = map.as_raw_fd().cast_unsigned();
+    words[0] = word_of(map);
     words[2..4].copy_from_slice(&pointer(&raw const queue));
     words[4..6].copy_from_slice(&pointer(&raw const value));
-    bpf(MAP_UPDATE, &words)?;
-    Ok(map)
+    bpf(MAP_UPDATE, &words).map(|_| ())
 }
 
 /// One instruction: operation, registers, offset, constant.
@@ -178,27 +181,58 @@ const fn step(operation: u8, to: u8, from: u8, offset: u16, constant: u32) -> u6
     u64::from_ne_bytes([operation, from << 4 | to, a, b, c, d, e, f])
 }
 
-/// The program: frames of the protocol go to the socket of their queue, if it has one, all others on to the
-/// kernel.
-fn program(ether_type: EtherType, map: u32) -> [u64; 15] {
-    // As it is loaded from the frame.
-    let wanted = u32::from(u16::from_ne_bytes(ether_type.0.to_be_bytes()));
-    let compare = if ether_type == EtherType::ALL {
-        // Nothing: the register to itself.
-        step(0xbf, 4, 4, 0, 0)
-    } else {
-        step(0x55, 4, 0, 6, wanted)
+/// Which frames go to the sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Filter {
+    pub(super) ether_type: EtherType,
+    /// This address and groups; without one, all addresses.
+    pub(super) address: Option<MacAddress>,
+}
+
+const STEPS: usize = 24;
+/// The step that lets a frame pass on to the kernel.
+const PASS: u16 = 22;
+/// The step that leads a frame to the socket.
+const REDIRECT: u16 = 16;
+
+/// The program: frames that the filter wants go to the socket of their queue, if it has one, all others on to
+/// the kernel. The map is known by its descriptor. Halves of words are compared, since that is how headers
+/// are aligned everywhere.
+fn program(filter: Filter, map: u32) -> [u64; STEPS] {
+    // As they are loaded from the frame.
+    let half = |bytes: [u8; 2]| u32::from(u16::from_ne_bytes(bytes));
+    let load = |offset| step(0x69, 4, 2, offset, 0);
+    // A jump counts from the step behind it.
+    let pass_unless = |at: u16, wanted| step(0x55, 4, 0, PASS - at - 1, wanted);
+    let protocol = match filter.ether_type {
+        // Whatever it is: the register to itself.
+        EtherType::ALL => step(0xbf, 4, 4, 0, 0),
+        EtherType(number) => pass_unless(6, half(number.to_be_bytes())),
     };
+    // A group's address is odd in its first byte. For every address: at least 0, which all are.
+    let takes_address = if filter.address.is_some() { 0x55 } else { 0x35 };
+    let [a, b, c, d, e, f] = filter.address.unwrap_or(MacAddress::BROADCAST).0;
     [
         // r2 = data, r3 = its end; shorter than a header: pass.
         step(0x61, 2, 1, 0, 0),
         step(0x61, 3, 1, 4, 0),
         step(0xbf, 4, 2, 0, 0),
         step(0x07, 4, 0, 0, 14),
-        step(0x2d, 4, 3, 8, 0),
+        step(0x2d, 4, 3, PASS - 5, 0),
         // r4 = protocol; another one: pass.
-        step(0x69, 4, 2, 12, 0),
-        compare,
+        load(12),
+        protocol,
+        // r4 = the bit of groups.
+        step(0x71, 4, 2, 0, 0),
+        step(0x54, 4, 0, 0, 1),
+        step(takes_address, 4, 0, REDIRECT - 10, 0),
+        // The address in three parts; another one: pass.
+        load(0),
+        pass_unless(11, half([a, b])),
+        load(2),
+        pass_unless(13, half([c, d])),
+        load(4),
+        pass_unless(15, half([e, f])),
         // redirect_map(map, queue, pass)
         step(0x61, 2, 1, 16, 0),
         step(0x18, 1, 1, 0, map),
@@ -213,8 +247,8 @@ fn program(ether_type: EtherType, map: u32) -> [u64; 15] {
 }
 
 /// Loads the program.
-pub(super) fn load(ether_type: EtherType, map: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let steps = program(ether_type, word_of(map));
+pub(super) fn load(filter: Filter, map: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let steps = program(filter, word_of(map));
     let license = c"Dual MIT/GPL";
     let mut words = [0; 32];
     words[0] = PROGRAM_TYPE_XDP;

@@ -11,7 +11,8 @@ use rustix::{
     fs::{MemfdFlags, ftruncate, memfd_create},
     io::Errno,
     net::{
-        AddressFamily, SendFlags, SocketFlags, SocketType, bind, send, socket_with, sockopt,
+        AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send,
+        socket_with, sockopt,
         xdp::{
             SocketAddrXdp, SocketAddrXdpFlags, XDP_PGOFF_RX_RING, XDP_PGOFF_TX_RING,
             XDP_UMEM_PGOFF_COMPLETION_RING, XDP_UMEM_PGOFF_FILL_RING, XdpUmemReg, XdpUmemRegFlags,
@@ -19,7 +20,7 @@ use rustix::{
     },
 };
 
-use self::kernel::Ring;
+use self::kernel::{Filter, Ring};
 use super::{
     Checksum, Frame, HEADER_BYTES, MacAddress, Source, Statistics,
     error::{Capability, OpenError},
@@ -66,8 +67,8 @@ pub(super) struct Xdp {
     free: Vec<u64>,
     send_count: usize,
     mode: XdpMode,
-    /// Taken frames for others' addresses are left out.
-    only: Option<MacAddress>,
+    /// The kernel looks at the network card when it is called.
+    polls: bool,
     is_kick_due: bool,
     received: u64,
 }
@@ -80,6 +81,8 @@ struct Unbound {
     receive: Ring,
     send: Ring,
     memory: Memory,
+    /// Places of frames to be sent; those before them were given to the kernel.
+    free: Vec<u64>,
 }
 
 fn wide(value: usize) -> u64 {
@@ -117,7 +120,74 @@ fn make(receive_count: u32, send_count: u32) -> io::Result<Unbound> {
     for number in 0..receive_count {
         fill.put(&[u64::from(number) * FRAME_BYTES]);
     }
-    Ok(Unbound { socket, fill, completion, receive, send, memory })
+    let places = receive_count..receive_count + send_count;
+    let free = places.map(|number| u64::from(number) * FRAME_BYTES).collect();
+    Ok(Unbound { socket, fill, completion, receive, send, memory, free })
+}
+
+/// Binds sockets to a queue of an interface until one way works.
+struct Binder<'a> {
+    name: &'a str,
+    settings: &'a Settings,
+    queue: u32,
+}
+
+impl Binder<'_> {
+    fn failed(error: impl Into<io::Error>) -> OpenError {
+        OpenError::from_call("opening an AF_XDP queue", &NEEDED, error)
+    }
+
+    /// Binds a socket in one way; `None` if the driver does not have it.
+    fn bind(&self, flags: SocketAddrXdpFlags) -> Result<Option<Unbound>, OpenError> {
+        let Self { name, settings, queue } = *self;
+        let receive_count = settings.receive_frames.next_power_of_two();
+        let send_count = settings.send_frames.next_power_of_two();
+        let unbound = make(receive_count, send_count).map_err(Self::failed)?;
+        packet::set_busy_poll(&unbound.socket, settings.busy_poll_us).map_err(Self::failed)?;
+        let is_zero_copy = flags.contains(SocketAddrXdpFlags::XDP_ZEROCOPY);
+        match bind(&unbound.socket, &SocketAddrXdp::new(flags, settings.index, queue)) {
+            Ok(()) => Ok(Some(unbound)),
+            Err(Errno::BUSY) => Err(OpenError::QueueTaken { name: name.to_owned(), queue }),
+            Err(Errno::OPNOTSUPP | Errno::INVAL) if is_zero_copy => Ok(None),
+            Err(Errno::INVAL) => Err(OpenError::NoQueue { name: name.to_owned(), queue }),
+            Err(error) => Err(Self::failed(error)),
+        }
+    }
+
+    /// Binds a socket in the best way; behind a program in the generic path there is one alone.
+    fn bind_best(&self, is_native: bool) -> Result<(XdpMode, Unbound), OpenError> {
+        if is_native && let Some(unbound) = self.bind(SocketAddrXdpFlags::XDP_ZEROCOPY)? {
+            return Ok((XdpMode::ZeroCopy, unbound));
+        }
+        let mode = if is_native { XdpMode::Copy } else { XdpMode::Generic };
+        let unbound = self.bind(SocketAddrXdpFlags::XDP_COPY)?;
+        let unbound = unbound.ok_or_else(|| Self::failed(io::ErrorKind::Unsupported))?;
+        Ok((mode, unbound))
+    }
+
+    /// Attaches the program, at the driver if it can. Returns whether it could.
+    fn attach(&self, program: BorrowedFd<'_>) -> Result<(bool, OwnedFd), OpenError> {
+        let attach = |flags| kernel::attach(program, self.settings.index, flags);
+        let attached = match attach(FLAG_NATIVE) {
+            Ok(attached) => Ok((true, attached)),
+            Err(error) if is_taken(&error) => Err(error),
+            Err(_) => attach(FLAG_GENERIC).map(|attached| (false, attached)),
+        };
+        attached.map_err(|error| {
+            if !is_taken(&error) {
+                return Self::failed(error);
+            }
+            // Whose program it is the kernel does not say, but whether the queue has an owner.
+            match self.bind(SocketAddrXdpFlags::XDP_COPY) {
+                Err(error @ (OpenError::QueueTaken { .. } | OpenError::NoQueue { .. })) => error,
+                _ => OpenError::ProgramAttached { name: self.name.to_owned() },
+            }
+        })
+    }
+}
+
+fn is_taken(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST))
 }
 
 impl Xdp {
@@ -128,62 +198,27 @@ impl Xdp {
         queue: u32,
         own: MacAddress,
     ) -> Result<Self, OpenError> {
-        let what = "opening an AF_XDP queue";
-        let failed = |error: io::Error| OpenError::from_call(what, &NEEDED, error);
-        let receive_count = settings.receive_frames.next_power_of_two();
-        let send_count = settings.send_frames.next_power_of_two();
-        let zero_copy = SocketAddrXdpFlags::XDP_ZEROCOPY;
-        let mut bound = None;
-        for (mode, flags) in
-            [(XdpMode::ZeroCopy, zero_copy), (XdpMode::Copy, SocketAddrXdpFlags::XDP_COPY)]
-        {
-            let unbound = make(receive_count, send_count).map_err(failed)?;
-            let address = SocketAddrXdp::new(flags, settings.index, queue);
-            packet::set_busy_poll(&unbound.socket, settings.busy_poll_us).map_err(failed)?;
-            match bind(&unbound.socket, &address) {
-                Ok(()) => {
-                    bound = Some((mode, unbound));
-                    break;
-                }
-                Err(Errno::BUSY) => {
-                    return Err(OpenError::QueueTaken { name: name.to_owned(), queue });
-                }
-                Err(Errno::OPNOTSUPP | Errno::INVAL) if mode == XdpMode::ZeroCopy => {}
-                Err(Errno::INVAL) => {
-                    return Err(OpenError::NoQueue { name: name.to_owned(), queue });
-                }
-                Err(error) => return Err(failed(error.into())),
-            }
+        let failed = Binder::failed;
+        let binder = Binder { name, settings, queue };
+        let map = kernel::make_map(queue).map_err(failed)?;
+        let address = (!settings.is_promiscuous).then_some(own);
+        let filter = Filter { ether_type: settings.ether_type, address };
+        let program = kernel::load(filter, map.as_fd()).map_err(failed)?;
+        // All frames pass while the map is empty.
+        let (is_native, attached) = binder.attach(program.as_fd())?;
+        let (mode, unbound) = binder.bind_best(is_native)?;
+        let mut groups = None;
+        if settings.is_promiscuous {
+            let socket = packet::membership_socket().map_err(failed)?;
+            packet::become_promiscuous(&socket, settings.index).map_err(failed)?;
+            groups = Some(socket);
         }
-        let Some((mode, unbound)) = bound else {
-            return Err(failed(io::ErrorKind::Unsupported.into()));
-        };
-        let map = kernel::make_map(queue, unbound.socket.as_fd()).map_err(failed)?;
-        let program = kernel::load(settings.ether_type, map.as_fd()).map_err(failed)?;
-        let attach = |flags| kernel::attach(program.as_fd(), settings.index, flags);
-        let is_taken =
-            |error: &io::Error| matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST));
-        let (attached, mode) = match attach(FLAG_NATIVE) {
-            Ok(attached) => (attached, mode),
-            Err(error) if is_taken(&error) => {
-                return Err(OpenError::ProgramAttached { name: name.to_owned() });
-            }
-            Err(_) => match attach(FLAG_GENERIC) {
-                Ok(attached) => (attached, XdpMode::Generic),
-                Err(error) if is_taken(&error) => {
-                    return Err(OpenError::ProgramAttached { name: name.to_owned() });
-                }
-                Err(error) => return Err(failed(error)),
-            },
-        };
-        let Unbound { socket, fill, completion, receive, send, memory } = unbound;
-        let places = receive_count..receive_count + send_count;
-        let free: Vec<u64> = places.map(|number| u64::from(number) * FRAME_BYTES).collect();
-        let only = (!settings.is_promiscuous).then_some(own);
+        kernel::lead(map.as_fd(), queue, unbound.socket.as_fd()).map_err(failed)?;
+        let Unbound { socket, fill, completion, receive, send, memory, free } = unbound;
         Ok(Self {
             _attached: attached,
             socket,
-            groups: None,
+            groups,
             fill,
             completion,
             receive,
@@ -192,7 +227,7 @@ impl Xdp {
             send_count: free.len(),
             free,
             mode,
-            only,
+            polls: settings.busy_poll_us > 0,
             is_kick_due: false,
             received: 0,
         })
@@ -213,34 +248,38 @@ impl Xdp {
     /// Hands at most `count` frames to `take`. Returns how many there were.
     #[inline]
     pub(super) fn receive(&mut self, count: usize, mut take: impl FnMut(&Frame<'_>)) -> usize {
+        if self.polls && !self.has_frame() {
+            self.poll();
+        }
         let mut taken = 0;
         while taken < count {
             let Some([place, length]) = self.receive.peek() else { break };
             // struct xdp_desc: the length is the first half of the second word, options the other.
             let [a, b, c, d, ..] = length.to_ne_bytes();
             let length = u32::from_ne_bytes([a, b, c, d]);
-            let length = usize::try_from(length).unwrap_or(0);
-            let mut destination = [0; 6];
-            let is_there =
-                length >= HEADER_BYTES && self.memory.read(place, &mut destination).is_ok();
-            let destination = MacAddress(destination);
-            let is_ours = self.only.is_none_or(|own| own == destination);
-            if is_there && (is_ours || destination.is_multicast()) {
-                take(&Frame {
-                    source: Source::Memory(&self.memory, place),
-                    length,
-                    wire_length: length,
-                    checksum: Checksum::Unknown,
-                    tag: None,
-                });
-                taken += 1;
-            }
+            let bound = FRAME_BYTES - place % FRAME_BYTES;
+            take(&Frame {
+                source: Source::Memory(&self.memory, place),
+                length: usize::try_from(u64::from(length).min(bound)).unwrap_or(0),
+                wire_length: usize::try_from(length).unwrap_or(0),
+                checksum: Checksum::Unknown,
+                tag: None,
+            });
+            taken += 1;
             self.receive.take();
             // As many entries as places: there is room.
             self.fill.put(&[place / FRAME_BYTES * FRAME_BYTES]);
         }
         self.received += wide(taken);
         taken
+    }
+
+    /// Makes the kernel look at the network card's queue, for as long as it was told to.
+    #[cold]
+    fn poll(&self) {
+        let mut nothing = [0_u8; 0];
+        // Nothing comes by this call; what is wrong with the interface its monitor tells.
+        let _ = recv(&self.socket, &mut nothing[..], RecvFlags::DONTWAIT);
     }
 
     pub(super) fn has_frame(&self) -> bool {
@@ -321,9 +360,8 @@ impl Xdp {
 
     pub(super) fn statistics(&self) -> io::Result<Statistics> {
         let kernel = sockopt::xdp_statistics(&self.socket)?;
-        let dropped = kernel.rx_dropped
-            + kernel.rx_ring_full.unwrap_or(0)
-            + kernel.rx_fill_ring_empty_descs.unwrap_or(0);
+        // Those for which there was no place are among the first.
+        let dropped = kernel.rx_dropped + kernel.rx_ring_full.unwrap_or(0);
         Ok(Statistics { received: self.received, dropped, ..Statistics::default() })
     }
 }
