@@ -209,7 +209,11 @@ fn sends_wait_for_room() {
             }
         })
         .expect("frames");
-        assert_eq!(numbers, (0..count).collect::<Vec<_>>());
+        // While the kernel empties the neighbour's queue, those that waited with us may overtake its last ones.
+        let (queued, waited): (Vec<_>, Vec<_>) =
+            numbers.into_iter().partition(|number| *number < count - 256);
+        assert_eq!(queued, (0..count - 256).collect::<Vec<_>>());
+        assert_eq!(waited, (count - 256..count).collect::<Vec<_>>());
     });
 }
 
