@@ -14,8 +14,8 @@ use std::{
 };
 
 use vigie_detect::{
-    Armed, Bell, Detector, Handle, Interest, Key, Methods, Mode, RegisterError, Registration,
-    Round, Server, Site, Submitted, Wait, WaitError,
+    Armed, Bell, Detector, Handle, Interest, Key, Methods, Mode, Notice, RegisterError,
+    Registration, Round, Server, Site, Submitted, Wait, WaitError,
 };
 
 use crate::spin::Spin;
@@ -72,7 +72,13 @@ impl<E: Engine> Hosted<E> {
         let engine = Mutex::new(engine);
         let shared =
             Arc::new(Shared { engine, has_waiters: AtomicBool::new(false), bell: OnceLock::new() });
-        let watch = Watch { shared: Arc::clone(&shared), descriptor };
+        let watch = Watch {
+            shared: Arc::clone(&shared),
+            descriptor,
+            site: None,
+            is_watched: false,
+            wasted: 0,
+        };
         let handle = server.register(watch, Registration::named(name))?;
         Ok(Self { shared, handle, spin: Spin::default() })
     }
@@ -132,13 +138,42 @@ impl<E: Engine> Future for Waiting<'_, E> {
     }
 }
 
+/// Announcements in a row for which nobody waited, after which none are wanted: whoever looks by itself at
+/// what comes would be disturbed by a host that looks too.
+const WASTED_MAX: u32 = 2;
+
 /// The engine as a detector.
 pub(crate) struct Watch<E: Engine> {
     shared: Arc<Shared<E>>,
     descriptor: io::Result<OwnedFd>,
+    site: Option<Site>,
+    is_watched: bool,
+    wasted: u32,
 }
 
 impl<E: Engine> Watch<E> {
+    /// Wants announcements. One comes at once if something is there already.
+    fn watch(&mut self) -> io::Result<()> {
+        if let Some(site) = self.site.as_ref().filter(|_| !self.is_watched) {
+            match &self.descriptor {
+                Ok(descriptor) => site.watch(descriptor.as_fd(), 0, Interest::Readable)?,
+                Err(error) => return Err(io::Error::new(error.kind(), error.to_string())),
+            }
+            self.is_watched = true;
+        }
+        Ok(())
+    }
+
+    /// Wants none until somebody waits.
+    #[cold]
+    fn unwatch(&mut self) {
+        if let (Some(site), Ok(descriptor)) = (&self.site, &self.descriptor)
+            && site.unwatch(descriptor.as_fd()).is_ok()
+        {
+            self.is_watched = false;
+        }
+    }
+
     fn note_waiters(&self, has_waiters: bool) {
         self.shared.has_waiters.store(has_waiters, Ordering::Relaxed);
     }
@@ -153,12 +188,9 @@ impl<E: Engine> Detector for Watch<E> {
     }
 
     fn attach(&mut self, site: &Site) -> io::Result<()> {
-        match &self.descriptor {
-            Ok(descriptor) => site.watch(descriptor.as_fd(), 0, Interest::Readable)?,
-            Err(error) => return Err(io::Error::new(error.kind(), error.to_string())),
-        }
+        self.site = Some(site.clone());
         let _ = self.shared.bell.set(site.bell());
-        Ok(())
+        self.watch()
     }
 
     fn submit(&mut self, _: Key, want: &mut E::Want, _: Mode) -> Submitted<Self::Event> {
@@ -190,7 +222,18 @@ impl<E: Engine> Detector for Watch<E> {
         self.note_waiters(round.oldest().is_some());
     }
 
+    fn notified(&mut self, _: &[Notice], round: &mut Round<'_, Self>) {
+        self.wasted = if round.oldest().is_some() { 0 } else { self.wasted + 1 };
+        if self.wasted >= WASTED_MAX {
+            self.unwatch();
+        } else {
+            self.poll(round);
+        }
+    }
+
     fn arm(&mut self) -> io::Result<Armed> {
+        self.wasted = 0;
+        self.watch()?;
         Ok(if self.shared.lock().arm()? { Armed::Ready } else { Armed::Armed })
     }
 
