@@ -5,7 +5,7 @@ use std::io;
 use thiserror::Error;
 
 use super::{
-    Rank,
+    PmiError, Rank,
     wire::{KEY_BYTES_MAX, VALUE_BYTES_MAX, WireError},
 };
 
@@ -34,10 +34,22 @@ pub enum WorldError {
     /// The launcher said something at the wrong time.
     #[error("the launcher broke the protocol of the rendezvous: {0}; is it of another version?")]
     Disorder(&'static str),
+    /// The launcher said something that makes no sense in PMI-1, or failed.
+    #[error("the launcher (PMI-1) said {0}")]
+    Pmi(#[from] PmiError),
+    /// Nothing was put there, and this launcher cannot be asked to wait: only after a barrier that the
+    /// rank came to with its value put, is the value there for sure.
+    #[error("{rank} had put nothing for `{key}`: pass a barrier between `put` and `get`")]
+    NotPut {
+        /// Whose value was asked for.
+        rank: Rank,
+        /// By which key.
+        key: String,
+    },
     /// An environment variable does not lead to a launcher.
     #[error(
         "`{variable}` does not lead to the launcher: {problem}; start the program itself by \
-         `vigie-run`, or unset the variable to run it alone"
+         `vigie-run`, `mpiexec.hydra` or `srun --mpi=pmi2`, or unset the variable to run it alone"
     )]
     Environment {
         /// Its name.
@@ -102,6 +114,7 @@ impl WorldError {
             Self::LauncherLost
                 | Self::Expelled { .. }
                 | Self::Wire(_)
+                | Self::Pmi(_)
                 | Self::Disorder(_)
                 | Self::Left
         )

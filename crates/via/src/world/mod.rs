@@ -46,21 +46,28 @@
 //! what setting up needs.
 
 mod attached;
+mod environment;
 mod error;
 pub mod hub;
 mod local;
 mod member;
+mod pmi;
+mod rounds;
+mod socket;
 mod unix;
+mod waiting;
 pub mod wire;
 
-use std::{env, fmt, future::Future, io, pin::Pin, sync::Arc};
+use std::{env, fmt, future::Future, io, pin::Pin, process, sync::Arc};
 
 use vigie_detect::{Instant, Server};
 
 pub use self::{
     error::WorldError,
     local::{LocalLauncher, local},
+    pmi::PmiError,
 };
+use self::environment::Launcher;
 
 /// Names the descriptor through which a rank reaches its launcher.
 pub const RENDEZVOUS_VARIABLE: &str = "VIGIE_RENDEZVOUS";
@@ -253,6 +260,12 @@ pub trait Bootstrap: Send + Sync + fmt::Debug {
     /// Says that this rank needs nobody any more.
     fn leave(&self, deadline: Instant) -> Answer<'_, ()>;
 
+    /// Asks the launcher to end all ranks with `code`, without waiting for long: the caller ends itself
+    /// next. The default asks for nothing: for launchers that see how this process ends.
+    fn abort(&self, code: i32) {
+        let _ = code;
+    }
+
     /// Puts a value and returns those of all ranks by this key. The default does so by a barrier.
     fn all_gather<'a>(
         &'a self,
@@ -304,11 +317,15 @@ impl World {
     /// # Errors
     /// As [`join`](Self::join).
     pub async fn join_on(server: &Server, deadline: Instant) -> Result<Self, WorldError> {
-        match env::var_os(RENDEZVOUS_VARIABLE) {
-            None => Ok(Self::single(server)?),
-            Some(value) => {
-                let socket = unix::inherited(&value)?;
+        match environment::find(|variable| env::var_os(variable))? {
+            Launcher::None => Ok(Self::single(server)?),
+            Launcher::Inherited { descriptor } => {
+                let socket = unix::inherited(RENDEZVOUS_VARIABLE, &descriptor)?;
                 Ok(Self::from_bootstrap(unix::join(server, socket, deadline).await?))
+            }
+            Launcher::Pmi { descriptor, rank, size } => {
+                let socket = unix::inherited(environment::PMI_FD, &descriptor)?;
+                Ok(Self::from_bootstrap(pmi::join(server, socket, (rank, size), deadline).await?))
             }
         }
     }
@@ -430,6 +447,16 @@ impl World {
     /// Those of [`WorldError`] that a launcher can cause. Leaving twice is none.
     pub async fn leave(&self, deadline: Instant) -> Result<(), WorldError> {
         self.bootstrap.leave(deadline).await
+    }
+
+    /// Ends the program: this process with `code`, without running destructors, and by the launcher all
+    /// others, unless that keeps them going (`vigie-run --keep-going`, the rendezvous over TCP).
+    ///
+    /// The launcher ends with `code` if it is `vigie-run` or Hydra; Slurm's `srun` ends with the largest
+    /// code of any rank, which is that of those that it has killed.
+    pub fn abort(&self, code: i32) -> ! {
+        self.bootstrap.abort(code);
+        process::exit(code)
     }
 }
 
