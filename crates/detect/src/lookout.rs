@@ -82,17 +82,16 @@ impl Lookout {
         until: Option<Instant>,
         is_awaited: impl FnOnce() -> bool,
     ) -> Detected {
-        let Some(mut driver) = self.shared.driver_to_sleep() else { return Detected::Busy };
-        let shared = Arc::clone(&self.shared);
-        let spun =
-            if self.is_watcher { Spun::Nothing } else { shared.spin(&mut driver, &mut self.batch) };
+        let Self { shared, batch, .. } = self;
+        let Some(mut driver) = shared.driver_to_sleep() else { return Detected::Busy };
+        let spun = if self.is_watcher { Spun::Nothing } else { shared.spin(&mut driver, batch) };
         let (mut events, is_awake) = match spun {
             Spun::Events(count) => (count, true),
             Spun::Rung => (0, true),
             Spun::Nothing => (0, false),
         };
         if !is_awake {
-            match shared.prepare(&mut driver, &mut self.batch, until) {
+            match shared.prepare(&mut driver, batch, until) {
                 Prepared::Events(count) => events = count,
                 Prepared::Sleep(_) if is_awaited() => {}
                 Prepared::Sleep(timeout) => {
@@ -103,13 +102,13 @@ impl Lookout {
                     } else if !self.is_watcher {
                         shared.idle.fall_asleep(driver.prepared_at);
                     }
-                    events = shared.look(&mut driver, &mut self.batch, timeout);
+                    events = shared.look(&mut driver, batch, timeout);
                 }
             }
             shared.word.end_park();
         }
         shared.idle.end();
-        finish(driver, &mut self.batch, events)
+        finish(driver, batch, events)
     }
 
     /// Makes this the lookout of a host that watches while others run the tasks: it never polls before
@@ -243,6 +242,10 @@ pub(crate) struct Driver {
     prepared_at: Instant,
     /// The last look has taken a ring.
     was_rung: bool,
+    /// Handles of which the policy must be asked before the next look or sleep, and the time of the look
+    /// that found them.
+    stale: Vec<Address>,
+    stale_at: Instant,
     /// How long to poll before a sleep.
     spin: Duration,
 }
@@ -308,6 +311,9 @@ impl Shared {
 
     /// Copies the table if it has changed, and the shortest polling interval if one has.
     fn refresh(&self, driver: &mut Driver) {
+        if !driver.stale.is_empty() {
+            self.reconsider(driver);
+        }
         if !self.frequencies_changed.load(Ordering::Relaxed)
             || !self.frequencies_changed.swap(false, Ordering::AcqRel)
         {
@@ -346,6 +352,19 @@ impl Shared {
         self.look_every_ns.store(every_ns, Ordering::Relaxed);
         driver.spin = Duration::from_nanos(spin_ns);
         self.look_switches.store(switches, Ordering::Relaxed);
+    }
+
+    /// Asks the policies of those handles that were due when an event came: not then, since its task
+    /// waited.
+    #[cold]
+    fn reconsider(&self, driver: &mut Driver) {
+        let mut stale = mem::take(&mut driver.stale);
+        for address in stale.drain(..) {
+            if let Some(handle) = self.find(driver, address) {
+                handle.reconsider(driver.stale_at);
+            }
+        }
+        driver.stale = stale;
     }
 
     fn answer_rings(&self, driver: &mut Driver, batch: &mut Batch, now: Instant) -> usize {
@@ -390,11 +409,18 @@ impl Shared {
             notices.clear();
             notices.extend(run.iter().map(|routed| routed.notice));
             match driver.find(first.address) {
-                Some(handle) => events += handle.round(Cause::Notices(&notices), now, batch),
+                Some(handle) => {
+                    events += handle.round(Cause::Notices(&notices), now, batch);
+                    if mem::take(&mut batch.is_stale) {
+                        driver.stale.push(first.address);
+                        driver.stale_at = now;
+                    }
+                }
                 None => {
                     if let Some(handle) = self.find(driver, first.address) {
                         events += handle.round(Cause::Notices(&notices), now, batch);
                     }
+                    batch.is_stale = false;
                 }
             }
             rest = others;
@@ -537,6 +563,8 @@ impl Driver {
             with_deadlines: Vec::new(),
             prepared_at: Instant::from_nanos(0),
             was_rung: false,
+            stale: Vec::new(),
+            stale_at: Instant::from_nanos(0),
             spin: Duration::ZERO,
         }
     }

@@ -394,6 +394,8 @@ impl<D: Detector> fmt::Debug for Pending<'_, D> {
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     pub(crate) wakers: Vec<Waker>,
+    /// The handle's policy is due to be asked, once the tasks are woken.
+    pub(crate) is_stale: bool,
 }
 
 impl Batch {

@@ -51,6 +51,8 @@ pub(crate) trait Registered: Send + Sync {
     fn round(&self, cause: Cause<'_>, now: Instant, batch: &mut Batch) -> usize;
     fn before_sleep(&self, now: Instant, batch: &mut Batch) -> BeforeSleep;
     fn next_deadline(&self) -> Option<Instant>;
+    /// Asks the policy, if that is due at `now`.
+    fn reconsider(&self, now: Instant);
     /// The host has polled for this handle in vain and goes to sleep.
     fn spin_missed(&self, now: Instant);
     fn close(&self, batch: &mut Batch);
@@ -412,7 +414,7 @@ impl<D: Detector> Inner<D> {
         self.shared().publish_deadline(deadline);
     }
 
-    fn reconsider(&self, core: &mut Core<D>, now: Instant) {
+    fn ask_policy(&self, core: &mut Core<D>, now: Instant) {
         let shared = self.shared();
         if core.history.spin_balance() > 0 && !core.stakes.spin.is_zero() {
             shared.load.refresh(now);
@@ -485,8 +487,12 @@ impl<D: Detector> Inner<D> {
         }
         core.history.record(now, reported);
         let has_turned = reported > 0 && self.record_idle(core, now);
-        if has_turned || now >= core.decision.until {
-            self.reconsider(core, now);
+        let is_due = now >= core.decision.until;
+        if is_due && reported > 0 && !has_turned && matches!(cause, Cause::Notices(_)) {
+            // A task waits for this round: see `Driver::stale`.
+            batch.is_stale = true;
+        } else if is_due || has_turned {
+            self.ask_policy(core, now);
         }
         if self.watch.is_active.load(Ordering::Relaxed) {
             let every = self.watch.every_ns.load(Ordering::Relaxed);
@@ -604,12 +610,19 @@ impl<D: Detector> Registered for Inner<D> {
         core.detector.as_ref().and_then(|detector| deadline_of(detector).unwrap_or_else(due))
     }
 
+    fn reconsider(&self, now: Instant) {
+        let mut core = lock(&self.core);
+        if now >= core.decision.until {
+            self.ask_policy(&mut core, now);
+        }
+    }
+
     fn spin_missed(&self, now: Instant) {
         let mut guard = lock(&self.core);
         let core = &mut *guard;
         core.missed_in = self.shared().idle.since();
         if core.history.record_spin_miss(&core.stakes) || now >= core.decision.until {
-            self.reconsider(core, now);
+            self.ask_policy(core, now);
         }
     }
 

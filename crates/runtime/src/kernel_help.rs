@@ -4,9 +4,10 @@
 //! - **A short slice** (`sched_setattr`, Linux 6.12 and later): a reserve thread asks for turns of
 //!   0.1 ms, so that the kernel lets it go first when it wakes up. It is reset in what the thread forks.
 //! - **A timer signal** into a thread that is caught in a long poll: its handler asks with `poll(2)`
-//!   whether an event waits at the wait point, and gives up the processor only if one does. So a thread
-//!   that woke up for an event need not wait for the kernel's next tick, up to 4 ms; and a program that
-//!   computes keeps its share against others, which an unconditional `sched_yield` would give away.
+//!   whether an event waits at the wait point, and gives up the processor only if one does, or if a
+//!   thread was [called](note_call) that has not run yet. So a thread that woke up for an event need not
+//!   wait for the kernel's next tick, up to 4 ms; and a program that computes keeps its share against
+//!   others, which an unconditional `sched_yield` would give away.
 //!
 //! The handler runs on the alternative stack if there is one, and keeps `errno`. System calls are
 //! restarted after it where the kernel can; those that it cannot restart (`nanosleep`, `poll`,
@@ -25,7 +26,11 @@ use std::{
     time::Duration,
 };
 
-use crate::sync::{AtomicBool, Ordering, PoisonError, RealAtomicBool, RealMutex, thread_local};
+use vigie_detect::{Instant, clock::monotonic_now};
+
+use crate::sync::{
+    AtomicBool, Ordering, PoisonError, RealAtomicBool, RealAtomicU64, RealMutex, thread_local,
+};
 
 /// Which help of the kernel a runtime may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,6 +146,50 @@ pub(crate) fn take_awaited() -> bool {
     is_awaited() && IS_AWAITED.with(|mark| mark.swap(false, Ordering::Relaxed))
 }
 
+/// How long a call counts: longer than the kernel lets a thread wait where few compute, and so short that
+/// one which is never answered costs nobody his share.
+const CALL_LASTS: Duration = Duration::from_millis(10);
+
+/// When a thread was called that has not run since, in nanoseconds; zero if none was. A hint, by which
+/// hogs yield once too often or too rarely.
+struct Call(RealAtomicU64);
+
+/// One for all runtimes of the process.
+static CALL: Call = Call(RealAtomicU64::new(0));
+
+impl Call {
+    fn begin(&self, now: Instant) {
+        self.0.store(now.as_nanos(), Ordering::Relaxed);
+    }
+
+    fn end(&self) {
+        if self.0.load(Ordering::Relaxed) != 0 {
+            self.0.store(0, Ordering::Relaxed);
+        }
+    }
+
+    fn is_waiting(&self, now: impl FnOnce() -> Instant) -> bool {
+        let began = self.0.load(Ordering::Relaxed);
+        began != 0 && now() - Instant::from_nanos(began) < CALL_LASTS
+    }
+}
+
+/// Takes note that a thread which sleeps outside of the wait point is woken for an event. No event waits
+/// in the wait point for it, by which hogs would know that they hold it up.
+pub(crate) fn note_call() {
+    CALL.begin(monotonic_now());
+}
+
+/// The thread that was called runs.
+pub(crate) fn note_answer() {
+    CALL.end();
+}
+
+/// Returns whether a thread was called lately that has not run since. Async-signal-safe.
+pub(crate) fn is_somebody_called() -> bool {
+    CALL.is_waiting(monotonic_now)
+}
+
 /// Beside the descriptor in the value of a signal: another thread may serve the event, and should have
 /// the processor.
 const YIELDS: usize = 1 << 31;
@@ -165,13 +214,14 @@ extern "C" fn on_timer(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
         // closed meanwhile, it says so in `revents`; if it stands for something else by now, nothing
         // is done with that but asking.
         let ready = unsafe { libc::poll(&raw mut descriptor, 1, 0) };
-        if ready > 0 && descriptor.revents & libc::POLLIN != 0 {
+        let has_event = ready > 0 && descriptor.revents & libc::POLLIN != 0;
+        if has_event {
             // A thread variable without destructor, initialised at compile time: an address.
             IS_AWAITED.with(|mark| mark.store(true, Ordering::Relaxed));
-            if word & YIELDS != 0 {
-                // SAFETY: a system call without arguments, which takes no lock.
-                unsafe { libc::sched_yield() };
-            }
+        }
+        if word & YIELDS != 0 && (has_event || is_somebody_called()) {
+            // SAFETY: a system call without arguments, which takes no lock.
+            unsafe { libc::sched_yield() };
         }
     }
     // SAFETY: as above.
@@ -213,6 +263,9 @@ pub(crate) fn install(signal: i32) -> io::Result<()> {
 
 /// How often a thread that is caught in a long poll is asked.
 const EVERY: Duration = Duration::from_millis(1);
+
+/// When it is asked that should be at once.
+const SOON: Duration = Duration::from_micros(10);
 
 /// Who serves events while a thread hogs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -284,25 +337,30 @@ impl HogTimer {
     /// Starts the timer, unless it runs.
     pub(crate) fn start(&self) {
         if !self.is_set() {
-            self.set(EVERY);
+            self.set(EVERY, EVERY);
         }
+    }
+
+    /// Starts the timer such that it asks at once, and then as usual.
+    pub(crate) fn ask_now(&self) {
+        self.set(SOON, EVERY);
     }
 
     /// Stops the timer, if it runs.
     pub(crate) fn stop(&self) {
         if self.is_set() {
-            self.set(Duration::ZERO);
+            self.set(Duration::ZERO, Duration::ZERO);
         }
     }
 
-    fn set(&self, every: Duration) {
+    fn set(&self, first: Duration, every: Duration) {
         let timer = self.lock();
         let Some(number) = *timer else { return };
-        let time = libc::timespec {
+        let time = |time: Duration| libc::timespec {
             tv_sec: 0,
-            tv_nsec: libc::c_long::from(i32::try_from(every.subsec_nanos()).unwrap_or(0)),
+            tv_nsec: libc::c_long::from(i32::try_from(time.subsec_nanos()).unwrap_or(0)),
         };
-        let value = libc::itimerspec { it_interval: time, it_value: time };
+        let value = libc::itimerspec { it_interval: time(every), it_value: time(first) };
         // SAFETY: the timer exists as long as its number stands in the place that is locked here.
         unsafe {
             libc::timer_settime(number as libc::timer_t, 0, &raw const value, ptr::null_mut())
@@ -312,5 +370,24 @@ impl HogTimer {
 
     fn lock(&self) -> crate::sync::RealGuard<'_, Option<usize>> {
         self.timer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: hogs give way to a thread that was called until it runs, and not for ever to one that never
+    /// does. Method: calls at given times.
+    #[test]
+    fn calls_are_answered_or_forgotten() {
+        let call = Call(RealAtomicU64::new(0));
+        let at = |micros: u64| move || Instant::from_nanos(micros * 1_000);
+        assert!(!call.is_waiting(at(0)));
+        call.begin(at(100)());
+        assert!(call.is_waiting(at(100)) && call.is_waiting(at(10_099)));
+        assert!(!call.is_waiting(at(10_100)));
+        call.end();
+        assert!(!call.is_waiting(at(101)));
     }
 }

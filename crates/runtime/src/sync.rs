@@ -10,7 +10,7 @@ pub(crate) use loom::sync::{
     atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
 /// For marks of signal handlers, which are never part of a model.
-pub(crate) use std::sync::atomic::AtomicBool as RealAtomicBool;
+pub(crate) use std::sync::atomic::{AtomicBool as RealAtomicBool, AtomicU64 as RealAtomicU64};
 /// For what blocks whole threads and is never part of a model.
 pub(crate) use std::sync::{Condvar, Mutex as RealMutex, MutexGuard as RealGuard};
 /// For counters that one thread writes and anybody reads, which no order depends on: loom need not know.
@@ -25,7 +25,7 @@ pub(crate) use std::sync::{
     atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
 pub(crate) use std::{
-    sync::{Arc, OnceLock, PoisonError},
+    sync::{Arc, OnceLock, PoisonError, Weak},
     thread, thread_local,
 };
 

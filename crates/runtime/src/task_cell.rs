@@ -91,6 +91,11 @@ impl ReadyTime {
         Self((nanos & !1) | by_event as u64)
     }
 
+    /// Returns the time, if it is known.
+    pub(crate) const fn nanos(self) -> Option<u64> {
+        if self.0 == 0 { None } else { Some(self.0) }
+    }
+
     /// Returns how long the task has been ready at `now`, in nanoseconds, and whether an event made it
     /// so.
     pub(crate) const fn delay(self, now: u64) -> Option<(u64, bool)> {

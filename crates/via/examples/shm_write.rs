@@ -12,6 +12,7 @@ use std::{
     io::{self, IoSlice},
     os::fd::AsFd,
     process::{Command, Stdio},
+    sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
@@ -186,8 +187,8 @@ impl Bare {
     fn send(&mut self, base: u64, size: usize) {
         let at = base + (self.sent % LINES) * 64;
         self.sent += 1;
-        let mut line = [0; CACHE_LINE];
-        line[..8].copy_from_slice(&self.sent.to_ne_bytes());
+        let line = [const { AtomicU64::new(0) }; CACHE_LINE / 8];
+        line[0].store(self.sent, Ordering::Relaxed);
         if size > 40 {
             let _ = self.peers.copy_from(base + LINES * 64, &self.private, 4096, size);
         }

@@ -11,7 +11,7 @@
 //!     |
 //!   vi         queue pairs, completion queues, registered memory; one provider trait behind them
 //!     |
-//!   shm, sim   processes of one host; a network in virtual time
+//!   shm, udp, sim     processes of one host, of several hosts; a network in virtual time
 //! ```
 //!
 //! - **[`vi`]** is the Virtual Interface Architecture [via-lam, §2]: send and receive queues of
@@ -38,7 +38,7 @@
 //!   each other.
 //!
 //! # Not yet
-//! Providers over networks and verbs, datagrams and raw frames, and other launchers.
+//! Providers over raw Ethernet and verbs, datagrams and raw frames, and other launchers.
 
 #![deny(unsafe_code)]
 
@@ -52,8 +52,10 @@ mod nic;
 pub mod protocol;
 pub mod shm;
 pub mod sim;
+pub mod software_nic;
 mod spin;
 mod sync;
+pub mod udp;
 pub mod vi;
 pub mod world;
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use vigie_detect::{Instant, Server};
 use vigie_runtime::{Flavor, Runtime};
-use vigie_via::message::{Communicator, Endpoint};
+use vigie_via::message::{Communicator, Endpoint, MessageError};
 use vigie_via::protocol::{Config, Engine, EngineEvent, Mode};
 use vigie_via::shm::Shm;
 use vigie_via::vi::Provider;
@@ -41,6 +41,15 @@ const GO: u8 = 1;
 struct Messages {
     runtime: Runtime,
     rank: Rank,
+}
+
+/// One that is small while there is none: results travel in registers.
+type Trouble = Box<Failure>;
+
+impl From<MessageError> for Trouble {
+    fn from(error: MessageError) -> Self {
+        Self::new(Failure::runtime(error))
+    }
 }
 
 struct Rank {
@@ -106,34 +115,35 @@ impl Rank {
     }
 
     #[inline]
-    async fn send(&self, measure: Measure, message: &[u8]) -> Result<(), Failure> {
-        let sent = match measure {
+    async fn send(&self, measure: Measure, message: &[u8]) -> Result<(), Trouble> {
+        match measure {
             Measure::Synchronous { .. } => {
                 let slices = [IoSlice::new(message)];
-                self.all.send_slices(self.next, 0, Mode::Synchronous, &slices).await
+                self.all.send_slices(self.next, 0, Mode::Synchronous, &slices).await?;
             }
             Measure::Loaned { bytes } => {
-                let loan = self.all.loan(self.next, bytes).map_err(Failure::runtime)?;
+                let loan = self.all.loan(self.next, bytes)?;
                 // As the peers do: the buffer is lent and marked, and its bytes are whoever's were there.
                 loan.write_at(0, &message[..1]).map_err(Failure::runtime)?;
-                self.all.send_loaned(loan, 0).await
+                self.all.send_loaned(loan, 0).await?;
             }
-            _ => self.all.send(self.next, 0, message).await,
-        };
-        sent.map_err(Failure::runtime)
+            _ => self.all.send(self.next, 0, message).await?,
+        }
+        Ok(())
     }
 
     #[inline]
-    async fn receive(&mut self, measure: Measure, length: usize) -> Result<(), Failure> {
+    async fn receive(&mut self, measure: Measure, length: usize) -> Result<(), Trouble> {
         if let Measure::Loaned { .. } = measure {
-            let view = self.all.receive_view(self.before, 0).await.map_err(Failure::runtime)?;
-            return view.read_at(0, &mut self.incoming[..1]).map_err(Failure::runtime);
+            let view = self.all.receive_view(self.before, 0).await?;
+            view.read_at(0, &mut self.incoming[..1]).map_err(Failure::runtime)?;
+            return Ok(());
         }
         let into = &mut self.incoming[..length];
-        let status = self.all.receive_into(self.before, 0, into).await;
-        let status = status.map_err(Failure::runtime)?;
+        let status = self.all.receive_into(self.before, 0, into).await?;
         if status.length != length as u64 {
-            return Err(Failure::runtime(format!("{} bytes instead of {length}", status.length)));
+            let reason = format!("{} bytes instead of {length}", status.length);
+            return Err(Box::new(Failure::runtime(reason)));
         }
         Ok(())
     }
@@ -142,7 +152,7 @@ impl Rank {
         if measure.window() > 1 { 1 } else { self.incoming.len() }
     }
 
-    async fn perform(&mut self, measure: Measure, count: u32) -> Result<(), Failure> {
+    async fn perform(&mut self, measure: Measure, count: u32) -> Result<(), Trouble> {
         if self.outgoing.len() as u64 != u64::from(measure.bytes()) {
             self.resize(measure)?;
         }
@@ -157,7 +167,7 @@ impl Rank {
         Ok(())
     }
 
-    async fn follow(&mut self, measure: Measure) -> Result<(), Failure> {
+    async fn follow(&mut self, measure: Measure) -> Result<(), Trouble> {
         self.resize(measure)?;
         let (whole, answer) = (self.incoming.len(), self.answer(measure));
         loop {
@@ -178,7 +188,8 @@ impl Rank {
 
 impl PingPong for Messages {
     fn perform(&mut self, measure: Measure, count: u32) -> Result<(), Failure> {
-        self.runtime.block_on(self.rank.perform(measure, count))
+        let performed = self.runtime.block_on(self.rank.perform(measure, count));
+        performed.map_err(|failure| *failure)
     }
 
     fn stop(&mut self, measure: Measure) -> Result<(), Failure> {
@@ -186,13 +197,14 @@ impl PingPong for Messages {
         rank.resize(measure)?;
         rank.outgoing[0] = STOP;
         let answer = rank.answer(measure);
-        runtime.block_on(async {
+        let stopped = runtime.block_on(async {
             rank.send(measure, &rank.outgoing).await?;
             rank.receive(measure, answer).await
-        })
+        });
+        stopped.map_err(|failure| *failure)
     }
 
     fn follow(&mut self, measure: Measure) -> Result<(), Failure> {
-        self.runtime.block_on(self.rank.follow(measure))
+        self.runtime.block_on(self.rank.follow(measure)).map_err(|failure| *failure)
     }
 }

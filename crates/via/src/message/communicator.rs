@@ -3,7 +3,7 @@
 use std::{fmt, io::IoSlice, sync::Arc};
 
 use super::{
-    MessageError,
+    MessageError, MessageErrorKind,
     endpoint::{Found, Inner, Want},
     request::{Matched, Owned, ReceiveRequest, SendRequest, UntilReady},
 };
@@ -90,9 +90,9 @@ impl<P: Provider> Communicator<P> {
     /// theirs in the same order, or messages get lost: nothing is exchanged for it.
     ///
     /// # Errors
-    /// [`MessageError::NoContext`].
+    /// [`MessageErrorKind::NoContext`].
     pub fn duplicate(&self) -> Result<Self, MessageError> {
-        let context = self.inner.shared.next_context().ok_or(MessageError::NoContext)?;
+        let context = self.inner.shared.next_context().ok_or(MessageErrorKind::NoContext)?;
         Ok(Self { inner: Arc::clone(&self.inner), context, rank: self.rank, size: self.size })
     }
 
@@ -126,10 +126,7 @@ impl<P: Provider> Communicator<P> {
     ) -> Result<SendState, SendError> {
         self.inner.shared.with(|engine| {
             let sent = engine.send(dest, self.context, tag, mode, payload);
-            if dest == self.rank {
-                // No NIC tells of it.
-                engine.serve_own();
-            }
+            self.serve_own(engine, dest);
             sent
         })
     }
@@ -145,7 +142,45 @@ impl<P: Provider> Communicator<P> {
     /// [`MessageError`].
     #[inline]
     pub async fn send(&self, dest: u32, tag: u32, bytes: &[u8]) -> Result<(), MessageError> {
-        self.send_slices(dest, tag, Mode::Standard, &[IoSlice::new(bytes)]).await
+        self.send_bytes(dest, tag, Mode::Standard, bytes).await
+    }
+
+    #[inline]
+    async fn send_bytes(
+        &self,
+        dest: u32,
+        tag: u32,
+        mode: Mode,
+        bytes: &[u8],
+    ) -> Result<(), MessageError> {
+        let sent = self.inner.shared.with(|engine| {
+            let sent = engine.send_bytes(dest, self.context, tag, mode, bytes);
+            self.serve_own(engine, dest);
+            sent
+        })?;
+        match sent {
+            SendState::Done => Ok(()),
+            SendState::Pending(id) => self.send_rest(id, &[IoSlice::new(bytes)]).await,
+        }
+    }
+
+    /// Waits until a send that has begun is done.
+    async fn send_rest(&self, id: RequestId, slices: &[IoSlice<'_>]) -> Result<(), MessageError> {
+        let mut owned = Owned::new(&self.inner, id, true);
+        let result = UntilReady::new(&self.inner, id, |engine: &mut Engine<P>, id| {
+            engine.poll_send(id, Some(slices))
+        })
+        .await;
+        owned.is_over();
+        result
+    }
+
+    /// No NIC tells of what a rank sends to itself.
+    #[inline]
+    fn serve_own(&self, engine: &mut Engine<P>, dest: u32) {
+        if dest == self.rank {
+            engine.serve_own();
+        }
     }
 
     /// Sends a message without waiting for anybody: what cannot leave is copied to the endpoint's buffer for
@@ -172,7 +207,7 @@ impl<P: Provider> Communicator<P> {
     /// # Errors
     /// As [`send`](Self::send).
     pub async fn send_sync(&self, dest: u32, tag: u32, bytes: &[u8]) -> Result<(), MessageError> {
-        self.send_slices(dest, tag, Mode::Synchronous, &[IoSlice::new(bytes)]).await
+        self.send_bytes(dest, tag, Mode::Synchronous, bytes).await
     }
 
     /// Sends a message to a receive that is known to be posted. If it is not, the message is sent all the
@@ -184,7 +219,7 @@ impl<P: Provider> Communicator<P> {
     /// # Errors
     /// As [`send`](Self::send).
     pub async fn send_ready(&self, dest: u32, tag: u32, bytes: &[u8]) -> Result<(), MessageError> {
-        self.send_slices(dest, tag, Mode::Ready, &[IoSlice::new(bytes)]).await
+        self.send_bytes(dest, tag, Mode::Ready, bytes).await
     }
 
     /// Sends one message made of several pieces, in any mode: vectored, or strided by
@@ -206,15 +241,7 @@ impl<P: Provider> Communicator<P> {
         let sent = self.begin(dest, tag, mode, Payload::Borrowed(slices))?;
         match sent {
             SendState::Done => Ok(()),
-            SendState::Pending(id) => {
-                let mut owned = Owned::new(&self.inner, id, true);
-                let result = UntilReady::new(&self.inner, id, |engine: &mut Engine<P>, id| {
-                    engine.poll_send(id, Some(slices))
-                })
-                .await;
-                owned.is_over();
-                result
-            }
+            SendState::Pending(id) => self.send_rest(id, slices).await,
         }
     }
 

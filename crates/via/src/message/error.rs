@@ -1,5 +1,7 @@
 //! Why a message was not sent or received.
 
+use std::fmt;
+
 use thiserror::Error;
 use vigie_detect::WaitError;
 
@@ -8,10 +10,21 @@ use crate::{
     vi::Reason,
 };
 
+/// Why a message was not sent or received: see [`kind`](Self::kind).
+///
+/// One word, so that the result of a send travels in registers. Through memory it would be read back
+/// by wider loads than it was written with, which wait until all stores before them are done; and the
+/// last one before is that of the message, whose cache line the receiver's processor has.
+#[derive(Error)]
+#[error(transparent)]
+pub struct MessageError {
+    kind: Box<MessageErrorKind>,
+}
+
 /// Why a message was not sent or received.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-pub enum MessageError {
+pub enum MessageErrorKind {
     /// The send could not begin; nothing was sent.
     #[error(transparent)]
     Send(#[from] SendError),
@@ -27,13 +40,34 @@ pub enum MessageError {
 }
 
 impl MessageError {
+    /// Returns what happened.
+    #[must_use]
+    pub const fn kind(&self) -> &MessageErrorKind {
+        &self.kind
+    }
+
     /// Returns the rank that failed, if that is why.
     #[must_use]
     pub const fn failed_rank(&self) -> Option<(u32, Reason)> {
-        match self {
-            Self::Send(SendError::PeerFailed { rank, reason })
-            | Self::Request(RequestError::PeerFailed { rank, reason }) => Some((*rank, *reason)),
+        match self.kind() {
+            MessageErrorKind::Send(SendError::PeerFailed { rank, reason })
+            | MessageErrorKind::Request(RequestError::PeerFailed { rank, reason }) => {
+                Some((*rank, *reason))
+            }
             _ => None,
         }
+    }
+}
+
+impl<E: Into<MessageErrorKind>> From<E> for MessageError {
+    #[cold]
+    fn from(error: E) -> Self {
+        Self { kind: Box::new(error.into()) }
+    }
+}
+
+impl fmt::Debug for MessageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.kind.fmt(f)
     }
 }

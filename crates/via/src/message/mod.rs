@@ -30,7 +30,7 @@ mod request;
 
 pub use communicator::{Communicator, Message, PersistentReceive, PersistentSend, Source, Tag};
 pub use endpoint::Endpoint;
-pub use error::MessageError;
+pub use error::{MessageError, MessageErrorKind};
 pub use in_place::{LoanedBuffer, MessageView};
 pub use join::JoinError;
 pub use request::{Matched, ReceiveRequest, SendRequest};

@@ -11,7 +11,7 @@ use std::{
 use vigie_detect::{Handle, Instant, Wait};
 
 use super::{
-    Message, MessageError,
+    Message, MessageError, MessageErrorKind,
     endpoint::{Inner, Want, Watch},
 };
 use crate::{
@@ -227,8 +227,10 @@ impl<P: Provider> SendRequest<P> {
         }
         match self.wait().await {
             Ok(()) => Ok(false),
-            Err(MessageError::Request(RequestError::Cancelled)) => Ok(true),
-            Err(error) => Err(error),
+            Err(error) => match error.kind() {
+                MessageErrorKind::Request(RequestError::Cancelled) => Ok(true),
+                _ => Err(error),
+            },
         }
     }
 }

@@ -237,12 +237,8 @@ impl<P: Provider> Engine<P> {
             } else {
                 self.copy(&arrival, direct.sink, 0)
             };
-            direct.result = Some(Status {
-                source: label.source,
-                tag: label.tag,
-                length: u64::from(envelope.length),
-                is_truncated: taken < arrival.length,
-            });
+            let is_truncated = taken < arrival.length;
+            direct.result = Some(Status::new(label, u64::from(envelope.length), is_truncated));
             if let Some(own) = taker {
                 self.requests.remove(own);
             }

@@ -17,8 +17,11 @@ pub struct RequestId(pub(super) u64);
 ///
 /// # Source
 /// [via-lam, §4.3].
+///
+/// Four bytes: one would be read back as four where it is passed on, and wait for the stores before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "the standard has four")]
+#[repr(u32)]
 pub enum Mode {
     /// Done when the bytes may be changed again.
     #[default]
@@ -52,8 +55,22 @@ pub struct Status {
     pub tag: u32,
     /// The length of the whole message, in bytes.
     pub length: u64,
-    /// Whether the receiver had no room for all of it; the rest was thrown away.
-    pub is_truncated: bool,
+    /// One if the receiver had no room for all of it, otherwise zero. A word: a value with a hole behind a
+    /// byte is moved in pieces that overlap, each of which waits for the stores before it.
+    truncated: u64,
+}
+
+impl Status {
+    #[inline]
+    pub(super) const fn new(label: Label, length: u64, is_truncated: bool) -> Self {
+        Self { source: label.source, tag: label.tag, length, truncated: is_truncated as u64 }
+    }
+
+    /// Returns whether the receiver had no room for all of the message; the rest was thrown away.
+    #[must_use]
+    pub const fn is_truncated(&self) -> bool {
+        self.truncated != 0
+    }
 }
 
 /// What became of a wish to cancel.
@@ -222,12 +239,7 @@ impl Message {
     }
 
     pub(super) const fn status(&self) -> Status {
-        Status {
-            source: self.label.source,
-            tag: self.label.tag,
-            length: self.total,
-            is_truncated: self.is_truncated,
-        }
+        Status::new(self.label, self.total, self.is_truncated)
     }
 
     pub(super) const fn has_all_arrived(&self) -> bool {

@@ -58,8 +58,33 @@ impl<P: Provider> Engine<P> {
         self.begin_send(dest, context, tag, mode, payload)
     }
 
+    /// As [`send`](Self::send) of borrowed bytes that lie together, which is the shortest way: where they
+    /// are and how many comes in registers.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    #[inline(never)]
+    pub fn send_bytes(
+        &mut self,
+        dest: u32,
+        context: u16,
+        tag: u32,
+        mode: Mode,
+        bytes: &[u8],
+    ) -> Result<SendState, SendError> {
+        if mode != Mode::Synchronous
+            && let Some((head, frame)) =
+                self.head_at_once(dest, context, tag, mode, wide(bytes.len()))
+        {
+            let slices = [IoSlice::new(&head), IoSlice::new(bytes)];
+            if self.frame_at_once(dest, &slices, frame) {
+                return Ok(SendState::Done);
+            }
+        }
+        self.begin_send(dest, context, tag, mode, Payload::Borrowed(&[IoSlice::new(bytes)]))
+    }
+
     /// Sends a message in one frame, if nothing is before it and there is credit.
-    #[inline]
     fn send_at_once(
         &mut self,
         dest: u32,
@@ -68,29 +93,42 @@ impl<P: Provider> Engine<P> {
         mode: Mode,
         body: &[IoSlice<'_>],
     ) -> bool {
-        let Some(peer) = self.peers.get_mut(dest as usize) else { return false };
         let length = total(body);
-        let frame = length + wide(ENVELOPE_BYTES);
-        if !peer.is_clear() || frame > u64::from(peer.frame_bytes_max) {
-            return false;
-        }
-        let (Ok(length), Ok(frame)) = (u32::try_from(length), u32::try_from(frame)) else {
+        let Some((head, frame)) = self.head_at_once(dest, context, tag, mode, length) else {
             return false;
         };
+        let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+        gather(&head, body, 0, narrow(length), &mut slices)
+            .is_some_and(|count| self.frame_at_once(dest, &slices[..count], frame))
+    }
+
+    /// Returns the envelope of a message that may leave at once, and the length of its frame.
+    #[inline]
+    fn head_at_once(
+        &self,
+        dest: u32,
+        context: u16,
+        tag: u32,
+        mode: Mode,
+        length: u64,
+    ) -> Option<([u8; ENVELOPE_BYTES], u32)> {
+        let peer = self.peers.get(dest as usize)?;
+        let frame = length + wide(ENVELOPE_BYTES);
+        if !peer.is_clear() || frame > u64::from(peer.frame_bytes_max) {
+            return None;
+        }
+        let (length, frame) = (u32::try_from(length).ok()?, u32::try_from(frame).ok()?);
         let flags = if mode == Mode::Ready { FLAG_READY } else { 0 };
         let kind = FrameKind::Eager;
         let head = Envelope { kind, flags, context, tag, id: NO_REQUEST, length }.encode();
-        let sent = if let [one] = body {
-            let slices = [IoSlice::new(&head), *one];
-            peer.send_frame(&mut self.nic, &mut self.staging, self.now, &slices, frame)
-        } else {
-            let mut slices = [IoSlice::new(&[]); SLICES_MAX];
-            let Some(count) = gather(&head, body, 0, length as usize, &mut slices) else {
-                return false;
-            };
-            peer.send_frame(&mut self.nic, &mut self.staging, self.now, &slices[..count], frame)
-        };
-        match sent {
+        Some((head, frame))
+    }
+
+    /// Sends a whole message as one frame, if there is credit.
+    #[inline]
+    fn frame_at_once(&mut self, dest: u32, slices: &[IoSlice<'_>], frame: u32) -> bool {
+        let Some(peer) = self.peers.get_mut(dest as usize) else { return false };
+        match peer.send_frame(&mut self.nic, &mut self.staging, self.now, slices, frame) {
             Sent::Done => {
                 self.counters.messages_sent += 1;
                 true

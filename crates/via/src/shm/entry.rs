@@ -12,6 +12,8 @@
 //!
 //! Everything here is pure: [`Entry::decode`] takes any 64 bytes, since a hostile peer may write any.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use super::layout::{CHUNK_MAX_BYTES, STAGING_BYTES, TRANSFER_MAX_BYTES};
 use crate::vi::{CACHE_LINE, RemoteKey};
 
@@ -75,18 +77,17 @@ impl Entry {
     /// Writes all but the sequence number and the inline data. The fields must fit, which their makers
     /// see to.
     #[inline]
-    pub(super) fn encode(&self, line: &mut Line) {
+    pub(super) fn encode(&self, draft: &Draft) {
         let (place, inline_length) = match self.place {
             Place::Inline { length } => (0, length),
             Place::Staged { at, length } => {
-                put(line, 24, length.to_ne_bytes());
-                put(line, 28, at.to_ne_bytes());
-                put(line, 32, self.total.to_ne_bytes());
+                draft.set(3, words_of(length, at));
+                draft.set(4, self.total);
                 (1 << 5, 0)
             }
             Place::Placed => {
-                put(line, 24, [0; 8]);
-                put(line, 32, self.total.to_ne_bytes());
+                draft.set(3, 0);
+                draft.set(4, self.total);
                 (2 << 5, 0)
             }
         };
@@ -99,10 +100,11 @@ impl Entry {
         }
         debug_assert!(self.offset <= OFFSET_MAX, "an offset that no entry can express");
         let [a, b, c, d, high, higher, ..] = self.offset.to_le_bytes();
-        put(line, 4, [kind, inline_length, high, higher]);
-        put(line, 8, self.immediate.unwrap_or(0).to_ne_bytes());
-        put(line, 12, [a, b, c, d]);
-        put(line, 16, self.key.0.to_ne_bytes());
+        let kinds = u32::from_ne_bytes([kind, inline_length, high, higher]);
+        draft.set(0, words_of(0, kinds));
+        let immediate = self.immediate.unwrap_or(0).cast_unsigned();
+        draft.set(1, words_of(immediate, u32::from_ne_bytes([a, b, c, d])));
+        draft.set(2, self.key.0);
     }
 
     /// Reads what a peer wrote.
@@ -168,9 +170,121 @@ impl Entry {
     }
 }
 
+/// Returns the word whose bytes in memory are those of both, in this order.
 #[inline]
-fn put<const N: usize>(line: &mut Line, at: usize, bytes: [u8; N]) {
-    line[at..at + N].copy_from_slice(&bytes);
+const fn words_of(first: u32, second: u32) -> u64 {
+    if cfg!(target_endian = "little") {
+        first as u64 | (second as u64) << 32
+    } else {
+        (first as u64) << 32 | second as u64
+    }
+}
+
+/// An entry that is being made: whole words, which are written and read one by one.
+///
+/// What was written by narrow stores and is read by a wider load waits until all stores before are done, the
+/// last entry among them, whose line the peer's processor has. Words of atomics are what compilers leave
+/// alone: they are not joined to vectors, nor their copies to calls of `memcpy`.
+#[derive(Debug)]
+pub(super) struct Draft {
+    words: [AtomicU64; LINE_WORDS],
+}
+
+const LINE_WORDS: usize = CACHE_LINE / 8;
+
+impl Draft {
+    #[inline]
+    pub(super) const fn new() -> Self {
+        Self { words: [const { AtomicU64::new(0) }; LINE_WORDS] }
+    }
+
+    /// Returns a draft of these bytes.
+    pub(super) fn of(line: &Line) -> Self {
+        let draft = Self::new();
+        for (place, word) in draft.words.iter().zip(line.as_chunks::<8>().0) {
+            place.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+        }
+        draft
+    }
+
+    #[inline]
+    fn set(&self, index: usize, word: u64) {
+        self.words[index].store(word, Ordering::Relaxed);
+    }
+
+    /// Returns the words, the first one with the entry's `sequence` number.
+    #[inline]
+    pub(super) fn numbered(&self, sequence: u32) -> &[AtomicU64; LINE_WORDS] {
+        let first = self.words[0].load(Ordering::Relaxed);
+        let mask = words_of(0, u32::MAX);
+        self.set(0, first & mask | words_of(sequence, 0));
+        &self.words
+    }
+
+    /// Puts inline data behind the `length` bytes that are there. Returns how many there are then, or `None`
+    /// if it does not fit.
+    #[inline]
+    pub(super) fn put_inline(&self, length: usize, bytes: &[u8]) -> Option<usize> {
+        let end = length.checked_add(bytes.len()).filter(|end| *end <= INLINE_MAX)?;
+        if length.is_multiple_of(8) {
+            let (words, rest) = bytes.as_chunks::<8>();
+            let mut index = (INLINE_AT + length) / 8;
+            for word in words {
+                self.set(index, u64::from_ne_bytes(*word));
+                index += 1;
+            }
+            if !rest.is_empty() {
+                self.set(index, partial_word(rest));
+            }
+        } else {
+            for (byte, at) in bytes.iter().zip(INLINE_AT + length..) {
+                let place = &self.words[at / 8];
+                let mut word = place.load(Ordering::Relaxed).to_ne_bytes();
+                word[at % 8] = *byte;
+                place.store(u64::from_ne_bytes(word), Ordering::Relaxed);
+            }
+        }
+        Some(end)
+    }
+
+    /// Returns the inline data, and what is behind it.
+    #[inline]
+    pub(super) fn inline(&self) -> [u8; INLINE_MAX] {
+        let mut bytes = [0; INLINE_MAX];
+        let (places, _) = bytes.as_chunks_mut::<8>();
+        for (place, word) in places.iter_mut().zip(&self.words[INLINE_AT / 8..]) {
+            *place = word.load(Ordering::Relaxed).to_ne_bytes();
+        }
+        bytes
+    }
+
+    /// Returns the bytes.
+    pub(super) fn line(&self) -> Line {
+        let mut line = [0; CACHE_LINE];
+        for (place, word) in line.as_chunks_mut::<8>().0.iter_mut().zip(&self.words) {
+            *place = word.load(Ordering::Relaxed).to_ne_bytes();
+        }
+        line
+    }
+}
+
+/// Returns the word that begins with fewer than eight bytes, without a way through memory.
+#[inline]
+fn partial_word(bytes: &[u8]) -> u64 {
+    let (mut word, mut shift, mut rest) = (0, 0, bytes);
+    if let Some((four, behind)) = rest.split_first_chunk::<4>() {
+        word = u64::from(u32::from_le_bytes(*four));
+        (shift, rest) = (32, behind);
+    }
+    if let Some((two, behind)) = rest.split_first_chunk::<2>() {
+        word |= u64::from(u16::from_le_bytes(*two)) << shift;
+        (shift, rest) = (shift + 16, behind);
+    }
+    if let [one] = rest {
+        word |= u64::from(*one) << shift;
+    }
+    // The bytes are in order of address now, as those of a little-endian word.
+    u64::from_le(word)
 }
 
 #[inline]
@@ -204,9 +318,9 @@ mod tests {
                 let key = RemoteKey(0x0123_4567_89ab_cdef);
                 let offset = 0xfedc_ba98_7654;
                 let entry = Entry { kind, place, immediate, is_last, key, offset, total };
-                let mut line = [0xff; CACHE_LINE];
-                entry.encode(&mut line);
-                if let Ok(decoded) = Entry::decode(&line) {
+                let draft = Draft::of(&[0xff; CACHE_LINE]);
+                entry.encode(&draft);
+                if let Ok(decoded) = Entry::decode(&draft.line()) {
                     assert_eq!(decoded, entry);
                     valid_count += 1;
                 }
@@ -214,5 +328,27 @@ mod tests {
         }
         // Send: 2 + 2 + 3 + 0; write: 2 + 2 + 3 + 2; request: 1; data: 1 + 1 + 2; refused: 1.
         assert_eq!(valid_count, 22, "no more and no less makes sense");
+    }
+
+    /// Goal: inline data arrives byte for byte, in however many pieces it is put. Method: pieces of all lengths
+    /// that fit, two at a time and one behind.
+    #[test]
+    fn inline_data_is_put_together() {
+        let bytes: Vec<u8> =
+            (1..=INLINE_MAX + 1).map(|at| u8::try_from(at).expect("small")).collect();
+        for first in 0..=INLINE_MAX {
+            for second in 0..=INLINE_MAX - first {
+                let draft = Draft::new();
+                let put = |length, piece: &[u8]| draft.put_inline(length, piece);
+                assert_eq!(put(0, &bytes[..first]), Some(first));
+                assert_eq!(put(first, &bytes[first..first + second]), Some(first + second));
+                let end = first + second;
+                let room = INLINE_MAX - end;
+                assert_eq!(put(end, &bytes[end..=end + room]), None, "one byte too many");
+                let mut expected = [0; INLINE_MAX];
+                expected[..end].copy_from_slice(&bytes[..end]);
+                assert_eq!(draft.inline(), expected, "{first} and {second} bytes");
+            }
+        }
     }
 }

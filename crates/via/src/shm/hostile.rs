@@ -14,7 +14,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use vigie_detect::Instant;
 
 use super::{
-    entry::{Entry, Kind, Line, Place},
+    entry::{Draft, Entry, Kind, Place},
     layout::{CONSUMED_AT, PAGE_BYTES, REFUSAL_AT, RING_BYTES, STAGING_BYTES, size},
     nic::Shm,
     ring::Producer,
@@ -54,9 +54,9 @@ pub fn try_entry(bytes: &[u8]) -> Result<bool, String> {
         }
         Place::Placed => entry.is_last && !matches!(entry.kind, Kind::Send | Kind::ReadData),
     };
-    let mut again = line;
-    entry.encode(&mut again);
-    if is_bounded && entry.total < 1 << 31 && Entry::decode(&again) == Ok(entry) {
+    let again = Draft::of(&line);
+    entry.encode(&again);
+    if is_bounded && entry.total < 1 << 31 && Entry::decode(&again.line()) == Ok(entry) {
         Ok(true)
     } else {
         Err(format!("{entry:?} from {line:?}"))
@@ -258,7 +258,7 @@ impl Attacker {
 
     /// An entry that is right in most parts, or not at all.
     fn push(&mut self, script: &mut Script<'_>, keys: &[RemoteKey]) {
-        let mut line: Line = std::array::from_fn(|_| 0x5a);
+        let mut draft = Draft::of(&std::array::from_fn(|_| 0x5a));
         let shape = script.byte();
         let key = keys
             .get(usize::from(script.byte()) % (keys.len() + 1))
@@ -284,17 +284,17 @@ impl Attacker {
                 _ => script.number(8192),
             },
         }
-        .encode(&mut line);
+        .encode(&draft);
         if script.byte() == 0 {
-            line = std::array::from_fn(|_| script.byte());
+            draft = Draft::of(&std::array::from_fn(|_| script.byte()));
         }
-        self.publish(&mut line);
+        self.publish(&draft);
     }
 
     /// The count of consumed entries is believed for once, so as to go on.
-    fn publish(&mut self, line: &mut Line) {
+    fn publish(&mut self, draft: &Draft) {
         if matches!(self.producer.has_room(), Ok(true)) {
-            self.producer.push(line);
+            self.producer.push(draft);
         }
     }
 

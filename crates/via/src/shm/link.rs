@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     bell::PeerPage,
-    entry::{Entry, Kind, Line, Place},
+    entry::{Draft, Entry, Kind, Place},
     layout::size,
     ring::{Consumer, Producer},
     sys,
@@ -109,9 +109,9 @@ impl Link {
 
     /// Publishes an entry, for which there must be room, and wakes the peer if it sleeps.
     #[inline]
-    pub(super) fn push(&mut self, entry: &Entry, line: &mut Line) {
-        entry.encode(line);
-        self.producer.push(line);
+    pub(super) fn push(&mut self, entry: &Entry, draft: &Draft) {
+        entry.encode(draft);
+        self.producer.push(draft);
         if entry.kind == Kind::Write && entry.place != Place::Placed {
             let length = match entry.place {
                 Place::Inline { length } => u64::from(length),

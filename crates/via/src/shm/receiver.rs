@@ -5,13 +5,13 @@
 //! writes breaks the connection.
 
 use super::{
-    entry::{Entry, INLINE_AT, INLINE_MAX, Kind, Line, Place},
+    entry::{Draft, Entry, INLINE_AT, INLINE_MAX, Kind, Line, Place},
     layout::wide,
     sender::Segments,
     table::{Access, copy_bytes, write_bytes},
     vi::{Desk, End, Vi},
 };
-use crate::vi::{CACHE_LINE, Completion, Queue, ReceiveDescriptor, RemoteKey, Status};
+use crate::vi::{Completion, Queue, ReceiveDescriptor, RemoteKey, Status};
 
 /// The most bytes of an answer copied at a time, likewise.
 const ANSWER_MAX_BYTES: u64 = 1024 * 1024;
@@ -273,7 +273,7 @@ impl Vi {
             }
             let Answer { key, offset, total, done } = *answer;
             let left = total - done;
-            let mut line = [0; CACHE_LINE];
+            let draft = Draft::new();
             let mut entry = Entry {
                 kind: Kind::ReadData,
                 place: Place::Inline { length: 0 },
@@ -290,15 +290,16 @@ impl Vi {
                 }
                 entry.kind = Kind::ReadRefused;
                 entry.total = 0;
-                link.push(&entry, &mut line);
+                link.push(&entry, &draft);
                 self.answer = None;
                 return Ok(());
             };
             let length = if total <= wide(INLINE_MAX) {
-                let end = INLINE_AT + usize::try_from(total).unwrap_or(0);
-                let read =
-                    super::table::read_bytes(&region.memory, offset, &mut line[INLINE_AT..end]);
+                let mut bytes = [0; INLINE_MAX];
+                let end = usize::try_from(total).unwrap_or(0);
+                let read = super::table::read_bytes(&region.memory, offset, &mut bytes[..end]);
                 debug_assert!(read.is_ok(), "was just checked");
+                let _ = draft.put_inline(0, &bytes);
                 entry.place = Place::Inline { length: u8::try_from(total).unwrap_or(0) };
                 left
             } else {
@@ -315,7 +316,7 @@ impl Vi {
                 length
             };
             entry.is_last = length == left;
-            link.push(&entry, &mut line);
+            link.push(&entry, &draft);
             answer.done += length;
             copied += length;
             if entry.is_last {

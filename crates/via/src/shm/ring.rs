@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 
 use super::{
-    entry::Line,
+    entry::{Draft, Line},
     layout::{
         CHUNK_MAX_BYTES, CONSUMED_AT, ENTRIES_AT, ENTRY_BYTES, ENTRY_COUNT, GOODBYE_AT, REFUSAL_AT,
         STAGING_AT, STAGING_BYTES, WANTS_AT,
@@ -82,12 +82,12 @@ impl Producer {
 
     /// Writes an entry; there must be room.
     #[inline]
-    pub(super) fn push(&mut self, line: &mut Line) {
+    pub(super) fn push(&mut self, draft: &Draft) {
         debug_assert!(self.tail - self.consumed < ENTRY_COUNT, "no room");
         let position = self.tail;
         self.tail += 1;
         let [a, b, c, d, ..] = (self.tail & SEQUENCE_MASK).to_le_bytes();
-        line[..4].copy_from_slice(&u32::from_le_bytes([a, b, c, d]).to_ne_bytes());
+        let line = draft.numbered(u32::from_le_bytes([a, b, c, d]));
         let written = self.ring.write_line(entry_at(position), line);
         debug_assert!(written.is_ok(), "inside the ring");
     }

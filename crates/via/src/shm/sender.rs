@@ -9,15 +9,15 @@
 //! A direct access never overtakes an entry that still has to be put in the same place.
 
 use super::{
-    entry::{Entry, INLINE_AT, INLINE_MAX, Kind, OFFSET_MAX, Place},
+    entry::{Draft, Entry, INLINE_MAX, Kind, OFFSET_MAX, Place},
     layout::{TRANSFER_MAX_BYTES, wide},
     link::Link,
     table::{Access, Table, copy_bytes, read_bytes, write_bytes},
     vi::{Desk, End, Vi},
 };
 use crate::vi::{
-    CACHE_LINE, Completion, Data, LocalSegment, Memory, Operation, OutOfBounds, ProtectionTag,
-    Queue, Reliability, RemoteKey, RemoteSegment, SendDescriptor, Status, ViError, ViState,
+    Completion, Data, LocalSegment, Memory, Operation, OutOfBounds, ProtectionTag, Queue,
+    Reliability, RemoteKey, RemoteSegment, SendDescriptor, Status, ViError, ViState,
 };
 
 /// The most bytes copied in one call of the NIC for one VI.
@@ -164,29 +164,26 @@ impl Vi {
     /// does not, or if anything is unusual about it.
     #[inline]
     fn post_small(&mut self, desk: &mut Desk, descriptor: &SendDescriptor<'_>) -> bool {
-        let mut line = [0; CACHE_LINE];
+        let draft = Draft::new();
         let (kind, place) = match (descriptor.operation, descriptor.remote) {
             (Operation::RdmaWrite, Some(place)) => (Kind::Write, place),
             (Operation::Send, None) => (Kind::Send, RemoteSegment { key: RemoteKey(0), offset: 0 }),
             _ => return false,
         };
         let mut total = 0;
-        let inline = &mut line[INLINE_AT..];
         match descriptor.data {
             Data::Inline(slices) => {
                 for slice in slices {
-                    let Some(room) = inline.get_mut(total..total + slice.len()) else {
-                        return false;
-                    };
-                    room.copy_from_slice(slice);
-                    total += slice.len();
+                    let Some(end) = draft.put_inline(total, slice) else { return false };
+                    total = end;
                 }
             }
             Data::Segments(segments) => {
+                let mut bytes = [0; INLINE_MAX];
                 for segment in segments {
                     let Ok(length) = usize::try_from(segment.length) else { return false };
                     let Some(room) =
-                        total.checked_add(length).and_then(|end| inline.get_mut(total..end))
+                        total.checked_add(length).and_then(|end| bytes.get_mut(total..end))
                     else {
                         return false;
                     };
@@ -198,6 +195,7 @@ impl Vi {
                     }
                     total += length;
                 }
+                let _ = draft.put_inline(0, &bytes[..total]);
             }
         }
         let Ok(length) = u8::try_from(total) else { return false };
@@ -205,7 +203,7 @@ impl Vi {
         let reliability = self.attributes.reliability;
         if kind == Kind::Write
             && descriptor.immediate.is_none()
-            && write_silently(link, place, &line[INLINE_AT..INLINE_AT + total], reliability)
+            && write_silently(link, place, &draft.inline()[..total], reliability)
         {
             self.finish(desk, 0, descriptor.cookie, descriptor.is_signaled, wide(total));
             return true;
@@ -222,7 +220,7 @@ impl Vi {
             offset: place.offset.min(OFFSET_MAX),
             total: wide(total),
         };
-        link.push(&entry, &mut line);
+        link.push(&entry, &draft);
         let until = link.producer.tail();
         self.finish(desk, until, descriptor.cookie, descriptor.is_signaled, wide(total));
         true
@@ -285,7 +283,7 @@ impl Vi {
                 offset: place.offset,
                 total,
             };
-            link.push(&entry, &mut [0; CACHE_LINE]);
+            link.push(&entry, &Draft::new());
             until = link.producer.tail();
         } else {
             ring_for_silent_write(link, self.attributes.reliability);
@@ -433,16 +431,16 @@ impl Vi {
         if !link.producer.has_room()? {
             return Ok(Step::Blocked);
         }
-        let mut line = [0; CACHE_LINE];
         let mut bytes = [0; INLINE_MAX];
         let gathered = gather_small(&posted.data, &desk.table, self.attributes.tag, &mut bytes);
         if let Err(status) = gathered {
             return Ok(Step::Failed(status));
         }
-        line[INLINE_AT..].copy_from_slice(&bytes);
+        let draft = Draft::new();
+        let _ = draft.put_inline(0, &bytes);
         let length = u8::try_from(posted.total).unwrap_or(u8::MAX);
         let entry = entry_of(posted, Place::Inline { length }, posted.total, true);
-        link.push(&entry, &mut line);
+        link.push(&entry, &draft);
         Ok(Step::Done(link.producer.tail()))
     }
 
@@ -499,7 +497,7 @@ impl Vi {
             return Ok(Step::Blocked);
         }
         let entry = entry_of(posted, Place::Placed, posted.total, true);
-        link.push(&entry, &mut [0; CACHE_LINE]);
+        link.push(&entry, &Draft::new());
         Ok(Step::Done(link.producer.tail()))
     }
 
@@ -509,7 +507,7 @@ impl Vi {
             return Ok(Step::Blocked);
         }
         let entry = entry_of(posted, Place::Placed, posted.total, true);
-        link.push(&entry, &mut [0; CACHE_LINE]);
+        link.push(&entry, &Draft::new());
         posted.way = Way::Asked;
         Ok(Step::Blocked)
     }
@@ -546,7 +544,7 @@ impl Vi {
         };
         let mut entry = entry_of(posted, place, posted.total, is_last);
         entry.offset = (entry.offset + posted.done).min(OFFSET_MAX);
-        link.push(&entry, &mut [0; CACHE_LINE]);
+        link.push(&entry, &Draft::new());
         posted.done += length;
         Ok(match posted.failure {
             _ if !is_last => Step::More,

@@ -287,22 +287,30 @@ impl Memory {
         Ok(unsafe { std::ptr::read_unaligned(from.cast()) })
     }
 
-    /// Copies a cache line in, so that its first word is written last, as [`store`](Self::store) does:
-    /// whoever [loads](Self::load) that word's new value finds the rest.
+    /// Copies a cache line in, word by word, so that its first word is written last, as
+    /// [`store`](Self::store) does: whoever [loads](Self::load) that word's new value finds the rest.
     ///
     /// # Errors
     /// [`OutOfBounds`], also if `offset` is not a multiple of 8 or the memory is for reading only.
     #[inline]
-    pub fn write_line(&self, offset: u64, line: &[u8; CACHE_LINE]) -> Result<(), OutOfBounds> {
-        let Some((first, rest)) = line.split_first_chunk::<8>() else {
-            return Err(out_of_bounds(offset, CACHE_LINE, 0));
-        };
+    pub fn write_line(
+        &self,
+        offset: u64,
+        line: &[AtomicU64; CACHE_LINE / 8],
+    ) -> Result<(), OutOfBounds> {
         let to = self.writable_at(offset, CACHE_LINE)?;
-        // SAFETY: in bounds, since the whole line is.
-        let behind = unsafe { to.add(first.len()) };
-        // SAFETY: in bounds and writable; no reference into this memory exists, so `line` is elsewhere.
-        unsafe { std::ptr::copy_nonoverlapping(rest.as_ptr(), behind, rest.len()) };
-        self.store(offset, u64::from_ne_bytes(*first))
+        if !offset.is_multiple_of(8) {
+            return Err(out_of_bounds(offset, CACHE_LINE, self.bytes.length));
+        }
+        let to: *const [AtomicU64; CACHE_LINE / 8] = to.cast_const().cast();
+        // SAFETY: in bounds and writable, aligned as for `word`, and alive as long as `self`; atomics may be
+        // written by anybody at any time.
+        let to = unsafe { &*to };
+        for (place, word) in to.iter().zip(line).skip(1) {
+            place.store(word.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        to[0].store(line[0].load(Ordering::Relaxed), Ordering::Release);
+        Ok(())
     }
 
     #[inline]

@@ -244,7 +244,7 @@ impl Rank {
         match self.engine.poll_receive(receiving.id, &mut receiving.found) {
             Poll::Pending => return false,
             Poll::Ready(Ok(status)) => {
-                assert_eq!((status.source, status.is_truncated), (receiving.from, false));
+                assert_eq!((status.source, status.is_truncated()), (receiving.from, false));
                 assert!(receiving.found == receiving.expected, "tag {} is changed", status.tag);
             }
             Poll::Ready(Err(RequestError::PeerFailed { rank, reason })) => {

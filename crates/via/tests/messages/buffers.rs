@@ -5,7 +5,7 @@ use std::io::Write;
 use tokio::join;
 use vigie_detect::Instant;
 use vigie_via::{
-    message::{Endpoint, MessageError},
+    message::{Endpoint, MessageErrorKind},
     protocol::{Config, Engine, EngineEvent, Mode, SendError},
     sim::{FaultPlan, SimNetwork, SimNic},
     vi::{Attributes, CacheCounters, Memory, Provider},
@@ -79,7 +79,8 @@ fn over_shared_memory() {
         let beyond = ends[0].communicator();
         let beyond = beyond.start_send_memory(1, 2, Mode::Standard, (&heap, 1, LENGTH as u64));
         let error = beyond.map(drop).expect_err("beyond its end");
-        assert!(matches!(error, MessageError::Send(SendError::OutOfBounds { offset: 1, .. })));
+        let kind = error.kind();
+        assert!(matches!(kind, MessageErrorKind::Send(SendError::OutOfBounds { offset: 1, .. })));
         // The buffer is in use, the memory is not.
         assert_eq!(ends[0].with(Engine::clear_registrations), 1);
         drop((buffer, heap));

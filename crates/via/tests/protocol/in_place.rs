@@ -241,7 +241,7 @@ fn registered_memory_is_fetched_by_its_receiver() {
             let id = cluster.engine(1).post_receive(from(0, 1));
             let mut found = vec![0; room];
             let status = cluster.receive_into(1, id, &mut found[..]).expect("received");
-            assert_eq!((status.length, status.is_truncated), (100_000, room == 10));
+            assert_eq!((status.length, status.is_truncated()), (100_000, room == 10));
             assert!(found == body[..room]);
             assert_eq!(cluster.engine(1).counters().remote_reads, u64::from(has_window));
             cluster.settle();

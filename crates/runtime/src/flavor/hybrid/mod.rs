@@ -31,7 +31,7 @@ use crossbeam::{
     deque::{Injector, Steal, Stealer, Worker as Queue},
     utils::CachePadded,
 };
-use vigie_detect::{Server, clock::monotonic_now};
+use vigie_detect::{Instant, Server, clock::monotonic_now};
 
 use self::{baton::Baton, reserve::Reserves, seat::Seat, supervisor::Supervisor};
 use super::user_level::drop_task;
@@ -43,14 +43,14 @@ use crate::{
     handle::{Handle, Scheduler},
     idle::Idle,
     join::JoinHandle,
-    kernel_help::HogTimer,
+    kernel_help::{self, HogTimer},
     lane::{self, Cause, Lane},
     metrics::{
         Counters, Hogs, Metrics, ReserveCounters, Sampler, ThreadMetrics, foreign_ready_time,
     },
     parker::Parker,
     sync::{
-        Arc, AtomicBool, AtomicU64, AtomicUsize, Ordering,
+        Arc, AtomicBool, AtomicU64, AtomicUsize, Ordering, Weak,
         thread::{self, Thread},
         thread_local,
     },
@@ -86,7 +86,7 @@ pub(crate) struct Shared {
 }
 
 /// Returns whether an event waits for this worker; none if this is no worker.
-pub(crate) fn is_awaited(now: vigie_detect::Instant) -> Option<bool> {
+pub(crate) fn is_awaited(now: Instant) -> Option<bool> {
     let local = LOCAL.try_with(|local| local.borrow().clone()).ok().flatten()?;
     if !local.queues.reaction.is_empty() {
         return Some(true);
@@ -137,6 +137,33 @@ struct Local {
     is_reserve: bool,
     cause: Cell<Cause>,
     sampler: Sampler,
+    /// Whom the present look or sleep has woken.
+    woken_at: Cell<Woken>,
+}
+
+/// Whom a look has woken, and when.
+#[derive(Clone, Copy, Debug)]
+enum Woken {
+    Nobody,
+    One(u64),
+    Several,
+}
+
+impl Local {
+    /// From now on, tasks are woken by events. What an earlier look has woken, others may have run.
+    fn begin_detection(&self) {
+        self.cause.set(Cause::Detection);
+        self.woken_at.set(Woken::Nobody);
+    }
+
+    /// Returns the time after a sleep: when it woke a task, if it was one, which spares a reading of the
+    /// clock between an event and its task.
+    fn take_woken_at(&self) -> Instant {
+        match self.woken_at.replace(Woken::Nobody) {
+            Woken::One(nanos) => Instant::from_nanos(nanos),
+            Woken::Nobody | Woken::Several => monotonic_now(),
+        }
+    }
 }
 
 thread_local! {
@@ -248,6 +275,12 @@ impl Shared {
                     lane::choose(task.metadata(), info.woken_while_running, local.cause.get());
                 let ready = local.sampler.ready_time(local.cause.get(), info.woken_while_running);
                 task.metadata().note_ready(ready);
+                if local.cause.get() == Cause::Detection {
+                    local.woken_at.set(match (local.woken_at.get(), ready.nanos()) {
+                        (Woken::Nobody, Some(nanos)) => Woken::One(nanos),
+                        _ => Woken::Several,
+                    });
+                }
                 if local.is_reserve && lane == Lane::Compute {
                     self.injected.compute.push(task);
                     self.wake_one();
@@ -382,8 +415,12 @@ impl Shared {
     /// Runs `future` on the calling thread, which is no worker, and sleeps while it is pending.
     pub(crate) fn block_on<F: Future>(self: &Arc<Self>, future: F) -> F::Output {
         let _entered = context::enter(Handle { scheduler: Scheduler::Hybrid(Arc::clone(self)) });
-        let main =
-            Arc::new(ThreadWaker { is_woken: AtomicBool::new(true), thread: thread::current() });
+        let main = Arc::new(ThreadWaker {
+            is_woken: AtomicBool::new(true),
+            is_parked: AtomicBool::new(false),
+            thread: thread::current(),
+            shared: Arc::downgrade(self),
+        });
         let waker = Waker::from(Arc::clone(&main));
         let mut future = pin!(future);
         loop {
@@ -393,8 +430,20 @@ impl Shared {
                     return value;
                 }
             } else {
+                main.is_parked.store(true, Ordering::Relaxed);
                 thread::park();
+                main.is_parked.store(false, Ordering::Relaxed);
+                kernel_help::note_answer();
             }
+        }
+    }
+
+    /// A thread outside of the runtime is woken. If some thread hogs, the supervisor sees in a moment
+    /// whether it had to wait for a processor, and makes the hogs give theirs away then.
+    fn note_call(&self) {
+        if self.has_backstop.load(Ordering::Relaxed) && self.signal.is_some() {
+            kernel_help::note_call();
+            self.alarm.set();
         }
     }
 }
@@ -434,7 +483,11 @@ fn take<T>(steal: impl Fn() -> Steal<T>) -> Option<T> {
 struct ThreadWaker {
     /// Set by whoever wakes (release), taken by the thread (acquire).
     is_woken: AtomicBool,
+    /// It sleeps, or is about to: a hint.
+    is_parked: AtomicBool,
     thread: Thread,
+    /// Weak, since the runtime keeps wakers.
+    shared: Weak<Shared>,
 }
 
 impl Wake for ThreadWaker {
@@ -444,6 +497,12 @@ impl Wake for ThreadWaker {
 
     fn wake_by_ref(self: &Arc<Self>) {
         if !self.is_woken.swap(true, Ordering::AcqRel) {
+            if self.is_parked.load(Ordering::Relaxed)
+                && let Some(shared) = self.shared.upgrade()
+            {
+                // First: the thread clears the note as soon as it runs.
+                shared.note_call();
+            }
             self.thread.unpark();
         }
     }

@@ -153,6 +153,8 @@ impl Supervisor {
     fn help_against_hogs(&self, now: Instant) -> bool {
         let shared = &*self.shared;
         let long_poll = shared.long_poll_ns();
+        // Whoever set the alarm has called it a moment ago: long enough to run by itself.
+        let is_somebody_called = kernel_help::is_somebody_called();
         let mut has_hogs = false;
         let reserves = shared.reserves.serving().map(|slot| (shared.reserve(slot), true));
         let workers = shared.workers().iter().map(|worker| (worker, false));
@@ -172,7 +174,10 @@ impl Supervisor {
                 remote.seat.give_long_slice();
                 kernel_help::restore_slice(thread);
             }
-            if shared.reserves.is_serving() {
+            if is_somebody_called {
+                remote.hog_timer.ask_now();
+            }
+            if is_somebody_called || shared.reserves.is_serving() {
                 remote.seat.help(&remote.hog_timer);
             }
         }

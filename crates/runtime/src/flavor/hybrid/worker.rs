@@ -3,7 +3,9 @@
 
 use vigie_detect::{Detected, Instant, Lookout, clock::monotonic_now};
 
-use super::{Cause, LOCAL, Local, PerLane, Queue, Remote, Runnable, Shared, supervisor, take};
+use super::{
+    Cause, LOCAL, Local, PerLane, Queue, Remote, Runnable, Shared, Woken, supervisor, take,
+};
 use crate::{
     context,
     flavor::user_level::drop_task,
@@ -80,7 +82,8 @@ impl Worker {
         let owner = Arc::as_ptr(&shared);
         let cause = Cell::new(Cause::Foreign);
         let sampler = Sampler::new(u32::try_from(index).unwrap_or(0));
-        let local = Rc::new(Local { owner, queues, is_reserve, cause, sampler });
+        let woken_at = Cell::new(Woken::Nobody);
+        let local = Rc::new(Local { owner, queues, is_reserve, cause, sampler, woken_at });
         LOCAL.with(|current| *current.borrow_mut() = Some(Rc::clone(&local)));
         let remote = &shared.remotes[index];
         remote.seat.take();
@@ -121,7 +124,7 @@ impl Worker {
             } else {
                 self.rest();
                 self.sleep();
-                now = monotonic_now();
+                now = self.local.take_woken_at();
                 context::bound_processor_time(now.as_nanos());
                 self.lookout.resume(now);
             }
@@ -157,14 +160,14 @@ impl Worker {
             if !self.watch(now) {
                 break;
             }
-            now = monotonic_now();
+            now = self.local.take_woken_at();
         }
         self.rest();
     }
 
     /// Sleeps in the wait point. Returns whether this thread is still needed.
     fn watch(&mut self, now: Instant) -> bool {
-        let shared = Arc::clone(&self.shared);
+        let shared = &*self.shared;
         if shared.idle.has_sleepers() || self.is_steady(now) {
             // An idle worker takes the wait point, or the busy ones look by themselves. The supervisor
             // sees to it that this is so.
@@ -173,20 +176,21 @@ impl Worker {
             return false;
         }
         let mut is_free = false;
-        self.remote().counters.count_sleep();
-        shared.remotes[self.index].parker.park(|is_awaited| {
-            self.local.cause.set(Cause::Detection);
+        let (index, lookout) = (self.index, &mut self.lookout);
+        shared.remotes[index].counters.count_sleep();
+        self.local.begin_detection();
+        shared.remotes[index].parker.park(|is_awaited| {
             let slept = contained("a sleep", || {
-                self.lookout.park_unless(None, || {
+                lookout.park_unless(None, || {
                     let has_work = || !shared.injected.reaction.is_empty();
-                    shared.baton.take(self.index, || is_awaited() || has_work())
+                    shared.baton.take(index, || is_awaited() || has_work())
                 })
             });
             is_free = slept != Some(Detected::Busy);
             // Not our thread's own sleep: whoever is in the wait point instead watches.
             true
         });
-        shared.baton.give_up(self.index);
+        shared.baton.give_up(index);
         is_free
     }
 
@@ -217,6 +221,7 @@ impl Worker {
         }
         self.local.cause.set(Cause::Detection);
         contained("a look", || self.lookout.detect());
+        self.local.woken_at.set(Woken::Nobody);
         // Who hogs matters only where somebody computes.
         let judges = self.local.is_reserve || !self.local.queues.compute.is_empty();
         context::sample_processor_time(judges);
@@ -371,7 +376,7 @@ impl Worker {
             self.shared.wake_one();
         }
         loop {
-            self.local.cause.set(Cause::Detection);
+            self.local.begin_detection();
             self.shared.remotes[self.index].parker.park(|is_awaited| {
                 let slept = contained("a sleep", || self.lookout.park_unless(None, is_awaited));
                 slept != Some(Detected::Busy)

@@ -1,0 +1,299 @@
+//! Measures RDMA writes over UDP on the loopback interface, beside bare UDP sockets and TCP.
+//!
+//! Run with `cargo run --release -p vigie-via --example udp_write`, on two processors or more. Two threads, each
+//! pinned to a processor of its own, spin. Latencies are medians over short rounds in which the bare socket and the VI
+//! take turns. Expected output: the one-way time of 8 B, whose ratio should be below 1.3, and of larger writes, for
+//! which the bare socket sends one datagram; then the bandwidth of many writes of 256 KiB beside TCP's.
+//!
+//! With `ONE` and `TWO` set to addresses the two ends have those, and with `NETNS` the second end is in that network
+//! namespace (`NETNS=/run/netns/far`, as root). `PACKET_BYTES`, `WINDOW_BYTES` and `TAGGED` change the configuration.
+
+use std::{
+    env, error,
+    fs::File,
+    io::{IoSlice, Read, Write},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    os::fd::AsFd,
+    sync::mpsc::{Sender, channel},
+    thread,
+    time::Duration,
+};
+
+use rustix::thread::{CpuSet, LinkNameSpaceType, move_into_link_name_space, sched_setaffinity};
+use vigie_detect::Instant;
+use vigie_via::{
+    software_nic::{Config, Secret},
+    udp::Udp,
+    vi::{
+        Address, CqId, Data, LocalSegment, MemoryAttributes, NicEvent, Operation, Provider,
+        ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment, SendDescriptor,
+        ViAttributes, ViId,
+    },
+};
+
+type Result<T> = std::result::Result<T, Box<dyn error::Error + Send + Sync>>;
+
+const ROUNDS: usize = 41;
+const COUNT: usize = 300;
+const SIZES: [usize; 3] = [8, 1024, 8192];
+const REGION_BYTES: usize = 1 << 20;
+/// One write of the flood, and how many of them.
+const CHUNK: usize = 256 << 10;
+const FLOOD: usize = 1000;
+/// Writes of the flood under way.
+const WINDOW: usize = 4;
+
+fn main() -> Result<()> {
+    let config = config();
+    let bare_one = bare(&address("ONE")?)?;
+    let mut one = End::new(Udp::bind(address("ONE")?, secret(), config)?)?;
+    let own = (bare_one.local_addr()?, one.nic.address());
+    let (sender, receiver) = channel();
+    let echo = thread::spawn(move || echo(own, config, &sender));
+    let (to, to_two, tcp) = receiver.recv().map_err(|_| "the other end did not begin")?;
+    pin(0)?;
+    one.meet(&to_two)?;
+    println!("{:>24} {:>12} {:>12} {:>8}", "", "bare", "VI", "ratio");
+    for size in SIZES {
+        let (mut bares, mut vis) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            bares.push(time(|| {
+                bare_one.send_to(&vec![0; size], to)?;
+                bare_receive(&bare_one)
+            })?);
+            vis.push(time(|| {
+                one.send(size, 0)?;
+                one.receive()
+            })?);
+        }
+        row(&format!("{size} B one way, ns"), median(bares) / 2.0, median(vis) / 2.0);
+    }
+    let mut stream = TcpStream::connect(tcp)?;
+    let started = Instant::now();
+    let buffer = vec![0; CHUNK];
+    for _ in 0..FLOOD {
+        stream.write_all(&buffer)?;
+    }
+    stream.read_exact(&mut [0])?;
+    let tcp = started.elapsed();
+    let started = Instant::now();
+    one.flood()?;
+    one.receive()?;
+    row("TCP and VI, GB/s", rate(tcp)?, rate(started.elapsed())?);
+    println!("{:?}", one.nic.counters());
+    one.linger();
+    echo.join().map_err(|_| "the other thread panicked")?
+}
+
+fn config() -> Config {
+    let mut config = Config::default();
+    let number = |name| env::var(name).ok().and_then(|text: String| text.parse().ok());
+    config.packet_bytes_max = number("PACKET_BYTES").unwrap_or(config.packet_bytes_max);
+    config.window_bytes = number("WINDOW_BYTES").unwrap_or(config.window_bytes);
+    config.is_tagged = env::var_os("TAGGED").is_some();
+    config
+}
+
+/// What the second end tells the first: where its bare socket, its NIC and its listener for TCP are.
+type Places = (SocketAddr, Address, SocketAddr);
+
+fn echo(
+    (to, to_one): (SocketAddr, Address),
+    config: Config,
+    places: &Sender<Places>,
+) -> Result<()> {
+    if let Some(path) = env::var_os("NETNS") {
+        let namespace = File::open(path)?;
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+    }
+    pin(1)?;
+    let bare_two = bare(&address("TWO")?)?;
+    let mut two = End::new(Udp::bind(address("TWO")?, secret(), config)?)?;
+    let listener = TcpListener::bind(address("TWO")?)?;
+    places.send((bare_two.local_addr()?, two.nic.address(), listener.local_addr()?))?;
+    two.meet(&to_one)?;
+    for size in SIZES {
+        for _ in 0..ROUNDS {
+            for _ in 0..COUNT {
+                bare_receive(&bare_two)?;
+                bare_two.send_to(&vec![0; size], to)?;
+            }
+            for _ in 0..COUNT {
+                two.receive()?;
+                two.send(size, 0)?;
+            }
+        }
+    }
+    let (mut stream, _) = listener.accept()?;
+    let mut buffer = vec![0; CHUNK];
+    for _ in 0..FLOOD {
+        stream.read_exact(&mut buffer)?;
+    }
+    stream.write_all(&[1])?;
+    for _ in 0..FLOOD {
+        two.receive()?;
+    }
+    two.send(8, 0)?;
+    // What was sent is on its way only once it was heard of.
+    two.linger();
+    Ok(())
+}
+
+fn secret() -> Secret {
+    Secret::new([9; 16])
+}
+
+/// An address of the first or the second end.
+fn address(name: &str) -> Result<SocketAddr> {
+    let address = env::var(name).map_or(Ok(Ipv4Addr::LOCALHOST.into()), |text| text.parse());
+    Ok(SocketAddr::new(address?, 0))
+}
+
+fn pin(cpu: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+fn rate(time: Duration) -> Result<f64> {
+    Ok(f64::from(u32::try_from(FLOOD * CHUNK)?) / time.as_secs_f64() / 1e9)
+}
+
+fn row(what: &str, bare: f64, vi: f64) {
+    println!("{what:>24} {bare:>12.2} {vi:>12.2} {:>8.2}", vi / bare);
+}
+
+fn median(mut samples: Vec<f64>) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    samples[samples.len() / 2]
+}
+
+/// Nanoseconds of one of many round trips.
+fn time(mut round: impl FnMut() -> Result<()>) -> Result<f64> {
+    let started = Instant::now();
+    for _ in 0..COUNT {
+        round()?;
+    }
+    Ok(started.elapsed().as_secs_f64() * 1e9 / f64::from(u32::try_from(COUNT)?))
+}
+
+fn bare(address: &SocketAddr) -> Result<UdpSocket> {
+    let socket = UdpSocket::bind(address)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
+fn bare_receive(socket: &UdpSocket) -> Result<()> {
+    let mut buffer = [0; 1 << 14];
+    loop {
+        match socket.recv_from(&mut buffer) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            found => return Ok(found.map(drop)?),
+        }
+    }
+}
+
+struct End {
+    nic: Udp,
+    vi: ViId,
+    sends: CqId,
+    receives: CqId,
+    region: Region,
+    peer: RemoteKey,
+}
+
+impl End {
+    fn new(mut nic: Udp) -> Result<Self> {
+        let tag = nic.create_tag();
+        let (sends, receives) = (nic.create_cq()?, nic.create_cq()?);
+        let vi = nic.create_vi(ViAttributes {
+            reliability: Reliability::ReliableDelivery,
+            tag,
+            send_cq: Some(sends),
+            receive_cq: Some(receives),
+            allows_write: true,
+            allows_read: false,
+        })?;
+        let rights = MemoryAttributes { tag, allows_write: true, allows_read: false };
+        let region = nic.allocate(REGION_BYTES, rights)?;
+        for cookie in 0..512 {
+            nic.post_receive(vi, &ReceiveDescriptor { cookie, segments: &[] })?;
+        }
+        Ok(Self { nic, vi, sends, receives, region, peer: RemoteKey(0) })
+    }
+
+    fn meet(&mut self, peer: &Address) -> Result<()> {
+        let key = self.region.key.0.to_le_bytes();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        self.nic.connect_peer(self.vi, peer, b"udp_write", &key, deadline)?;
+        loop {
+            self.nic.progress(Instant::now());
+            match self.nic.event() {
+                Some(NicEvent::Connected { greeting, .. }) => {
+                    self.peer = RemoteKey(u64::from_le_bytes(greeting.as_slice().try_into()?));
+                    return Ok(());
+                }
+                Some(event) => return Err(format!("no connection: {event:?}").into()),
+                None => {}
+            }
+        }
+    }
+
+    fn send(&mut self, size: usize, cookie: u64) -> Result<()> {
+        let bytes = [0; 256];
+        let pieces = [IoSlice::new(&bytes[..size.min(256)])];
+        let length = u64::try_from(size)?;
+        let segments = [LocalSegment { memory: self.region.handle, offset: 0, length }];
+        let data = if size <= 256 { Data::Inline(&pieces) } else { Data::Segments(&segments) };
+        let write = SendDescriptor {
+            operation: Operation::RdmaWrite,
+            cookie,
+            immediate: Some(1),
+            is_signaled: cookie > 0,
+            remote: Some(RemoteSegment { key: self.peer, offset: 0 }),
+            data,
+        };
+        Ok(self.nic.post_send(self.vi, &write)?)
+    }
+
+    /// Waits for a write of the peer.
+    fn receive(&mut self) -> Result<()> {
+        loop {
+            for _ in 0..100 {
+                if let Some(found) = self.nic.poll(self.receives) {
+                    if !found.status.is_done() {
+                        return Err(format!("{found:?}").into());
+                    }
+                    let descriptor = ReceiveDescriptor { cookie: 0, segments: &[] };
+                    return Ok(self.nic.post_receive(self.vi, &descriptor)?);
+                }
+            }
+            self.nic.progress(Instant::now());
+        }
+    }
+
+    fn flood(&mut self) -> Result<()> {
+        let (mut sent, mut done) = (0, 0);
+        while done < FLOOD {
+            while sent < FLOOD && sent - done < WINDOW {
+                self.send(CHUNK, 1)?;
+                sent += 1;
+            }
+            self.nic.progress(Instant::now());
+            while let Some(found) = self.nic.poll(self.sends) {
+                if !found.status.is_done() {
+                    return Err(format!("{found:?}").into());
+                }
+                done += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn linger(&mut self) {
+        let until = Instant::now() + Duration::from_millis(200);
+        while Instant::now() < until {
+            self.nic.progress(Instant::now());
+        }
+    }
+}

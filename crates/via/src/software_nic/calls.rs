@@ -1,0 +1,664 @@
+//! How connections come about and end.
+//!
+//! ```text
+//! caller              answerer
+//!   | Hello  ------------> | nothing is kept
+//!   | <-------- Challenge  | a cookie: made of the caller's path and name, and the time
+//!   | Call (cookie) -----> | Requested, or kept until a VI waits for it
+//!   | <------------- Hold  | it has arrived
+//!   | <------------ Agree  | accept, or connect_peer
+//!   | Agreed (or data) --> | Connected
+//! ```
+//! All of them carry a tag under the world's secret; without one nothing is answered, and what is answered is not
+//! longer than the question. A replayed Hello gets a cookie that its sender does not get to see; a replayed Call
+//! comes from another path, or too late, or is known. Names of connections are drawn anew for each attempt.
+//!
+//! Peer to peer the NIC with the lower name answers. Either side ends an attempt or a connection with `Over`,
+//! which is sent until it is `Heard` of, or often enough.
+
+use super::{
+    Path,
+    congestion::{MILLISECOND, Nanos, RoundTrip},
+    connection::{Connection, Terms},
+    engine::{Alarm, Engine, Tells, nanos},
+    packet::{Call, Control, Over, PACKET_BYTES_MIN},
+    secret::{TAG_BYTES, is_same},
+};
+use crate::vi::{NicEvent, Reason, Reliability, RequestId, ViEvent, ViId};
+
+/// How many requests a NIC keeps for its consumer, and of how many callers it remembers that it has heard
+/// them; more are refused.
+const REQUESTS_MAX: usize = 4096;
+
+/// For how long a cookie is good, at least.
+const COOKIE_LIFE: Nanos = 5_000 * MILLISECOND;
+
+/// What is not answered is sent again after so long, and then after twice as long each time.
+const RETRY_MIN: Nanos = 20 * MILLISECOND;
+const RETRY_MAX: Nanos = 500 * MILLISECOND;
+
+/// A call that is held is sent again now and then, in case that the answerer has forgotten it.
+const HELD_RETRY: Nanos = 1_000 * MILLISECOND;
+
+/// How often an end is told.
+const PARTING_TRIES: u32 = 10;
+
+/// Who asks for a connection.
+#[derive(Clone, Debug)]
+pub(super) struct Caller<P> {
+    pub(super) path: P,
+    pub(super) nic: u64,
+    /// Its name of the connection.
+    pub(super) name: u64,
+    pub(super) level: Reliability,
+    pub(super) is_tagged: bool,
+    pub(super) window: u16,
+    pub(super) greeting: Vec<u8>,
+    pub(super) expires_at: Nanos,
+}
+
+/// Something that is said again until it is answered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Retry {
+    at: Nanos,
+    count: u32,
+    since: Nanos,
+}
+
+impl Retry {
+    const fn new(now: Nanos) -> Self {
+        Self { at: now + RETRY_MIN, count: 0, since: now }
+    }
+
+    fn again(&mut self, now: Nanos) {
+        self.count += 1;
+        self.at = now + (RETRY_MIN << self.count.min(8)).min(RETRY_MAX);
+    }
+
+    /// The round trip of an answer that comes now, if it is clear to what it is one.
+    fn measured(&self, now: Nanos) -> Option<Nanos> {
+        (self.count == 0).then(|| now.saturating_sub(self.since))
+    }
+}
+
+/// How far the making of a connection is.
+#[derive(Clone, Debug)]
+pub(super) enum Attempt<P> {
+    /// This side calls.
+    Calling(Box<Calling<P>>),
+    /// Waits for the same call of the other NIC.
+    Meeting { nic: u64, discriminator: Vec<u8>, greeting: Vec<u8>, expires_at: Nanos },
+    /// This side has answered, and waits for the caller to say that it has heard so. The connection is there.
+    Answered { greeting: Vec<u8>, caller_greeting: Vec<u8>, expires_at: Nanos, retry: Retry },
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Calling<P> {
+    path: P,
+    nic: u64,
+    name: u64,
+    cookie: Option<[u8; TAG_BYTES]>,
+    is_held: bool,
+    is_peer: bool,
+    discriminator: Vec<u8>,
+    greeting: Vec<u8>,
+    expires_at: Nanos,
+    retry: Retry,
+    round_trip: RoundTrip,
+}
+
+impl<P: Copy> Attempt<P> {
+    /// When something is to be done if nothing arrives.
+    pub(super) fn deadline(&self) -> Nanos {
+        match self {
+            Self::Calling(calling) => calling.retry.at.min(calling.expires_at),
+            Self::Meeting { expires_at, .. } => *expires_at,
+            Self::Answered { expires_at, retry, .. } => retry.at.min(*expires_at),
+        }
+    }
+
+    const fn expires_at(&self) -> Nanos {
+        match self {
+            Self::Calling(calling) => calling.expires_at,
+            Self::Meeting { expires_at, .. } | Self::Answered { expires_at, .. } => *expires_at,
+        }
+    }
+
+    /// Whom this side calls, under which name.
+    pub(super) fn called(&self) -> Option<(P, u64)> {
+        match self {
+            Self::Calling(calling) => Some((calling.path, calling.name)),
+            _ => None,
+        }
+    }
+}
+
+/// An end that the other side may not have heard of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Parting<P> {
+    pub(super) path: P,
+    pub(super) over: Over,
+    tries: u32,
+}
+
+/// Whom to call, and what for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted<'a, P> {
+    pub(super) path: P,
+    pub(super) nic: u64,
+    pub(super) discriminator: &'a [u8],
+    pub(super) greeting: &'a [u8],
+    pub(super) expires_at: Nanos,
+}
+
+impl<P: Path> Engine<P> {
+    // -------------------------------------------------------------- calls
+
+    /// Makes the call of an idle VI.
+    pub(super) fn call(&mut self, now: Nanos, id: ViId, wanted: Wanted<'_, P>, is_peer: bool) {
+        let Wanted { path, nic, discriminator, greeting, expires_at } = wanted;
+        let name = self.names.fresh();
+        let Some(vi) = self.vis.get_mut(&id) else { return };
+        vi.change(ViEvent::Connect);
+        vi.attempt = Some(Attempt::Calling(Box::new(Calling {
+            path,
+            nic,
+            name,
+            cookie: None,
+            is_held: false,
+            is_peer,
+            discriminator: discriminator.to_vec(),
+            greeting: greeting.to_vec(),
+            expires_at,
+            retry: Retry::new(now),
+            round_trip: RoundTrip::new(),
+        })));
+        self.names_of.insert(name, id);
+        self.say_again(now, id);
+        self.set_alarm(id);
+    }
+
+    /// Calls a NIC that makes the same call. The one with the lower name answers; on one NIC, the earlier VI.
+    pub(super) fn call_peer(&mut self, now: Nanos, id: ViId, wanted: Wanted<'_, P>) {
+        let is_own = wanted.nic == self.nic;
+        let waits = is_own && self.meeting(self.nic, wanted.discriminator).is_some();
+        if wanted.nic < self.nic || waits {
+            self.call(now, id, wanted, true);
+            return;
+        }
+        let is_it = |caller: &Caller<P>| caller.nic == wanted.nic;
+        let waiting = self
+            .peer_requests
+            .iter()
+            .position(|(what, caller)| what == wanted.discriminator && is_it(caller));
+        let Some(vi) = self.vis.get_mut(&id) else { return };
+        vi.change(ViEvent::Connect);
+        if let Some(at) = waiting {
+            let (_, caller) = self.peer_requests.remove(at);
+            self.answer(now, id, caller, wanted.greeting);
+            return;
+        }
+        vi.attempt = Some(Attempt::Meeting {
+            nic: wanted.nic,
+            discriminator: wanted.discriminator.to_vec(),
+            greeting: wanted.greeting.to_vec(),
+            expires_at: wanted.expires_at,
+        });
+        self.set_alarm(id);
+    }
+
+    /// The VI that waits for that call of `nic`, and its greeting.
+    fn meeting(&self, from: u64, what: &[u8]) -> Option<(ViId, Vec<u8>)> {
+        self.vis.values().find_map(|vi| match &vi.attempt {
+            Some(Attempt::Meeting { nic, discriminator, greeting, .. })
+                if *nic == from && discriminator == what =>
+            {
+                Some((vi.id, greeting.clone()))
+            }
+            _ => None,
+        })
+    }
+
+    /// Says what an attempt is waiting for an answer to.
+    fn say_again(&mut self, now: Nanos, id: ViId) {
+        let (own_nic, own_window) = (self.nic, self.own_window());
+        let is_tagged = self.config.is_tagged;
+        let Some(vi) = self.vis.get(&id) else { return };
+        let (path, control) = match (&vi.attempt, &vi.connection) {
+            (Some(Attempt::Calling(calling)), _) => {
+                let (to_nic, from_nic) = (calling.nic, own_nic);
+                let left = calling.expires_at.saturating_sub(now) / MILLISECOND;
+                let control = match calling.cookie {
+                    None => Control::Hello { to_nic, from_nic, caller: calling.name },
+                    Some(cookie) => Control::Call(Call {
+                        to_nic,
+                        from_nic,
+                        caller: calling.name,
+                        cookie,
+                        is_peer: calling.is_peer,
+                        is_tagged,
+                        level: vi.attributes.reliability,
+                        patience_ms: u32::try_from(left).unwrap_or(u32::MAX),
+                        window: own_window,
+                        discriminator: calling.discriminator.clone(),
+                        greeting: calling.greeting.clone(),
+                    }),
+                };
+                (calling.path, control)
+            }
+            (Some(Attempt::Answered { greeting, .. }), Some(connection)) => {
+                let (caller, answerer) = (connection.peer, connection.own);
+                let greeting = greeting.clone();
+                let window = own_window;
+                (connection.path, Control::Agree { caller, answerer, window, greeting })
+            }
+            _ => return,
+        };
+        self.send(path, &control);
+    }
+
+    /// The time of an attempt has come: to say something again, or to give up.
+    pub(super) fn expire_attempt(&mut self, now: Nanos, id: ViId) {
+        let Some(vi) = self.vis.get_mut(&id) else { return };
+        let Some(attempt) = vi.attempt.as_mut() else { return };
+        if attempt.expires_at() <= now {
+            self.leave(now, id, Reason::TimedOut);
+            self.refuse(id, Reason::TimedOut);
+            return;
+        }
+        let is_due = match attempt {
+            Attempt::Calling(calling) if calling.retry.at <= now => {
+                calling.retry.again(now);
+                if calling.is_held {
+                    calling.retry.at = now + HELD_RETRY;
+                } else if calling.retry.count % 8 == 7 {
+                    // The cookie may be stale.
+                    calling.cookie = None;
+                }
+                true
+            }
+            Attempt::Answered { retry, .. } if retry.at <= now => {
+                retry.again(now);
+                true
+            }
+            _ => false,
+        };
+        if is_due {
+            self.say_again(now, id);
+        }
+    }
+
+    /// Tells the other side that an attempt is given up.
+    pub(super) fn leave(&mut self, now: Nanos, id: ViId, reason: Reason) {
+        let Some(vi) = self.vis.get_mut(&id) else { return };
+        let over = match (vi.attempt.take(), &vi.connection) {
+            (Some(Attempt::Calling(calling)), _) => {
+                self.names_of.remove(&calling.name);
+                let from = calling.name;
+                // An answerer that has not even heard a Hello need not hear of its end.
+                Some((calling.path, Over { to: 0, from, reason, failed: None }))
+                    .filter(|_| calling.cookie.is_some())
+            }
+            (Some(Attempt::Answered { .. }), Some(connection)) => {
+                let (to, from) = (connection.peer, connection.own);
+                let path = connection.path;
+                self.names_of.remove(&from);
+                vi.connection = None;
+                Some((path, Over { to, from, reason, failed: None }))
+            }
+            _ => None,
+        };
+        if let Some((path, over)) = over {
+            self.part(now, path, over);
+        }
+    }
+
+    /// Makes a VI idle that waited for a connection.
+    fn refuse(&mut self, id: ViId, reason: Reason) {
+        let Some(vi) = self.vis.get_mut(&id) else { return };
+        if let Some(Attempt::Calling(calling)) = vi.attempt.take() {
+            self.names_of.remove(&calling.name);
+        }
+        if let Some(connection) = vi.connection.take() {
+            self.names_of.remove(&connection.own);
+        }
+        vi.change(ViEvent::Refuse);
+        self.events.push_back(NicEvent::Refused { vi: id, reason });
+    }
+
+    // -------------------------------------------------------------- ends
+
+    /// Tells of an end until it is heard of.
+    pub(super) fn part(&mut self, now: Nanos, path: P, over: Over) {
+        self.send(path, &Control::Over(over));
+        let key = (over.from, over.to);
+        if self.partings.insert(key, Parting { path, over, tries: 0 }).is_none() {
+            self.set(now + RETRY_MIN, Alarm::Parting(key.0, key.1));
+        }
+    }
+
+    pub(super) fn expire_parting(&mut self, now: Nanos, key: (u64, u64)) {
+        let Some(parting) = self.partings.get_mut(&key) else { return };
+        parting.tries += 1;
+        let Parting { path, over, tries } = *parting;
+        if tries >= PARTING_TRIES {
+            self.partings.remove(&key);
+            return;
+        }
+        self.send(path, &Control::Over(over));
+        let pause = (RETRY_MIN << tries).min(RETRY_MAX);
+        self.set(now + pause, Alarm::Parting(key.0, key.1));
+    }
+
+    /// The other side has ended an attempt or a connection.
+    fn over(&mut self, now: Nanos, from: P, over: Over) {
+        self.send(from, &Control::Heard { to: over.from, from: over.to });
+        let named = self.names_of.get(&over.to).copied();
+        let id = named.or_else(|| {
+            // A caller that has not heard the answer names only itself.
+            self.requests.retain(|_, caller| caller.name != over.from);
+            self.peer_requests.retain(|(_, caller)| caller.name != over.from);
+            self.remember(now, over.from);
+            let is_it = |vi: &&super::objects::Vi<P>| {
+                matches!(vi.attempt, Some(Attempt::Answered { .. }))
+                    && vi.connection.as_ref().is_some_and(|it| it.peer == over.from)
+            };
+            (over.to == 0 && over.from != 0)
+                .then(|| self.vis.values().find(is_it).map(|vi| vi.id))
+                .flatten()
+        });
+        let Some(vi) = id.and_then(|id| self.vis.get(&id)) else { return };
+        let id = vi.id;
+        // Whoever answered changed its mind before this side was connected.
+        let early = |reason| if reason == Reason::Disconnected { Reason::Rejected } else { reason };
+        let late = |reason| if reason == Reason::Rejected { Reason::Disconnected } else { reason };
+        match (&vi.attempt, &vi.connection) {
+            (Some(Attempt::Calling(_)), _) => self.refuse(id, early(over.reason)),
+            (Some(_), Some(connection)) if connection.peer == over.from => {
+                self.refuse(id, over.reason);
+            }
+            (None, Some(connection)) if connection.peer == over.from => {
+                self.break_vi(now, id, late(over.reason), over.failed, Tells::Nobody);
+            }
+            _ => {}
+        }
+    }
+
+    // -------------------------------------------------------------- arrivals
+
+    /// Takes a packet whose tag was right.
+    pub(super) fn receive_control(&mut self, now: Nanos, from: P, control: Control) {
+        match control {
+            Control::Hello { to_nic, caller, .. } => self.hello(now, from, to_nic, caller),
+            Control::Challenge { caller, cookie } => self.challenged(now, from, caller, cookie),
+            Control::Call(call) => self.called(now, from, call),
+            Control::Hold { caller } => {
+                if let Some(calling) = self.calling(caller) {
+                    calling.is_held = true;
+                    calling.retry.at = now + HELD_RETRY;
+                }
+            }
+            Control::Agree { caller, answerer, window, greeting } => {
+                self.answered(now, from, caller, answerer, window, greeting);
+            }
+            Control::Agreed { caller, answerer } => {
+                let id = self.names_of.get(&answerer).copied();
+                let is_it = |id: &ViId| {
+                    let vi = self.vis.get(id);
+                    vi.and_then(|vi| vi.connection.as_ref()).is_some_and(|it| it.peer == caller)
+                };
+                if let Some(id) = id.filter(is_it) {
+                    self.agreed(now, id);
+                }
+            }
+            Control::Over(over) => self.over(now, from, over),
+            Control::Heard { to, from } => {
+                self.partings.remove(&(to, from));
+            }
+        }
+    }
+
+    fn calling(&mut self, name: u64) -> Option<&mut Calling<P>> {
+        let id = self.names_of.get(&name)?;
+        match self.vis.get_mut(id)?.attempt.as_mut()? {
+            Attempt::Calling(calling) => Some(calling),
+            _ => None,
+        }
+    }
+
+    fn hello(&mut self, now: Nanos, from: P, to_nic: u64, caller: u64) {
+        if to_nic != self.nic {
+            // Another NIC was here before.
+            let reason = Reason::NotListening;
+            self.send(from, &Control::Over(Over { to: caller, from: 0, reason, failed: None }));
+            return;
+        }
+        let cookie = self.names.cookie(&from.to_bytes(), caller, now / COOKIE_LIFE);
+        self.send(from, &Control::Challenge { caller, cookie });
+    }
+
+    fn challenged(&mut self, now: Nanos, from: P, caller: u64, cookie: [u8; TAG_BYTES]) {
+        let Some(id) = self.names_of.get(&caller).copied() else { return };
+        let Some(calling) = self.calling(caller) else { return };
+        if calling.path != from || calling.cookie.is_some() {
+            return;
+        }
+        if let Some(found) = calling.retry.measured(now) {
+            calling.round_trip.measure(found, 0);
+        }
+        calling.cookie = Some(cookie);
+        calling.retry = Retry::new(now);
+        self.say_again(now, id);
+        self.set_alarm(id);
+    }
+
+    /// Remembers a caller; whether it was not known.
+    fn remember(&mut self, now: Nanos, caller: u64) -> bool {
+        self.sweep_later(now);
+        self.heard_calls.insert(caller, now + 3 * COOKIE_LIFE).is_none()
+    }
+
+    /// A call arrives.
+    fn called(&mut self, now: Nanos, from: P, call: Call) {
+        let epoch = now / COOKIE_LIFE;
+        let is_right =
+            |epoch| is_same(&self.names.cookie(&from.to_bytes(), call.caller, epoch), &call.cookie);
+        if call.to_nic != self.nic || !(is_right(epoch) || is_right(epoch.wrapping_sub(1))) {
+            self.counters.packets_refused += 1;
+            return;
+        }
+        if self.called_again(now, from, call.caller) {
+            return;
+        }
+        if self.heard_calls.len() >= REQUESTS_MAX {
+            self.deny(now, from, call.caller, Reason::Rejected);
+            return;
+        }
+        self.remember(now, call.caller);
+        let patience = u64::from(call.patience_ms).saturating_mul(MILLISECOND);
+        let caller = Caller {
+            path: from,
+            nic: call.from_nic,
+            name: call.caller,
+            level: call.level,
+            is_tagged: call.is_tagged,
+            window: call.window,
+            greeting: call.greeting,
+            expires_at: now.saturating_add(patience),
+        };
+        if call.is_peer {
+            match self.meeting(call.from_nic, &call.discriminator) {
+                Some((id, greeting)) => self.answer(now, id, caller, &greeting),
+                None if self.peer_requests.len() >= REQUESTS_MAX => {
+                    self.deny(now, from, call.caller, Reason::Rejected);
+                }
+                None => {
+                    self.send(from, &Control::Hold { caller: call.caller });
+                    self.peer_requests.push((call.discriminator, caller));
+                }
+            }
+        } else if !self.listening.contains(&call.discriminator) {
+            self.deny(now, from, call.caller, Reason::NotListening);
+        } else if self.requests.len() >= REQUESTS_MAX {
+            self.deny(now, from, call.caller, Reason::Rejected);
+        } else {
+            self.send(from, &Control::Hold { caller: call.caller });
+            let request = RequestId(u64::from(self.fresh()));
+            let greeting = caller.greeting.clone();
+            self.requests.insert(request, caller);
+            let discriminator = call.discriminator;
+            self.events.push_back(NicEvent::Requested { request, discriminator, greeting });
+        }
+    }
+
+    /// Whether a call is one that was heard, which is told again what was said.
+    fn called_again(&mut self, now: Nanos, from: P, caller: u64) -> bool {
+        if !self.heard_calls.contains_key(&caller) {
+            return false;
+        }
+        self.remember(now, caller);
+        let mut kept = self.requests.values().chain(self.peer_requests.iter().map(|(_, it)| it));
+        if kept.any(|known| known.name == caller) {
+            self.send(from, &Control::Hold { caller });
+            return true;
+        }
+        let is_it = |vi: &&super::objects::Vi<P>| {
+            matches!(vi.attempt, Some(Attempt::Answered { .. }))
+                && vi.connection.as_ref().is_some_and(|it| it.peer == caller)
+        };
+        if let Some(id) = self.vis.values().find(is_it).map(|vi| vi.id) {
+            self.say_again(now, id);
+        }
+        true
+    }
+
+    fn deny(&mut self, now: Nanos, path: P, caller: u64, reason: Reason) {
+        self.part(now, path, Over { to: caller, from: 0, reason, failed: None });
+    }
+
+    /// Rejects a request.
+    pub(super) fn reject(&mut self, now: Nanos, request: RequestId) -> bool {
+        let Some(caller) = self.requests.remove(&request) else { return false };
+        self.deny(now, caller.path, caller.name, Reason::Rejected);
+        true
+    }
+
+    /// Answers a call with a VI that is about to be connected.
+    pub(super) fn answer(&mut self, now: Nanos, id: ViId, caller: Caller<P>, greeting: &[u8]) {
+        let (own_window, own_tagged) = (self.own_window(), self.config.is_tagged);
+        let Some(vi) = self.vis.get_mut(&id) else { return };
+        let wrong = if vi.attributes.reliability != caller.level {
+            Some(Reason::Mismatch("another level of reliability"))
+        } else if own_tagged != caller.is_tagged {
+            Some(Reason::Mismatch("packets have tags on one side only"))
+        } else {
+            None
+        };
+        if let Some(reason) = wrong {
+            self.refuse(id, reason);
+            self.deny(now, caller.path, caller.name, reason);
+            return;
+        }
+        let own = self.names.fresh();
+        let terms = Terms {
+            own,
+            peer: caller.name,
+            path: caller.path,
+            key: own_tagged.then(|| self.secret.of_connection(caller.name, own)),
+            is_reliable: vi.is_reliable(),
+            own_window,
+            peer_window: caller.window,
+            packet_bytes: PACKET_BYTES_MIN,
+            round_trip: RoundTrip::new(),
+        };
+        vi.connection = Some(Box::new(Connection::new(terms, now)));
+        vi.attempt = Some(Attempt::Answered {
+            greeting: greeting.to_vec(),
+            caller_greeting: caller.greeting,
+            expires_at: now.saturating_add(nanos(self.config.dead_after)),
+            retry: Retry::new(now),
+        });
+        self.names_of.insert(own, id);
+        self.say_again(now, id);
+        self.set_alarm(id);
+    }
+
+    /// The answer to a call arrives: the caller is connected, and says so.
+    fn answered(
+        &mut self,
+        now: Nanos,
+        from: P,
+        caller: u64,
+        answerer: u64,
+        window: u16,
+        greeting: Vec<u8>,
+    ) {
+        let (own_window, is_tagged) = (self.own_window(), self.config.is_tagged);
+        let id = self.names_of.get(&caller).copied();
+        let Some(vi) = id.and_then(|id| self.vis.get_mut(&id)) else {
+            // It was given up here, or is over already: then the reason is known.
+            let reason = Reason::Rejected;
+            let over = Over { to: answerer, from: caller, reason, failed: None };
+            let over = self.partings.get(&(caller, answerer)).map_or(over, |parting| parting.over);
+            self.send(from, &Control::Over(over));
+            return;
+        };
+        let id = vi.id;
+        match vi.attempt.take() {
+            Some(Attempt::Calling(calling)) if calling.path == from => {
+                let terms = Terms {
+                    own: caller,
+                    peer: answerer,
+                    path: from,
+                    key: is_tagged.then(|| self.secret.of_connection(caller, answerer)),
+                    is_reliable: vi.is_reliable(),
+                    own_window,
+                    peer_window: window,
+                    packet_bytes: PACKET_BYTES_MIN,
+                    round_trip: calling.round_trip,
+                };
+                vi.connection = Some(Box::new(Connection::new(terms, now)));
+                self.establish(now, id, greeting);
+            }
+            attempt => {
+                let is_it = vi.connection.as_ref().is_some_and(|it| it.peer == answerer);
+                vi.attempt = attempt;
+                if !is_it {
+                    return;
+                }
+            }
+        }
+        self.send(from, &Control::Agreed { caller, answerer });
+    }
+
+    /// The caller has heard the answer.
+    pub(super) fn agreed(&mut self, now: Nanos, id: ViId) {
+        let Some(vi) = self.vis.get_mut(&id) else { return };
+        match vi.attempt.take() {
+            Some(Attempt::Answered { caller_greeting, retry, .. }) => {
+                if let (Some(connection), Some(found)) =
+                    (vi.connection.as_mut(), retry.measured(now))
+                {
+                    connection.out.round_trip.measure(found, 0);
+                }
+                self.establish(now, id, caller_greeting);
+            }
+            other => vi.attempt = other,
+        }
+    }
+
+    fn establish(&mut self, now: Nanos, id: ViId, greeting: Vec<u8>) {
+        let Some(vi) = self.vis.get_mut(&id) else { return };
+        vi.attempt = None;
+        vi.is_halted = false;
+        vi.change(ViEvent::Establish);
+        if let Some(connection) = vi.connection.as_mut() {
+            connection.heard_at = now;
+            let path = connection.path;
+            self.wants_measure(path);
+        }
+        self.events.push_back(NicEvent::Connected { vi: id, greeting });
+        self.wake(id);
+        self.set_alarm(id);
+    }
+}

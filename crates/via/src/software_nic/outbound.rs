@@ -1,0 +1,471 @@
+//! The sending half of a connection: fragments under way, and which of them are lost.
+//!
+//! Fragments are numbered; so are transmissions, of which a fragment may need several. A receipt names the
+//! fragments that have arrived and the latest transmission that has: thus no measurement is ambiguous, and what
+//! was sent three transmissions or some time before one that has arrived is lost [rfc9002, §6.1]
+//! [rfc8985, §6].
+
+use std::collections::VecDeque;
+
+use super::{
+    congestion::{Congestion, Nanos, RoundTrip},
+    packet::{RECEIPT_WORDS, widen},
+};
+
+/// The most fragments under way: a receipt tells of as many beyond the first that is missing.
+pub(super) const FRAGMENTS_MAX: usize = RECEIPT_WORDS * 64;
+
+/// By so many transmissions one must be overtaken to be lost [rfc9002, §6.1.1].
+const OVERTAKEN_MIN: u64 = 3;
+
+/// Buffers kept for fragments to come.
+const SPARE_MAX: usize = 64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// On the way.
+    Sent,
+    /// To be sent again.
+    Lost,
+    /// Arrived, or given up.
+    Over,
+}
+
+#[derive(Debug)]
+struct Fragment {
+    bytes: Vec<u8>,
+    transmission: u64,
+    sent_at: Nanos,
+    is_first: bool,
+    fate: Fate,
+}
+
+/// What is sent next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Departure {
+    pub(super) sequence: u64,
+    pub(super) transmission: u64,
+}
+
+/// What a peer says of arrivals.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Receipt {
+    pub(super) next: u32,
+    pub(super) receipts: [u64; RECEIPT_WORDS],
+    pub(super) echo: u32,
+    pub(super) delay: Nanos,
+    pub(super) window: u16,
+}
+
+#[derive(Debug)]
+pub(super) struct Outbound {
+    /// The number of the first fragment that is kept: all before are over.
+    base: u64,
+    fragments: VecDeque<Fragment>,
+    spare: Vec<Vec<u8>>,
+    transmissions: u64,
+    /// The latest transmission that is known to have arrived.
+    arrived: u64,
+    /// Bytes on the way.
+    in_flight: usize,
+    lost: usize,
+    /// The first fragment that the peer does not take, and how many it takes at a time.
+    limit: u64,
+    window: u64,
+    pub(super) round_trip: RoundTrip,
+    pub(super) congestion: Congestion,
+    probes: u32,
+    /// Transmissions that are allowed whatever the window.
+    free: u32,
+    /// The latest transmission that wants a receipt.
+    latest_at: Nanos,
+    overdue_at: Option<Nanos>,
+    /// A packet without a fragment, that wants a receipt.
+    ping: Option<(u64, Nanos)>,
+    repeats: bool,
+    /// Fragments sent again, or given up.
+    pub(super) losses: u64,
+}
+
+impl Outbound {
+    /// `repeats`: lost fragments are sent again, else they are given up.
+    pub(super) fn new(repeats: bool, window: u16, packet_bytes: usize, trip: RoundTrip) -> Self {
+        Self {
+            base: 0,
+            fragments: VecDeque::new(),
+            spare: Vec::new(),
+            transmissions: 0,
+            arrived: 0,
+            in_flight: 0,
+            lost: 0,
+            limit: u64::from(window),
+            window: u64::from(window),
+            round_trip: trip,
+            congestion: Congestion::new(packet_bytes),
+            probes: 0,
+            free: 0,
+            latest_at: 0,
+            overdue_at: None,
+            ping: None,
+            repeats,
+            losses: 0,
+        }
+    }
+
+    /// The first fragment that may still be sent again.
+    pub(super) const fn oldest(&self) -> u64 {
+        self.base
+    }
+
+    /// The number of the fragment that is made next.
+    pub(super) fn next(&self) -> u64 {
+        self.base + wide(self.fragments.len())
+    }
+
+    /// How many timeouts have passed in a row.
+    pub(super) const fn probes(&self) -> u32 {
+        self.probes
+    }
+
+    /// Whether anything is under way, of which the peer will tell if it lives.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.in_flight > 0 || self.lost > 0 || self.ping.is_some()
+    }
+
+    fn has_room(&self) -> bool {
+        self.free > 0 || self.in_flight < self.congestion.window()
+    }
+
+    /// Whether a fragment may be made and sent.
+    pub(super) fn takes_more(&self) -> bool {
+        self.lost == 0
+            && self.has_room()
+            && self.fragments.len() < FRAGMENTS_MAX
+            && self.next() < self.limit
+    }
+
+    /// Whether something is to be sent again now.
+    pub(super) fn has_repeat(&self) -> bool {
+        self.lost > 0 && self.has_room()
+    }
+
+    fn first_lost(&self) -> Option<usize> {
+        (self.lost > 0).then(|| self.fragments.iter().position(|kept| kept.fate == Fate::Lost))?
+    }
+
+    /// The length of the fragment that is sent again next.
+    pub(super) fn repeat_bytes(&self) -> Option<usize> {
+        self.first_lost().map(|at| self.fragments[at].bytes.len())
+    }
+
+    /// Sends a lost fragment again.
+    pub(super) fn repeat(&mut self, now: Nanos) -> Option<(Departure, &[u8])> {
+        let at = self.first_lost()?;
+        let transmission = self.depart(now);
+        self.lost -= 1;
+        let sequence = self.base + wide(at);
+        let kept = &mut self.fragments[at];
+        (kept.fate, kept.sent_at, kept.transmission) = (Fate::Sent, now, transmission);
+        kept.is_first = false;
+        self.in_flight += kept.bytes.len();
+        Some((Departure { sequence, transmission }, &kept.bytes))
+    }
+
+    /// A buffer for a fragment.
+    pub(super) fn buffer(&mut self) -> Vec<u8> {
+        self.spare.pop().unwrap_or_default()
+    }
+
+    /// Gives back a buffer that was not needed.
+    pub(super) fn recycle(&mut self, mut buffer: Vec<u8>) {
+        if self.spare.len() < SPARE_MAX {
+            buffer.clear();
+            self.spare.push(buffer);
+        }
+    }
+
+    /// Sends a fragment for the first time.
+    pub(super) fn send(&mut self, bytes: Vec<u8>, now: Nanos) -> Departure {
+        let transmission = self.depart(now);
+        let sequence = self.next();
+        self.in_flight += bytes.len();
+        let (sent_at, fate) = (now, Fate::Sent);
+        self.fragments.push_back(Fragment { bytes, transmission, sent_at, is_first: true, fate });
+        Departure { sequence, transmission }
+    }
+
+    /// The bytes of the fragment that was sent last.
+    pub(super) fn latest(&self) -> &[u8] {
+        self.fragments.back().map_or(&[], |kept| &kept.bytes)
+    }
+
+    /// Sends no fragment, but wants a receipt.
+    pub(super) fn send_ping(&mut self, now: Nanos) -> u64 {
+        let transmission = self.depart(now);
+        self.ping = Some((transmission, now));
+        transmission
+    }
+
+    fn depart(&mut self, now: Nanos) -> u64 {
+        self.transmissions += 1;
+        self.free = self.free.saturating_sub(1);
+        self.latest_at = now;
+        self.transmissions
+    }
+
+    /// Takes a receipt. `None`: it tells of what was never sent.
+    #[must_use]
+    pub(super) fn hear(&mut self, receipt: &Receipt, now: Nanos) -> Option<()> {
+        let next = widen(receipt.next, self.base);
+        let echo = widen(receipt.echo, self.arrived);
+        if next > self.next() || echo > self.transmissions {
+            return None;
+        }
+        let mut is_new = false;
+        let in_flight = self.in_flight;
+        let whole = next.saturating_sub(self.base);
+        for at in 0..index(whole) {
+            is_new |= self.arrive(at, echo, receipt.delay, in_flight, now);
+        }
+        for (number, word) in receipt.receipts.iter().enumerate() {
+            let mut bits = *word;
+            while bits != 0 {
+                let sequence = next + 1 + wide(number) * 64 + u64::from(bits.trailing_zeros());
+                bits &= bits - 1;
+                if sequence >= self.next() {
+                    return None;
+                }
+                if let Some(at) = sequence.checked_sub(self.base) {
+                    is_new |= self.arrive(index(at), echo, receipt.delay, in_flight, now);
+                }
+            }
+        }
+        if let Some((transmission, sent_at)) = self.ping
+            && echo >= transmission
+        {
+            if echo == transmission {
+                self.round_trip.measure(now.saturating_sub(sent_at), receipt.delay);
+            }
+            self.ping = None;
+            is_new = true;
+        }
+        self.arrived = self.arrived.max(echo);
+        self.window = u64::from(receipt.window);
+        self.limit = self.limit.max(next + self.window);
+        if is_new {
+            self.probes = 0;
+        }
+        self.find_losses(now);
+        self.forget();
+        Some(())
+    }
+
+    /// The fragment at `at` has arrived. Whether that is news.
+    fn arrive(&mut self, at: usize, echo: u64, delay: Nanos, in_flight: usize, now: Nanos) -> bool {
+        let Some(kept) = self.fragments.get_mut(at) else { return false };
+        let bytes = kept.bytes.len();
+        match std::mem::replace(&mut kept.fate, Fate::Over) {
+            Fate::Over => return false,
+            Fate::Sent => self.in_flight -= bytes,
+            Fate::Lost => self.lost -= 1,
+        }
+        if kept.transmission == echo {
+            self.round_trip.measure(now.saturating_sub(kept.sent_at), delay);
+        }
+        if kept.is_first {
+            self.arrived = self.arrived.max(kept.transmission);
+        }
+        self.congestion.arrived(bytes, kept.sent_at, in_flight);
+        true
+    }
+
+    fn find_losses(&mut self, now: Nanos) {
+        let patience = self.round_trip.patience();
+        self.overdue_at = None;
+        for kept in &mut self.fragments {
+            if kept.fate != Fate::Sent || kept.transmission >= self.arrived {
+                continue;
+            }
+            let overdue_at = kept.sent_at + patience;
+            if kept.transmission + OVERTAKEN_MIN > self.arrived && overdue_at > now {
+                self.overdue_at =
+                    Some(self.overdue_at.map_or(overdue_at, |other| other.min(overdue_at)));
+                continue;
+            }
+            self.in_flight -= kept.bytes.len();
+            self.losses += 1;
+            self.congestion.lost(kept.sent_at, now);
+            if self.repeats {
+                kept.fate = Fate::Lost;
+                self.lost += 1;
+            } else {
+                kept.fate = Fate::Over;
+            }
+        }
+    }
+
+    /// Forgets what is over at the front.
+    fn forget(&mut self) {
+        while let Some(kept) = self.fragments.pop_front_if(|kept| kept.fate == Fate::Over) {
+            self.base += 1;
+            self.recycle(kept.bytes);
+        }
+        if !self.repeats {
+            // What was given up does not count for the peer either: every packet tells it so.
+            self.limit = self.limit.max(self.base + self.window);
+        }
+    }
+
+    /// When something is to be done if no receipt comes.
+    pub(super) fn deadline(&self) -> Option<Nanos> {
+        if self.overdue_at.is_some() {
+            return self.overdue_at;
+        }
+        (self.in_flight > 0 || self.ping.is_some())
+            .then(|| self.latest_at + self.round_trip.probe_timeout(self.probes))
+    }
+
+    /// The deadline has come. Returns whether a ping is to be sent.
+    #[must_use]
+    pub(super) fn expire(&mut self, now: Nanos) -> bool {
+        if self.overdue_at.is_some_and(|at| at <= now) {
+            self.find_losses(now);
+            self.forget();
+            return false;
+        }
+        // [rfc9002, §6.2.4]: one or two packets, whatever the window says.
+        self.probes += 1;
+        self.latest_at = now;
+        self.free = 2;
+        if self.probes == 3 {
+            self.congestion.collapse();
+        }
+        if !self.repeats {
+            return true;
+        }
+        let mut marked = 0;
+        for kept in &mut self.fragments {
+            if marked < 2 && kept.fate == Fate::Sent {
+                marked += 1;
+                kept.fate = Fate::Lost;
+                self.lost += 1;
+                self.losses += 1;
+                self.in_flight -= kept.bytes.len();
+            }
+        }
+        marked == 0
+    }
+}
+
+fn wide(count: usize) -> u64 {
+    u64::try_from(count).unwrap_or(u64::MAX)
+}
+
+fn index(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{congestion::MILLISECOND, packet::narrow},
+        *,
+    };
+
+    fn outbound(repeats: bool) -> Outbound {
+        Outbound::new(repeats, 256, 1000, RoundTrip::new())
+    }
+
+    fn receipt(next: u64, bits: u64, echo: u64) -> Receipt {
+        let receipts = [bits, 0, 0, 0];
+        Receipt { next: narrow(next), receipts, echo: narrow(echo), delay: 0, window: 256 }
+    }
+
+    fn send(out: &mut Outbound, count: u64, now: Nanos) {
+        for _ in 0..count {
+            out.send(vec![0; 100], now);
+        }
+    }
+
+    /// Goal: what is overtaken by three is sent again, once, and what is late too. Method: receipts with gaps.
+    #[test]
+    fn what_was_overtaken_is_lost() {
+        let mut out = outbound(true);
+        send(&mut out, 5, 0);
+        out.hear(&receipt(0, 0b011, 3), MILLISECOND / 10).expect("right");
+        assert!(!out.has_repeat(), "overtaken by two");
+        out.hear(&receipt(0, 0b111, 4), MILLISECOND / 10).expect("right");
+        let (departure, _) = out.repeat(MILLISECOND / 10).expect("lost");
+        assert_eq!(departure, Departure { sequence: 0, transmission: 6 });
+        assert!(!out.has_repeat());
+        out.hear(&receipt(4, 0, 6), MILLISECOND / 5).expect("right");
+        assert_eq!((out.oldest(), out.next()), (4, 5));
+        // The last one was sent before the repeat that has arrived: it is late.
+        let overdue = out.deadline().expect("something is under way");
+        assert!(!out.expire(overdue));
+        assert_eq!(out.repeat(overdue).map(|(departure, _)| departure.sequence), Some(4));
+        assert_eq!(out.losses, 2);
+    }
+
+    /// Goal: what does not repeat gives up, and goes on. Method: lose everything, and then a ping arrives.
+    #[test]
+    fn what_is_not_repeated_is_given_up() {
+        let mut out = outbound(false);
+        send(&mut out, 3, 0);
+        let now = out.deadline().expect("something is under way");
+        assert!(out.expire(now), "wants a ping");
+        let ping = out.send_ping(now);
+        out.hear(&receipt(0, 0, ping), now + MILLISECOND).expect("right");
+        assert_eq!((out.oldest(), out.is_waiting()), (3, false));
+        assert!(out.takes_more());
+    }
+
+    /// Goal: receipts for what was never sent are seen, and change nothing. Method: beyond the end in all
+    /// three ways.
+    #[test]
+    fn receipts_of_nothing_are_refused() {
+        let mut out = outbound(true);
+        send(&mut out, 3, 0);
+        for wrong in [receipt(4, 0, 1), receipt(3, 1, 3), receipt(1, 1 << 40, 1), receipt(0, 0, 4)]
+        {
+            assert!(out.hear(&wrong, 1).is_none(), "{wrong:?}");
+        }
+        out.hear(&receipt(3, 0, 3), 1).expect("right");
+        assert!(!out.is_waiting());
+    }
+
+    /// Goal: a silent peer is probed at growing intervals with what is oldest. Method: nothing but time.
+    #[test]
+    fn silence_is_probed() {
+        let mut out = outbound(true);
+        send(&mut out, 5, 0);
+        let mut last = 0;
+        for _ in 0..4 {
+            let now = out.deadline().expect("something is under way");
+            assert!(now > last);
+            assert!(!out.expire(now));
+            for sequence in [0, 1] {
+                let (departure, _) = out.repeat(now).expect("a probe");
+                assert_eq!(departure.sequence, sequence);
+            }
+            assert!(out.repeat(now).is_none());
+            last = now;
+        }
+        assert_eq!(out.congestion.window(), 2000);
+    }
+
+    /// Goal: no more is under way than the windows allow. Method: send while it is allowed.
+    #[test]
+    fn windows_are_kept() {
+        let mut out = outbound(true);
+        while out.takes_more() {
+            out.send(vec![0; 1000], 0);
+        }
+        assert_eq!(out.next(), 10);
+        let mut out = Outbound::new(true, 3, 1000, RoundTrip::new());
+        while out.takes_more() {
+            out.send(vec![0; 10], 0);
+        }
+        assert_eq!(out.next(), 3);
+    }
+}

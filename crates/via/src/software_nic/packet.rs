@@ -1,0 +1,567 @@
+//! Packets: what travels between two software NICs.
+//!
+//! ```text
+//! every packet     kind u8, flags u8, length u16 (of all of it)
+//! data             id u64 (the receiver's), sequence u32, transmission u32, next u32, oldest u32, echo u32,
+//!                  window u16, delay u16, words u8, 0 u8; words × u64 of receipts; a fragment; tag u64 if asked for
+//! all others       a body; tag of 128 bits under the secret
+//! ```
+//! Numbers are little-endian. A packet says how long it is, so that packets that the kernel has glued together
+//! can be taken apart again without being told how.
+
+use super::secret::{PACKET_TAG_BYTES, Secret, TAG_BYTES, is_same};
+use crate::vi::{Reason, Reliability, Status};
+
+/// The version of the protocol. Packets of another one are not understood, and dropped.
+pub(super) const VERSION: u8 = 1;
+
+/// What every packet begins with, in bytes.
+const PREFIX_BYTES: usize = 4;
+
+/// What packets with data begin with, in bytes.
+pub(super) const HEADER_BYTES: usize = 38;
+
+/// The most receipts that a packet carries beyond the first gap, in words of 64.
+pub(super) const RECEIPT_WORDS: usize = 4;
+
+/// The shortest path that is supposed to be everywhere, in bytes of a packet [rfc9000, §14].
+pub(super) const PACKET_BYTES_MIN: usize = 1200;
+
+const DATA: u8 = 1;
+const HELLO: u8 = 2;
+const CHALLENGE: u8 = 3;
+const CALL: u8 = 4;
+const HOLD: u8 = 5;
+const AGREE: u8 = 6;
+const AGREED: u8 = 7;
+const OVER: u8 = 8;
+const HEARD: u8 = 9;
+
+/// Flags of data packets.
+const HAS_FRAGMENT: u8 = 1;
+const WANTS_RECEIPT: u8 = 2;
+
+/// Returns the first packet of some bytes and the rest, or nothing if they do not begin with one.
+pub(super) fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let [_, _, low, high, ..] = bytes else { return None };
+    let length = usize::from(u16::from_le_bytes([*low, *high]));
+    (length >= PREFIX_BYTES).then(|| bytes.split_at_checked(length)).flatten()
+}
+
+/// Whether a packet carries data of a connection.
+pub(super) fn is_data(packet: &[u8]) -> bool {
+    packet.first() == Some(&DATA)
+}
+
+/// What a packet with data says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Header {
+    /// The receiver's name of the connection.
+    pub(super) id: u64,
+    /// The number of the fragment.
+    pub(super) sequence: u32,
+    /// The number of this transmission: every transmission has another one.
+    pub(super) transmission: u32,
+    /// The first fragment that has not arrived.
+    pub(super) next: u32,
+    /// The oldest fragment that may still be sent again.
+    pub(super) oldest: u32,
+    /// The latest transmission that has arrived.
+    pub(super) echo: u32,
+    /// How many fragments from `next` on are taken.
+    pub(super) window: u16,
+    /// How long ago the echoed transmission arrived, in units of 16 µs.
+    pub(super) delay: u16,
+    /// Whether a fragment follows.
+    pub(super) has_fragment: bool,
+    /// Whether the sender wants to hear that this arrived.
+    pub(super) wants_receipt: bool,
+    /// Which fragments behind `next` have arrived, by words of 64; as many as there are.
+    pub(super) receipts: [u64; RECEIPT_WORDS],
+    pub(super) words: u8,
+}
+
+impl Header {
+    /// Appends a packet to `out`, with a tag if there is a key.
+    pub(super) fn encode(&self, fragment: &[u8], key: Option<&Secret>, out: &mut Vec<u8>) {
+        let start = out.len();
+        let words = usize::from(self.words).min(RECEIPT_WORDS);
+        let tag = if key.is_some() { PACKET_TAG_BYTES } else { 0 };
+        let length = HEADER_BYTES + words * 8 + fragment.len() + tag;
+        let flags = u8::from(self.has_fragment) * HAS_FRAGMENT
+            + u8::from(self.wants_receipt) * WANTS_RECEIPT;
+        let mut header = [0; HEADER_BYTES];
+        header[0] = DATA;
+        header[1] = flags;
+        header[2..4].copy_from_slice(&u16::try_from(length).unwrap_or(0).to_le_bytes());
+        header[4..12].copy_from_slice(&self.id.to_le_bytes());
+        let numbers = [self.sequence, self.transmission, self.next, self.oldest, self.echo];
+        for (place, number) in header[12..32].chunks_exact_mut(4).zip(numbers) {
+            place.copy_from_slice(&number.to_le_bytes());
+        }
+        header[32..34].copy_from_slice(&self.window.to_le_bytes());
+        header[34..36].copy_from_slice(&self.delay.to_le_bytes());
+        header[36] = self.words;
+        out.extend_from_slice(&header);
+        for word in &self.receipts[..words] {
+            out.extend_from_slice(&word.to_le_bytes());
+        }
+        out.extend_from_slice(fragment);
+        if let Some(key) = key {
+            let tag = key.short_tag(&out[start..]);
+            out.extend_from_slice(&tag);
+        }
+    }
+
+    /// Returns which connection a packet with data is for.
+    pub(super) fn id(packet: &[u8]) -> Option<u64> {
+        packet.get(4..12)?.try_into().ok().map(u64::from_le_bytes)
+    }
+
+    /// Reads a packet, which must have a right tag if there is a key.
+    pub(super) fn decode<'a>(packet: &'a [u8], key: Option<&Secret>) -> Option<(Self, &'a [u8])> {
+        let packet = match key {
+            None => packet,
+            Some(key) => {
+                let (packet, tag) = packet.split_last_chunk::<PACKET_TAG_BYTES>()?;
+                is_same(&key.short_tag(packet), tag).then_some(packet)?
+            }
+        };
+        let (header, mut rest) = packet.split_first_chunk::<HEADER_BYTES>()?;
+        let number = |at: usize| {
+            u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
+        };
+        let words = header[36];
+        let mut receipts = [0; RECEIPT_WORDS];
+        if usize::from(words) > RECEIPT_WORDS || header[37] != 0 {
+            return None;
+        }
+        for receipt in receipts.iter_mut().take(usize::from(words)) {
+            let (word, others) = rest.split_first_chunk::<8>()?;
+            *receipt = u64::from_le_bytes(*word);
+            rest = others;
+        }
+        let flags = header[1];
+        let has_fragment = flags & HAS_FRAGMENT != 0;
+        if flags & !(HAS_FRAGMENT | WANTS_RECEIPT) != 0 || (!has_fragment && !rest.is_empty()) {
+            return None;
+        }
+        let header = Self {
+            id: Self::id(packet)?,
+            sequence: number(12),
+            transmission: number(16),
+            next: number(20),
+            oldest: number(24),
+            echo: number(28),
+            window: u16::from_le_bytes([header[32], header[33]]),
+            delay: u16::from_le_bytes([header[34], header[35]]),
+            has_fragment,
+            wants_receipt: flags & WANTS_RECEIPT != 0,
+            receipts,
+            words,
+        };
+        Some((header, rest))
+    }
+}
+
+/// A request for a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Call {
+    pub(super) to_nic: u64,
+    pub(super) from_nic: u64,
+    /// The caller's name of the connection.
+    pub(super) caller: u64,
+    pub(super) cookie: [u8; TAG_BYTES],
+    pub(super) is_peer: bool,
+    pub(super) is_tagged: bool,
+    pub(super) level: Reliability,
+    /// How long the caller still waits, in milliseconds.
+    pub(super) patience_ms: u32,
+    /// How many fragments it takes at first.
+    pub(super) window: u16,
+    pub(super) discriminator: Vec<u8>,
+    pub(super) greeting: Vec<u8>,
+}
+
+/// How an attempt or a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Over {
+    /// The receiver's name of it, or 0 if the sender does not know that.
+    pub(super) to: u64,
+    /// The sender's name of it, or 0 if it has none.
+    pub(super) from: u64,
+    pub(super) reason: Reason,
+    /// Which of the receiver's descriptors failed at the sender, counted from 0, and how.
+    pub(super) failed: Option<(u64, Status)>,
+}
+
+/// Packets without data. All carry a tag under the secret.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Control {
+    /// A caller asks for a cookie.
+    Hello { to_nic: u64, from_nic: u64, caller: u64 },
+    /// The cookie.
+    Challenge { caller: u64, cookie: [u8; TAG_BYTES] },
+    /// A request.
+    Call(Call),
+    /// The request has arrived; an answer will take as long as it takes.
+    Hold { caller: u64 },
+    /// The answer.
+    Agree { caller: u64, answerer: u64, window: u16, greeting: Vec<u8> },
+    /// The answer has arrived.
+    Agreed { caller: u64, answerer: u64 },
+    /// The end of an attempt or a connection.
+    Over(Over),
+    /// The end has been heard of.
+    Heard { to: u64, from: u64 },
+}
+
+impl Control {
+    /// Returns the packet.
+    pub(super) fn encode(&self, secret: &Secret) -> Vec<u8> {
+        let mut out = vec![0, VERSION, 0, 0];
+        let kind = match self {
+            Self::Hello { to_nic, from_nic, caller } => {
+                [to_nic, from_nic, caller].iter().for_each(|id| out.extend(id.to_le_bytes()));
+                HELLO
+            }
+            Self::Challenge { caller, cookie } => {
+                out.extend(caller.to_le_bytes());
+                out.extend(cookie);
+                CHALLENGE
+            }
+            Self::Call(call) => {
+                call.encode(&mut out);
+                CALL
+            }
+            Self::Hold { caller } => {
+                out.extend(caller.to_le_bytes());
+                HOLD
+            }
+            Self::Agree { caller, answerer, window, greeting } => {
+                out.extend(caller.to_le_bytes());
+                out.extend(answerer.to_le_bytes());
+                out.extend(window.to_le_bytes());
+                out.extend(greeting);
+                AGREE
+            }
+            Self::Agreed { caller, answerer } => {
+                out.extend(caller.to_le_bytes());
+                out.extend(answerer.to_le_bytes());
+                AGREED
+            }
+            Self::Over(over) => {
+                over.encode(&mut out);
+                OVER
+            }
+            Self::Heard { to, from } => {
+                out.extend(to.to_le_bytes());
+                out.extend(from.to_le_bytes());
+                HEARD
+            }
+        };
+        let length = u16::try_from(out.len() + TAG_BYTES).unwrap_or(0).to_le_bytes();
+        out[0] = kind;
+        out[2..4].copy_from_slice(&length);
+        let tag = secret.tag(&out);
+        out.extend(tag);
+        out
+    }
+
+    /// Reads a packet, if its tag is right.
+    pub(super) fn decode(packet: &[u8], secret: &Secret) -> Option<Self> {
+        let (packet, tag) = packet.split_last_chunk::<TAG_BYTES>()?;
+        is_same(&secret.tag(packet), tag).then_some(())?;
+        let (&[kind, version, ..], rest) = packet.split_first_chunk::<PREFIX_BYTES>()?;
+        if version != VERSION {
+            return None;
+        }
+        let mut body = Body(rest);
+        let control = match kind {
+            HELLO => {
+                Self::Hello { to_nic: body.wide()?, from_nic: body.wide()?, caller: body.wide()? }
+            }
+            CHALLENGE => Self::Challenge { caller: body.wide()?, cookie: body.take()? },
+            CALL => Self::Call(Call::decode(&mut body)?),
+            HOLD => Self::Hold { caller: body.wide()? },
+            AGREE => {
+                let (caller, answerer) = (body.wide()?, body.wide()?);
+                let window = u16::from_le_bytes(body.take()?);
+                Self::Agree { caller, answerer, window, greeting: body.rest() }
+            }
+            AGREED => Self::Agreed { caller: body.wide()?, answerer: body.wide()? },
+            OVER => Self::Over(Over::decode(&mut body)?),
+            HEARD => Self::Heard { to: body.wide()?, from: body.wide()? },
+            _ => return None,
+        };
+        body.0.is_empty().then_some(control)
+    }
+}
+
+impl Call {
+    fn encode(&self, out: &mut Vec<u8>) {
+        for id in [self.to_nic, self.from_nic, self.caller] {
+            out.extend(id.to_le_bytes());
+        }
+        out.extend(self.cookie);
+        let level = match self.level {
+            Reliability::Unreliable => 0,
+            Reliability::ReliableDelivery => 1,
+            Reliability::ReliableReception => 2,
+        };
+        out.extend([u8::from(self.is_peer), u8::from(self.is_tagged), level]);
+        out.extend(self.patience_ms.to_le_bytes());
+        out.extend(self.window.to_le_bytes());
+        out.push(u8::try_from(self.discriminator.len()).unwrap_or(0));
+        out.extend(&self.discriminator);
+        out.extend(&self.greeting);
+    }
+
+    fn decode(body: &mut Body<'_>) -> Option<Self> {
+        let (to_nic, from_nic, caller) = (body.wide()?, body.wide()?, body.wide()?);
+        let cookie = body.take()?;
+        let [is_peer, is_tagged, level] = body.take()?;
+        let level = match level {
+            0 => Reliability::Unreliable,
+            1 => Reliability::ReliableDelivery,
+            2 => Reliability::ReliableReception,
+            _ => return None,
+        };
+        let patience_ms = u32::from_le_bytes(body.take()?);
+        let window = u16::from_le_bytes(body.take()?);
+        let [length] = body.take()?;
+        let discriminator = body.bytes(usize::from(length))?.to_vec();
+        let greeting = body.rest();
+        let (is_peer, is_tagged) = (is_peer == 1, is_tagged == 1);
+        Some(Self {
+            to_nic,
+            from_nic,
+            caller,
+            cookie,
+            is_peer,
+            is_tagged,
+            level,
+            patience_ms,
+            window,
+            discriminator,
+            greeting,
+        })
+    }
+}
+
+const STATUSES: [Status; 8] = [
+    Status::Done,
+    Status::FormatError,
+    Status::ProtectionError,
+    Status::LengthError,
+    Status::RdmaProtectionError,
+    Status::RemoteDescriptorError,
+    Status::TransportError,
+    Status::Flushed,
+];
+
+/// What can be said of an end. [`Reason`]s that have words of their own get others on the way.
+const REASONS: [Reason; 9] = [
+    Reason::NotListening,
+    Reason::Rejected,
+    Reason::TimedOut,
+    Reason::Mismatch("another level of reliability, or tags on one side only"),
+    Reason::Disconnected,
+    Reason::PeerDied,
+    Reason::PeerFault("the peer says that this side broke the protocol"),
+    Reason::DescriptorFailed,
+    Reason::TransportFailed,
+];
+
+impl Over {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend(self.to.to_le_bytes());
+        out.extend(self.from.to_le_bytes());
+        let is_it = |reason: &Reason| {
+            std::mem::discriminant(reason) == std::mem::discriminant(&self.reason)
+        };
+        out.push(index(&REASONS, is_it));
+        let (ordinal, status) = self.failed.unwrap_or((0, Status::Done));
+        out.push(index(&STATUSES, |known| *known == status));
+        out.extend(ordinal.to_le_bytes());
+    }
+
+    fn decode(body: &mut Body<'_>) -> Option<Self> {
+        let (to, from) = (body.wide()?, body.wide()?);
+        let [reason, status] = body.take()?;
+        let reason = *REASONS.get(usize::from(reason))?;
+        let status = *STATUSES.get(usize::from(status))?;
+        let ordinal = body.wide()?;
+        let failed = (status != Status::Done).then_some((ordinal, status));
+        Some(Self { to, from, reason, failed })
+    }
+}
+
+fn index<T>(all: &[T], is_it: impl FnMut(&T) -> bool) -> u8 {
+    all.iter().position(is_it).and_then(|at| u8::try_from(at).ok()).unwrap_or(u8::MAX)
+}
+
+/// What is left to read.
+pub(super) struct Body<'a>(pub(super) &'a [u8]);
+
+impl<'a> Body<'a> {
+    pub(super) fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (taken, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*taken)
+    }
+
+    pub(super) fn wide(&mut self) -> Option<u64> {
+        self.take().map(u64::from_le_bytes)
+    }
+
+    pub(super) fn bytes(&mut self, count: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(count)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn rest(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.0).to_vec()
+    }
+}
+
+/// Returns the number that has these low bits and is nearest to `near` [rfc9000, §A.3].
+pub(super) fn widen(low: u32, near: u64) -> u64 {
+    let span = 1_u64 << 32;
+    let candidate = (near & !(span - 1)) | u64::from(low);
+    if candidate + span / 2 < near {
+        candidate.saturating_add(span)
+    } else if candidate > near + span / 2 && candidate >= span {
+        candidate - span
+    } else {
+        candidate
+    }
+}
+
+/// The low bits of a number.
+#[expect(clippy::cast_possible_truncation, reason = "the low bits are what is wanted")]
+pub(super) const fn narrow(number: u64) -> u32 {
+    number as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn controls() -> Vec<Control> {
+        let call = Call {
+            to_nic: 1,
+            from_nic: 2,
+            caller: 3,
+            cookie: [4; TAG_BYTES],
+            is_peer: true,
+            is_tagged: false,
+            level: Reliability::ReliableDelivery,
+            patience_ms: 5,
+            window: 6,
+            discriminator: vec![7; 64],
+            greeting: vec![8; 1024],
+        };
+        let over = |reason, failed| Control::Over(Over { to: 1, from: 2, reason, failed });
+        let mut all = vec![
+            Control::Hello { to_nic: 1, from_nic: 2, caller: 3 },
+            Control::Challenge { caller: 1, cookie: [9; TAG_BYTES] },
+            Control::Call(call),
+            Control::Hold { caller: 1 },
+            Control::Agree { caller: 1, answerer: 2, window: 3, greeting: vec![4; 1024] },
+            Control::Agreed { caller: 1, answerer: 2 },
+            Control::Heard { to: 1, from: 2 },
+            over(Reason::DescriptorFailed, Some((u64::MAX, Status::LengthError))),
+        ];
+        all.extend(REASONS.map(|reason| over(reason, None)));
+        all
+    }
+
+    /// Goal: what is written is what is read, fits the shortest path, and nothing else is read. Method: every
+    /// kind, there and back; each cut short, prolonged, with one bit changed, and with another secret.
+    #[test]
+    fn control_packets_are_read_as_written() {
+        let secret = Secret::new([3; 16]);
+        for control in controls() {
+            let packet = control.encode(&secret);
+            assert!(packet.len() <= PACKET_BYTES_MIN, "{control:?}");
+            assert_eq!(split(&packet), Some((&packet[..], &[][..])));
+            assert_eq!(Control::decode(&packet, &secret).as_ref(), Some(&control));
+            assert_eq!(Control::decode(&packet, &Secret::new([4; 16])), None);
+            for length in 0..packet.len() {
+                assert_eq!(Control::decode(&packet[..length], &secret), None);
+            }
+            for bit in 0..packet.len() * 8 {
+                let mut other = packet.clone();
+                other[bit / 8] ^= 1 << (bit % 8);
+                assert_eq!(Control::decode(&other, &secret), None, "bit {bit} of {control:?}");
+            }
+        }
+    }
+
+    /// Goal: the same of packets with data. Method: headers with all numbers of receipts.
+    #[test]
+    fn data_packets_are_read_as_written() {
+        let key = Secret::new([5; 16]);
+        for words in 0..=u8::try_from(RECEIPT_WORDS).expect("few") {
+            let mut receipts = [0; RECEIPT_WORDS];
+            receipts[..usize::from(words)].fill(u64::MAX - 5);
+            let header = Header {
+                id: 1 << 60,
+                sequence: 2,
+                transmission: 3,
+                next: 4,
+                oldest: 5,
+                echo: 6,
+                window: 7,
+                delay: 8,
+                has_fragment: true,
+                wants_receipt: true,
+                receipts,
+                words,
+            };
+            for key in [None, Some(&key)] {
+                let mut packet = Vec::new();
+                header.encode(b"fragment", key, &mut packet);
+                assert_eq!(split(&packet), Some((&packet[..], &[][..])));
+                assert_eq!(Header::id(&packet), Some(1 << 60));
+                assert_eq!(Header::decode(&packet, key), Some((header, &b"fragment"[..])));
+                for length in 0..HEADER_BYTES {
+                    assert_eq!(Header::decode(&packet[..length], key), None);
+                }
+            }
+        }
+    }
+
+    /// Goal: glued packets come apart, and rubbish does not. Method: two packets and a tail.
+    #[test]
+    fn glued_packets_come_apart() {
+        let mut bytes = Vec::new();
+        for fragment in [&b"one"[..], b"three"] {
+            let header = Header { has_fragment: true, ..Header::default() };
+            header.encode(fragment, None, &mut bytes);
+        }
+        bytes.push(1);
+        let (first, rest) = split(&bytes).expect("a packet");
+        assert_eq!(first.len(), HEADER_BYTES + 3);
+        let (second, rest) = split(rest).expect("another");
+        assert_eq!(second.len(), HEADER_BYTES + 5);
+        assert_eq!(split(rest), None);
+        assert_eq!(split(&[1, 0, 3, 0]), None, "shorter than itself");
+        assert_eq!(split(&[1, 0, 5, 0]), None, "longer than what is there");
+    }
+
+    /// Goal: numbers are continued beyond 32 bits, both ways. Method: around several turns.
+    #[test]
+    fn numbers_are_widened_to_the_nearest() {
+        for near in [0, 5, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 40) + 17] {
+            for ahead in [0_u64, 1, 1000, (1 << 31) - 1] {
+                assert_eq!(widen(narrow(near + ahead), near), near + ahead);
+                if ahead <= near {
+                    assert_eq!(widen(narrow(near - ahead), near), near - ahead);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,555 @@
+//! How descriptors become fragments, and fragments transfers.
+//!
+//! ```text
+//! fragment   chunks, until it is full
+//! chunk      kind u8, flags u8, length u16 (of its data), what its kind has, data
+//!   send     [immediate i32], total u32
+//!   write    [immediate i32], key u64, offset u64, total u32
+//!   read     key u64, offset u64, total u32; no data
+//!   answer   total u32; of the oldest read that was not answered
+//!   more     what began in an earlier fragment
+//! ```
+//! The chunks of one transfer follow each other; answers and descriptors take turns. Fragments are taken in
+//! order, so that data goes to its place in registered memory as soon as it arrives, and rights are looked up
+//! anew for each chunk: memory that was deregistered is out of reach in the middle of a transfer too.
+
+use super::{
+    connection::{Answer, Connection, Incoming, IncomingKind},
+    objects::{Access, Objects, PostedData, PostedSend, Stage, Vi, put, take},
+    packet::Body,
+    wide,
+};
+use crate::vi::{
+    Completion, Operation, Queue, Reason, RemoteKey, RemoteSegment, Status, ViAttributes,
+};
+
+const SEND: u8 = 1;
+const WRITE: u8 = 2;
+const READ: u8 = 3;
+const ANSWER: u8 = 4;
+const MORE: u8 = 5;
+
+const HAS_IMMEDIATE: u8 = 1;
+
+/// What a chunk has beside its data, at most, and a word: what is less is not begun.
+const ROOM_MIN: usize = 28 + 8;
+
+/// How many reads of a peer wait for their answers at most: more than any queue holds.
+const ANSWERS_MAX: usize = 4096;
+
+/// The longest transfer, in bytes.
+pub(super) const TRANSFER_MAX: u64 = (1 << 31) - 1;
+
+/// Why a connection breaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Failure {
+    pub(super) reason: Reason,
+    /// Which of the peer's descriptors failed here.
+    pub(super) failed: Option<(u64, Status)>,
+}
+
+impl Failure {
+    const fn fault(what: &'static str) -> Self {
+        Self { reason: Reason::PeerFault(what), failed: None }
+    }
+
+    const fn descriptor(ordinal: u64, status: Status) -> Self {
+        Self { reason: Reason::DescriptorFailed, failed: Some((ordinal, status)) }
+    }
+}
+
+// ---------------------------------------------------------------------- departure
+
+/// Whether there is anything to make a fragment of.
+pub(super) fn has_more<P>(vi: &Vi<P>, connection: &Connection<P>) -> bool {
+    let goes_on = || matches!(current(vi).map(|posted| posted.stage), Some(Stage::Departing(_)));
+    !connection.answers.is_empty() || (!vi.is_halted && vi.begun < vi.sends.len()) || goes_on()
+}
+
+fn current<P>(vi: &Vi<P>) -> Option<&PostedSend> {
+    vi.begun.checked_sub(1).and_then(|at| vi.sends.get(at))
+}
+
+/// Fills a fragment, which becomes the one with number `sequence`.
+pub(super) fn fill<P>(
+    objects: &Objects,
+    vi: &mut Vi<P>,
+    connection: &mut Connection<P>,
+    fragment: &mut Vec<u8>,
+) -> Result<(), Failure> {
+    let capacity = connection.fragment_bytes();
+    let sequence = connection.out.next();
+    while capacity.saturating_sub(fragment.len()) >= ROOM_MIN {
+        let room = capacity - fragment.len();
+        if matches!(current(vi).map(|posted| posted.stage), Some(Stage::Departing(_))) {
+            continue_send(objects, vi, fragment, room, sequence);
+            continue;
+        }
+        let answer = connection.answers.front();
+        let goes_on = answer.is_some_and(|answer| answer.has_begun);
+        let has_send = !vi.is_halted && vi.begun < vi.sends.len();
+        if goes_on || (answer.is_some() && (connection.answers_next || !has_send)) {
+            send_answer(objects, &vi.attributes, connection, fragment, room)?;
+        } else if has_send {
+            connection.answers_next = true;
+            begin_send(objects, vi, connection, fragment, room, sequence);
+        } else {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Begins a chunk; its length is filled in by [`end_chunk`].
+fn begin_chunk(fragment: &mut Vec<u8>, kind: u8, flags: u8) -> usize {
+    let start = fragment.len();
+    fragment.extend_from_slice(&[kind, flags, 0, 0]);
+    start
+}
+
+fn end_chunk(fragment: &mut [u8], start: usize, length: usize) {
+    let length = u16::try_from(length).unwrap_or(u16::MAX);
+    if let Some(place) = fragment.get_mut(start + 2..start + 4) {
+        place.copy_from_slice(&length.to_le_bytes());
+    }
+}
+
+fn total(length: u64) -> [u8; 4] {
+    u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes()
+}
+
+/// How long a descriptor's transfer is, or what is wrong with it on this side.
+fn check<P>(objects: &Objects, vi: &Vi<P>, posted: &PostedSend) -> Result<u64, Status> {
+    let is_read = posted.operation == Operation::RdmaRead;
+    let needs_place = posted.operation != Operation::Send;
+    let is_inline = matches!(posted.data, PostedData::Inline(_));
+    let reads_badly = is_read && (is_inline || posted.immediate.is_some() || !vi.is_reliable());
+    if posted.remote.is_some() != needs_place || reads_badly {
+        return Err(Status::FormatError);
+    }
+    let length = match &posted.data {
+        PostedData::Inline(bytes) => wide(bytes.len()),
+        PostedData::Segments(segments) => {
+            let mut sum = 0_u64;
+            for segment in segments {
+                sum = sum.checked_add(segment.length).ok_or(Status::LengthError)?;
+            }
+            if sum > TRANSFER_MAX {
+                return Err(Status::LengthError);
+            }
+            for segment in segments {
+                objects.local(vi.attributes.tag, segment)?;
+            }
+            sum
+        }
+    };
+    Ok(length)
+}
+
+fn begin_send<P>(
+    objects: &Objects,
+    vi: &mut Vi<P>,
+    connection: &mut Connection<P>,
+    fragment: &mut Vec<u8>,
+    room: usize,
+    sequence: u64,
+) {
+    let Some(posted) = vi.sends.get(vi.begun) else { return };
+    let checked = check(objects, vi, posted);
+    let is_reliable = vi.is_reliable();
+    let ordinal = vi.ended + wide(vi.begun);
+    let Some(posted) = vi.sends.get_mut(vi.begun) else { return };
+    vi.begun += 1;
+    match checked {
+        Ok(length) => posted.length = length,
+        Err(status) => {
+            posted.stage = Stage::Over(status);
+            vi.is_halted = is_reliable;
+            return;
+        }
+    }
+    let kind = match posted.operation {
+        Operation::Send => SEND,
+        Operation::RdmaWrite => WRITE,
+        Operation::RdmaRead => READ,
+    };
+    let start = begin_chunk(fragment, kind, u8::from(posted.immediate.is_some()) * HAS_IMMEDIATE);
+    if let Some(immediate) = posted.immediate {
+        fragment.extend_from_slice(&immediate.to_le_bytes());
+    }
+    if let Some(RemoteSegment { key, offset }) = posted.remote {
+        fragment.extend_from_slice(&key.0.to_le_bytes());
+        fragment.extend_from_slice(&offset.to_le_bytes());
+    }
+    fragment.extend_from_slice(&total(posted.length));
+    if kind == READ {
+        connection.reads.push_back(ordinal);
+        posted.stage = Stage::Departed(sequence);
+        return;
+    }
+    posted.stage = Stage::Departing(0);
+    let room = room.saturating_sub(fragment.len() - start);
+    append(objects, vi, fragment, start, room, sequence);
+}
+
+fn continue_send<P>(
+    objects: &Objects,
+    vi: &mut Vi<P>,
+    fragment: &mut Vec<u8>,
+    room: usize,
+    sequence: u64,
+) {
+    let start = begin_chunk(fragment, MORE, 0);
+    append(objects, vi, fragment, start, room.saturating_sub(4), sequence);
+}
+
+/// Appends as much of the present descriptor as there is room for to the chunk that begins at `start`.
+fn append<P>(
+    objects: &Objects,
+    vi: &mut Vi<P>,
+    fragment: &mut Vec<u8>,
+    start: usize,
+    room: usize,
+    sequence: u64,
+) {
+    let tag = vi.attributes.tag;
+    let is_reliable = vi.is_reliable();
+    let Some(posted) = vi.begun.checked_sub(1).and_then(|at| vi.sends.get_mut(at)) else { return };
+    let Stage::Departing(done) = posted.stage else { return };
+    let left = usize::try_from(posted.length - done).unwrap_or(usize::MAX);
+    let count = left.min(room);
+    let before = fragment.len();
+    let appended = match &posted.data {
+        PostedData::Inline(bytes) => {
+            let from = usize::try_from(done).unwrap_or(usize::MAX);
+            fragment.extend_from_slice(bytes.get(from..from + count).unwrap_or(&[]));
+            Ok(())
+        }
+        PostedData::Segments(segments) => objects.gather(tag, segments, done, count, fragment),
+    };
+    if let Err(status) = appended {
+        // Its memory was taken back meanwhile.
+        fragment.truncate(before);
+        end_chunk(fragment, start, 0);
+        posted.stage = Stage::Over(status);
+        vi.is_halted = is_reliable;
+        return;
+    }
+    end_chunk(fragment, start, count);
+    posted.stage = if count == left {
+        Stage::Departed(sequence)
+    } else {
+        Stage::Departing(done + wide(count))
+    };
+}
+
+fn send_answer<P>(
+    objects: &Objects,
+    attributes: &ViAttributes,
+    connection: &mut Connection<P>,
+    fragment: &mut Vec<u8>,
+    room: usize,
+) -> Result<(), Failure> {
+    let Some(answer) = connection.answers.front_mut() else { return Ok(()) };
+    let start = begin_chunk(fragment, if answer.has_begun { MORE } else { ANSWER }, 0);
+    if !answer.has_begun {
+        fragment.extend_from_slice(&total(answer.length));
+        answer.has_begun = true;
+    }
+    let left = usize::try_from(answer.length - answer.done).unwrap_or(usize::MAX);
+    let count = left.min(room.saturating_sub(fragment.len() - start));
+    let read =
+        objects.remote(attributes, answer.place, answer.length, Access::Read).and_then(|memory| {
+            take(memory, answer.place.offset + answer.done, count, fragment)
+                .map_err(|_| Status::RdmaProtectionError)
+        });
+    if let Err(status) = read {
+        return Err(Failure::descriptor(answer.ordinal, status));
+    }
+    end_chunk(fragment, start, count);
+    answer.done += wide(count);
+    if count == left {
+        connection.answers.pop_front();
+        connection.answers_next = false;
+    }
+    Ok(())
+}
+
+/// Tells of the descriptors at the head of the send queue that are over. Returns whether one failed that breaks
+/// the connection.
+#[must_use]
+pub(super) fn settle<P>(objects: &mut Objects, vi: &mut Vi<P>, heard: u64) -> bool {
+    let is_reliable = vi.is_reliable();
+    while let Some(posted) = vi.sends.front() {
+        let status = match posted.stage {
+            Stage::Over(status) => status,
+            Stage::Departed(_) if !is_reliable => Status::Done,
+            Stage::Departed(last) if last < heard && posted.operation != Operation::RdmaRead => {
+                Status::Done
+            }
+            _ => return false,
+        };
+        let Some(posted) = vi.sends.pop_front() else { return false };
+        vi.begun = vi.begun.saturating_sub(1);
+        vi.ended += 1;
+        vi.tell(objects, &posted, status);
+        if is_reliable && !status.is_done() {
+            return true;
+        }
+    }
+    false
+}
+
+// ---------------------------------------------------------------------- arrival
+
+/// A chunk, as it arrives.
+struct Chunk<'a> {
+    kind: u8,
+    immediate: Option<i32>,
+    place: Option<RemoteSegment>,
+    total: u64,
+    data: &'a [u8],
+}
+
+fn read_chunk<'a>(body: &mut Body<'a>) -> Option<Chunk<'a>> {
+    let [kind, flags, low, high] = body.take()?;
+    let length = usize::from(u16::from_le_bytes([low, high]));
+    let takes_immediate = matches!(kind, SEND | WRITE);
+    if flags > HAS_IMMEDIATE || (flags == HAS_IMMEDIATE && !takes_immediate) {
+        return None;
+    }
+    let immediate = (flags == HAS_IMMEDIATE).then(|| body.take().map(i32::from_le_bytes));
+    let immediate = immediate.map_or(Some(None), |found| found.map(Some))?;
+    let place = match kind {
+        WRITE | READ => Some(RemoteSegment { key: RemoteKey(body.wide()?), offset: body.wide()? }),
+        SEND | ANSWER | MORE => None,
+        _ => return None,
+    };
+    let total = if kind == MORE { 0 } else { u64::from(u32::from_le_bytes(body.take()?)) };
+    if total > TRANSFER_MAX || (kind == READ && length > 0) {
+        return None;
+    }
+    Some(Chunk { kind, immediate, place, total, data: body.bytes(length)? })
+}
+
+/// Takes a fragment. Of an unreliable connection none fails.
+pub(super) fn take_fragment<P>(
+    objects: &mut Objects,
+    vi: &mut Vi<P>,
+    connection: &mut Connection<P>,
+    fragment: &[u8],
+) -> Result<(), Failure> {
+    let mut body = Body(fragment);
+    while !body.0.is_empty() {
+        let taken = read_chunk(&mut body)
+            .ok_or(Failure::fault("a fragment that makes no sense"))
+            .and_then(|chunk| take_chunk(objects, vi, connection, &chunk));
+        match taken {
+            Ok(()) => {}
+            Err(failure) if vi.is_reliable() => return Err(failure),
+            Err(Failure { reason: Reason::PeerFault(_), .. }) => {
+                // It may have been corrupted on the way.
+                connection.incoming = None;
+                return Ok(());
+            }
+            Err(_) => {
+                if let Some(incoming) = connection.incoming.as_mut() {
+                    incoming.kind = IncomingKind::Refused;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn take_chunk<P>(
+    objects: &mut Objects,
+    vi: &mut Vi<P>,
+    connection: &mut Connection<P>,
+    chunk: &Chunk<'_>,
+) -> Result<(), Failure> {
+    let is_reliable = vi.is_reliable();
+    if chunk.kind == MORE {
+        if connection.incoming.is_none() && is_reliable {
+            return Err(Failure::fault("the rest of nothing"));
+        }
+    } else {
+        if connection.incoming.is_some() && is_reliable {
+            return Err(Failure::fault("one transfer within another"));
+        }
+        let kind = match (chunk.kind, chunk.place) {
+            (READ, Some(place)) => return take_read(objects, vi, connection, place, chunk.total),
+            (WRITE, Some(place)) => IncomingKind::Write(place),
+            (ANSWER, _) => IncomingKind::Answer,
+            _ => IncomingKind::Send,
+        };
+        let (length, immediate) = (chunk.total, chunk.immediate);
+        connection.incoming = Some(Incoming { kind, length, done: 0, immediate });
+        begin(objects, vi, connection, kind, length)?;
+    }
+    let Some(mut incoming) = connection.incoming else { return Ok(()) };
+    let count = wide(chunk.data.len());
+    if count > incoming.length - incoming.done {
+        return Err(Failure::fault("more of a transfer than it has"));
+    }
+    let is_last = incoming.done + count == incoming.length;
+    place(objects, vi, connection, &incoming, chunk.data, is_last)?;
+    incoming.done += count;
+    connection.incoming = Some(incoming);
+    if is_last {
+        connection.incoming = None;
+        finish(objects, vi, connection, &incoming);
+    }
+    Ok(())
+}
+
+fn take_read<P>(
+    objects: &Objects,
+    vi: &Vi<P>,
+    connection: &mut Connection<P>,
+    place: RemoteSegment,
+    length: u64,
+) -> Result<(), Failure> {
+    if !vi.is_reliable() || connection.answers.len() >= ANSWERS_MAX {
+        return Err(Failure::fault("more reads than a queue holds, or where none are allowed"));
+    }
+    let ordinal = connection.carried_out;
+    objects
+        .remote(&vi.attributes, place, length, Access::Read)
+        .map_err(|status| Failure::descriptor(ordinal, status))?;
+    connection.carried_out += 1;
+    connection.answers.push_back(Answer { ordinal, place, length, done: 0, has_begun: false });
+    Ok(())
+}
+
+/// Checks what can be checked before any data is in place.
+fn begin<P>(
+    objects: &mut Objects,
+    vi: &mut Vi<P>,
+    connection: &Connection<P>,
+    kind: IncomingKind,
+    length: u64,
+) -> Result<(), Failure> {
+    let ordinal = connection.carried_out;
+    let refuse = |status| Err(Failure::descriptor(ordinal, status));
+    match kind {
+        IncomingKind::Send => {
+            let Some(posted) = vi.receives.front() else {
+                return refuse(Status::RemoteDescriptorError);
+            };
+            let segments = &posted.segments;
+            let tag = vi.attributes.tag;
+            let is_wrong = segments.iter().any(|segment| objects.local(tag, segment).is_err());
+            let room = segments.iter().fold(0_u64, |sum, piece| sum.saturating_add(piece.length));
+            if is_wrong {
+                fail_receive(objects, vi, Status::ProtectionError);
+                return refuse(Status::RemoteDescriptorError);
+            }
+            if length > room {
+                fail_receive(objects, vi, Status::LengthError);
+                return refuse(Status::LengthError);
+            }
+            Ok(())
+        }
+        IncomingKind::Write(place) => objects
+            .remote(&vi.attributes, place, length, Access::Write)
+            .map_or_else(refuse, |_| Ok(())),
+        IncomingKind::Answer => {
+            let at = connection.reads.front().and_then(|read| read.checked_sub(vi.ended));
+            let at = at.and_then(|at| usize::try_from(at).ok());
+            match at.and_then(|at| vi.sends.get(at)) {
+                Some(posted) if posted.length == length => Ok(()),
+                _ => Err(Failure::fault("an answer to no read, or of another length")),
+            }
+        }
+        IncomingKind::Refused => Ok(()),
+    }
+}
+
+fn fail_receive<P>(objects: &mut Objects, vi: &mut Vi<P>, status: Status) {
+    if let Some(posted) = vi.receives.pop_front() {
+        vi.complete(objects, Completion::new(vi.id, Queue::Receive, posted.cookie, status));
+    }
+}
+
+/// Puts data in place.
+fn place<P>(
+    objects: &mut Objects,
+    vi: &mut Vi<P>,
+    connection: &Connection<P>,
+    incoming: &Incoming,
+    data: &[u8],
+    is_last: bool,
+) -> Result<(), Failure> {
+    let ordinal = connection.carried_out;
+    let refuse = |status| Failure::descriptor(ordinal, status);
+    match incoming.kind {
+        IncomingKind::Write(place) => {
+            let memory = objects
+                .remote(&vi.attributes, place, incoming.length, Access::Write)
+                .map_err(refuse)?;
+            if is_last && incoming.immediate.is_some() && vi.receives.is_empty() {
+                return Err(refuse(Status::RemoteDescriptorError));
+            }
+            put(memory, place.offset + incoming.done, data)
+                .map_err(|_| refuse(Status::RdmaProtectionError))
+        }
+        IncomingKind::Send => {
+            let Some(posted) = vi.receives.front() else {
+                return Err(refuse(Status::RemoteDescriptorError));
+            };
+            let tag = vi.attributes.tag;
+            if objects.scatter(tag, &posted.segments, incoming.done, data).is_err() {
+                // Its memory was taken back meanwhile.
+                fail_receive(objects, vi, Status::ProtectionError);
+                return Err(refuse(Status::RemoteDescriptorError));
+            }
+            Ok(())
+        }
+        IncomingKind::Answer => {
+            let at = connection.reads.front().and_then(|read| read.checked_sub(vi.ended));
+            let at = at.and_then(|at| usize::try_from(at).ok());
+            let tag = vi.attributes.tag;
+            let Some(posted) = at.and_then(|at| vi.sends.get_mut(at)) else { return Ok(()) };
+            if let PostedData::Segments(segments) = &posted.data
+                && !matches!(posted.stage, Stage::Over(_))
+                && let Err(status) = objects.scatter(tag, segments, incoming.done, data)
+            {
+                posted.stage = Stage::Over(status);
+                vi.is_halted = true;
+            }
+            Ok(())
+        }
+        IncomingKind::Refused => Ok(()),
+    }
+}
+
+/// A transfer is complete.
+fn finish<P>(
+    objects: &mut Objects,
+    vi: &mut Vi<P>,
+    connection: &mut Connection<P>,
+    incoming: &Incoming,
+) {
+    match incoming.kind {
+        IncomingKind::Answer => {
+            let at = connection.reads.pop_front().and_then(|read| read.checked_sub(vi.ended));
+            let at = at.and_then(|at| usize::try_from(at).ok());
+            if let Some(posted) = at.and_then(|at| vi.sends.get_mut(at))
+                && !matches!(posted.stage, Stage::Over(_))
+            {
+                posted.stage = Stage::Over(Status::Done);
+            }
+            return;
+        }
+        IncomingKind::Refused => return,
+        IncomingKind::Send | IncomingKind::Write(_) => connection.carried_out += 1,
+    }
+    let consumes = incoming.kind == IncomingKind::Send || incoming.immediate.is_some();
+    if consumes && let Some(posted) = vi.receives.pop_front() {
+        let mut completion = Completion::new(vi.id, Queue::Receive, posted.cookie, Status::Done);
+        completion.length = incoming.length;
+        completion.immediate = incoming.immediate;
+        vi.complete(objects, completion);
+    }
+}

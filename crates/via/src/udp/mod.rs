@@ -1,0 +1,288 @@
+//! The provider over UDP: VIs between hosts, without any privilege.
+//!
+//! A [`SoftwareNic`] on one UDP socket. Where the kernel can, many packets of a transfer leave in one call (UDP_SEGMENT)
+//! and arrive in one (UDP_GRO); whether it can is tried when the socket is made.
+//!
+//! The socket listens on the one address that it is given and nowhere else. Its buffers bound what can be on the way
+//! to it: `net.core.rmem_max` is worth raising for fast links.
+//!
+//! # The path
+//! Packets are as long as the route takes (`IP_MTU`), which is asked for when a connection comes about, when a packet
+//! was too long, and when a peer is silent. The kernel keeps that up by itself as routers tell it [rfc1191, §3]; packets that
+//! were made for a longer path before are fragmented by IP. Where routers tell nothing, and drop what is too
+//! long, set [`Config::packet_bytes_max`](crate::software_nic::Config::packet_bytes_max).
+//!
+//! # Examples
+//! ```
+//! use vigie_via::{software_nic::{Config, Secret}, udp::Udp, vi::Provider};
+//!
+//! let secret = Secret::new([7; 16]); // of 16 random bytes that all ranks have been given
+//! let mut server = Udp::bind("127.0.0.1:0".parse()?, secret.clone(), Config::default())?;
+//! server.listen(b"greeter")?;
+//! let client = Udp::bind("127.0.0.1:0".parse()?, secret, Config::default())?;
+//! assert_ne!(client.address(), server.address());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod sys;
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    os::fd::{AsFd, BorrowedFd},
+};
+
+use vigie_detect::Instant;
+
+use crate::software_nic::{Config, Path, Secret, SoftwareNic, Wire};
+
+/// The most bytes of either buffer that are asked for; the kernel gives what `net.core.rmem_max` allows.
+const BUFFER_BYTES: usize = 4 << 20;
+
+/// The most packets that the kernel takes in one call: UDP_MAX_SEGMENTS of old kernels.
+const SEGMENTS_MAX: usize = 64;
+
+/// What IP and UDP put before a packet, in bytes.
+const HEADERS_V4: usize = 20 + 8;
+const HEADERS_V6: usize = 40 + 8;
+
+/// The longest packet that is supposed where nothing is known [rfc9000, §14].
+const PACKET_BYTES_UNKNOWN: usize = 1200;
+
+/// A NIC over UDP.
+pub type Udp = SoftwareNic<UdpWire>;
+
+impl Udp {
+    /// Makes a NIC on a socket at `address`, where peers reach it under exactly that address; port 0 is any that
+    /// is free. Only NICs with the same secret and configuration can connect.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::AddrInUse`] and what else the kernel says; [`io::ErrorKind::InvalidInput`] for an address
+    /// that stands for any of this host's: name the one that peers shall use.
+    pub fn bind(address: SocketAddr, secret: Secret, config: Config) -> io::Result<Self> {
+        let wire = UdpWire::bind(address)?;
+        Ok(Self::new(wire, secret, config, sys::random()?))
+    }
+}
+
+/// A UDP socket, as a software NIC uses it.
+#[derive(Debug)]
+pub struct UdpWire {
+    socket: UdpSocket,
+    address: SocketAddr,
+    /// Into packets of which length the kernel cuts what it is given; 0: not at all.
+    segment_bytes: usize,
+    packets_max: usize,
+    is_glued: bool,
+}
+
+impl UdpWire {
+    /// Binds a socket.
+    ///
+    /// # Errors
+    /// As [`Udp::bind`].
+    pub fn bind(address: SocketAddr) -> io::Result<Self> {
+        if address.ip().is_unspecified() {
+            let what = "a NIC over UDP needs the address that its peers use, not any of this host";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        }
+        let socket = UdpSocket::bind(address)?;
+        socket.set_nonblocking(true)?;
+        rustix::net::sockopt::set_socket_recv_buffer_size(&socket, BUFFER_BYTES)?;
+        rustix::net::sockopt::set_socket_send_buffer_size(&socket, BUFFER_BYTES)?;
+        let address = socket.local_addr()?;
+        // Setting the length to none is allowed exactly where setting one is.
+        let cuts = sys::set_segment(socket.as_fd(), 0).is_ok();
+        let is_glued = sys::set_gluing(socket.as_fd()).is_ok();
+        let packets_max = if cuts { SEGMENTS_MAX } else { 1 };
+        Ok(Self { socket, address, segment_bytes: 0, packets_max, is_glued })
+    }
+
+    /// Returns whether the kernel sends many packets in one call.
+    #[must_use]
+    pub const fn has_segmentation(&self) -> bool {
+        self.packets_max > 1
+    }
+
+    /// Returns whether the kernel hands over many packets in one call.
+    #[must_use]
+    pub const fn has_gluing(&self) -> bool {
+        self.is_glued
+    }
+
+    /// Has the kernel cut what follows; not every time anew.
+    fn cut(&mut self, bytes: usize) -> io::Result<()> {
+        if self.segment_bytes != bytes {
+            sys::set_segment(self.socket.as_fd(), bytes)?;
+            self.segment_bytes = bytes;
+        }
+        Ok(())
+    }
+
+    fn send_one(&self, to: SocketAddr, packet: &[u8]) -> io::Result<()> {
+        loop {
+            match self.socket.send_to(packet, to) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                sent => return sent.map(drop),
+            }
+        }
+    }
+}
+
+impl Wire for UdpWire {
+    type Path = SocketAddr;
+
+    const NAME: &'static str = "udp";
+
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn path(&self) -> SocketAddr {
+        self.address
+    }
+
+    fn send(&mut self, to: SocketAddr, packets: &[u8], packet_bytes: usize) -> io::Result<()> {
+        if packets.len() <= packet_bytes {
+            if self.segment_bytes != 0 && packets.len() > self.segment_bytes {
+                self.cut(0)?;
+            }
+            return self.send_one(to, packets);
+        }
+        self.cut(packet_bytes)?;
+        match self.send_one(to, packets) {
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
+                // The path has become shorter, or its interface does not do that: one by one IP can help.
+                self.cut(0)?;
+                for packet in packets.chunks(packet_bytes) {
+                    match self.send_one(to, packet) {
+                        // What does not fit into the buffer is lost, and sent again in time.
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                        sent => sent?,
+                    }
+                }
+                Ok(())
+            }
+            sent => sent,
+        }
+    }
+
+    fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Option<(usize, SocketAddr)>> {
+        loop {
+            match self.socket.recv_from(buffer) {
+                Ok(found) => return Ok(Some(found)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn packets_max(&self) -> usize {
+        self.packets_max
+    }
+
+    fn packet_bytes(&mut self, to: SocketAddr) -> usize {
+        route_bytes(self.address.ip(), to).unwrap_or(PACKET_BYTES_UNKNOWN)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
+    }
+}
+
+/// Asks the kernel how long packets of UDP may be on the way to an address.
+fn route_bytes(from: IpAddr, to: SocketAddr) -> io::Result<usize> {
+    let socket = UdpSocket::bind((from, 0))?;
+    socket.connect(to)?;
+    let (bytes, headers) = if to.is_ipv4() {
+        (rustix::net::sockopt::ip_mtu(&socket)?, HEADERS_V4)
+    } else {
+        (rustix::net::sockopt::ipv6_mtu(&socket)?, HEADERS_V6)
+    };
+    Ok(usize::try_from(bytes).unwrap_or(PACKET_BYTES_UNKNOWN).saturating_sub(headers))
+}
+
+/// An IP address, then the port, the first byte of either first.
+impl Path for SocketAddr {
+    fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = match self.ip() {
+            IpAddr::V4(address) => address.octets().to_vec(),
+            IpAddr::V6(address) => address.octets().to_vec(),
+        };
+        bytes.extend(self.port().to_be_bytes());
+        if let Self::V6(address) = self {
+            bytes.extend(address.scope_id().to_be_bytes());
+        }
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        if let Ok([a, b, c, d, high, low]) = <[u8; 6]>::try_from(bytes) {
+            return Some(Self::from(([a, b, c, d], u16::from_be_bytes([high, low]))));
+        }
+        let (address, rest) = bytes.split_first_chunk::<16>()?;
+        let [high, low, scope @ ..] = <[u8; 6]>::try_from(rest).ok()?;
+        let port = u16::from_be_bytes([high, low]);
+        let scope = u32::from_be_bytes(scope);
+        Some(Self::V6(std::net::SocketAddrV6::new((*address).into(), port, 0, scope)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: addresses come back as they were given. Method: of both kinds, and rubbish.
+    #[test]
+    fn addresses_are_read_as_written() {
+        for text in ["127.0.0.1:80", "10.1.2.3:65535", "[::1]:80", "[fe80::1%3]:9"] {
+            let address: SocketAddr = text.parse().expect("an address");
+            assert_eq!(SocketAddr::from_bytes(&address.to_bytes()), Some(address));
+        }
+        for length in (0..30).filter(|length| ![6, 22].contains(length)) {
+            assert_eq!(SocketAddr::from_bytes(&vec![1; length]), None);
+        }
+    }
+
+    /// Goal: nothing listens wider than asked. Method: ask for any address.
+    #[test]
+    fn any_address_is_refused() {
+        for text in ["0.0.0.0:0", "[::]:0"] {
+            let found = UdpWire::bind(text.parse().expect("an address"));
+            let error = found.expect_err("refused");
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        }
+    }
+
+    /// Goal: a port that is taken says so. Method: bind twice.
+    #[test]
+    fn a_port_is_taken_once() {
+        let first = UdpWire::bind("127.0.0.1:0".parse().expect("an address")).expect("free");
+        let error = UdpWire::bind(first.path()).expect_err("taken");
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+    }
+
+    /// Goal: packets arrive whole whatever the kernel glues, cuts or refuses to cut. Method: batches of several
+    /// lengths between two sockets, taken apart by length.
+    #[test]
+    fn batches_arrive_whole() {
+        let any = || "127.0.0.1:0".parse().expect("an address");
+        let (mut one, mut other) =
+            (UdpWire::bind(any()).expect("a socket"), UdpWire::bind(any()).expect("a socket"));
+        let to = other.path();
+        for (packet_bytes, length) in [(1000, 5500), (100, 100), (1300, 2600), (2000, 1)] {
+            let sent: Vec<u8> =
+                (0..length).map(|at| u8::try_from(at % 251).expect("small")).collect();
+            one.send(to, &sent, packet_bytes).expect("sent");
+            let mut found = Vec::new();
+            let mut buffer = vec![0; 1 << 16];
+            while let Some((count, from)) = other.receive(&mut buffer).expect("readable") {
+                assert_eq!(from, one.path());
+                found.extend_from_slice(&buffer[..count]);
+            }
+            assert_eq!(found, sent);
+        }
+        assert!(one.packet_bytes(to) > 1200);
+    }
+}

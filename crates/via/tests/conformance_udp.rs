@@ -1,0 +1,59 @@
+//! The provider over UDP keeps the contract of all providers.
+
+use std::time::Duration;
+
+use vigie_detect::Instant;
+use vigie_via::{
+    conformance::{Fixture, Profile, SetupError, check},
+    software_nic::{Config, Secret},
+    udp::Udp,
+};
+
+struct Loopback(bool);
+
+impl Fixture for Loopback {
+    type Nic = Udp;
+
+    fn nic(&mut self) -> Result<Udp, SetupError> {
+        let mut config = Config::default();
+        config.is_tagged = self.0;
+        Ok(Udp::bind("127.0.0.1:0".parse()?, Secret::new([5; 16]), config)?)
+    }
+
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn pass(&mut self, until: Instant) -> bool {
+        std::thread::yield_now();
+        Instant::now() < until
+    }
+
+    fn profile(&self) -> Profile {
+        // On the loopback interface a few looks suffice to see what comes.
+        Profile::new().calm(Duration::from_millis(5))
+    }
+}
+
+fn conforms(is_tagged: bool) {
+    let report = match check(&mut || Ok(Loopback(is_tagged))) {
+        Ok(report) => report,
+        Err(violation) => panic!("{violation}"),
+    };
+    assert!(report.cases.len() > 60, "{report}");
+    // Transfers above 2 GiB, reads of unreliable VIs (two cases), and what errors do not do to those.
+    assert_eq!(report.skipped.len(), 6, "{:?}", report.skipped);
+}
+
+/// Goal: consumers can rely on the contract, whichever provider they have. Method: the conformance suite
+/// at all levels of reliability, between NICs of one process on the loopback interface.
+#[test]
+fn the_contract_is_kept() {
+    conforms(false);
+}
+
+/// Goal: the same with a tag on each packet. Method: the same.
+#[test]
+fn the_contract_is_kept_with_tags() {
+    conforms(true);
+}

@@ -1,0 +1,142 @@
+//! Two network namespaces with a veth pair between them, without privilege where the host allows it.
+//!
+//! A test runs itself again under `unshare`: in user and network namespaces of its own, or, as root where user
+//! namespaces are forbidden, in a network namespace. Where neither is possible it is skipped, and says so on the
+//! standard error of the whole run.
+
+use std::{
+    env,
+    fs::File,
+    io::{BufRead, BufReader, Write},
+    os::fd::AsFd,
+    process::{Child, Command, Stdio},
+};
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+const MARK: &str = "VIGIE_UDP_IN_NAMESPACE";
+
+/// No test lasts longer, in seconds.
+const BOUND: &str = "100";
+
+/// The near and the far end of the pair.
+pub(crate) const NEAR: &str = "10.77.0.1";
+pub(crate) const FAR: &str = "10.77.0.2";
+
+/// Says that a test was not made: also when the output of tests that pass is not shown.
+pub(crate) fn skip(test: &str, needs: &str) {
+    let said = format!("SKIPPED: {test} needs {needs}\n");
+    std::io::stderr().write_all(said.as_bytes()).expect("standard error");
+}
+
+/// Runs `body` in namespaces of its own; `test` is the name of the test that calls.
+#[track_caller]
+pub(crate) fn with_veth(test: &str, body: impl FnOnce(&Far)) {
+    if env::var_os(MARK).is_some() {
+        body(&Far::new());
+        return;
+    }
+    let works = |way: &&[&str]| {
+        let output = Command::new("unshare").args(*way).args(["--", "true"]).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    let ways: [&[&str]; 2] = [&["-Urn"], &["-n"]];
+    let Some(way) = ways.into_iter().find(works) else {
+        skip(test, "a network namespace: user namespaces, or CAP_SYS_ADMIN and CAP_NET_ADMIN");
+        return;
+    };
+    let output = Command::new("unshare")
+        .args(way)
+        .args(["--", "timeout", "--kill-after=5", BOUND])
+        .arg(env::current_exe().expect("this test's program"))
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .env(MARK, "1")
+        .output()
+        .expect("unshare");
+    let (said, errors) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "in a namespace, {}:\n{said}{errors}", output.status);
+    assert!(said.contains("1 passed"), "it did not run in its namespace:\n{said}{errors}");
+    if errors.contains("SKIPPED") {
+        std::io::stderr().write_all(errors.as_bytes()).expect("standard error");
+    }
+}
+
+/// The namespace at the far end.
+pub(crate) struct Far {
+    /// A process that keeps it.
+    keeper: Child,
+}
+
+impl Far {
+    fn new() -> Self {
+        let mut keeper = Command::new("unshare")
+            .args(["-n", "sh", "-c", "echo here; exec sleep 200"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("unshare");
+        let mut line = String::new();
+        let output = keeper.stdout.take().expect("piped");
+        BufReader::new(output).read_line(&mut line).expect("a line");
+        assert_eq!(line, "here\n");
+        let far = Self { keeper };
+        near("ip link set lo up");
+        near("ip link add name v0 type veth peer name v1");
+        near(&format!("ip link set v1 netns {}", far.keeper.id()));
+        near(&format!("ip addr add {NEAR}/24 dev v0"));
+        near("ip link set v0 up");
+        far.run("ip link set lo up");
+        far.run(&format!("ip addr add {FAR}/24 dev v1"));
+        far.run("ip link set v1 up");
+        far
+    }
+
+    /// Runs a command there.
+    #[track_caller]
+    pub(crate) fn run(&self, command: &str) {
+        near(&format!("nsenter -t {} -n {command}", self.keeper.id()));
+    }
+
+    /// What takes a thread there.
+    pub(crate) fn door(&self) -> Door {
+        let path = format!("/proc/{}/ns/net", self.keeper.id());
+        Door(File::open(path).expect("a namespace"))
+    }
+}
+
+impl Drop for Far {
+    fn drop(&mut self) {
+        let _ = self.keeper.kill();
+        let _ = self.keeper.wait();
+    }
+}
+
+pub(crate) struct Door(File);
+
+impl Door {
+    /// Takes this thread there.
+    pub(crate) fn enter(&self) {
+        move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network))
+            .expect("this process made it");
+    }
+}
+
+/// Runs a command, which succeeds.
+#[track_caller]
+pub(crate) fn near(command: &str) {
+    if let Err(said) = try_near(command) {
+        panic!("{command}: {said}");
+    }
+}
+
+/// Runs a command. What it says if it fails.
+pub(crate) fn try_near(command: &str) -> Result<(), String> {
+    let mut words = command.split_whitespace();
+    let program = words.next().unwrap_or_default();
+    let output = Command::new(program).args(words).output();
+    let output = output.map_err(|error| format!("{program}: {error}; install iproute2"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(String::from_utf8_lossy(&output.stderr).into_owned())
+}
