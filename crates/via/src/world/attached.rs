@@ -39,6 +39,13 @@ impl<L: Link<Machine = Member>> Attached<L> {
         Self { link, timers, membership }
     }
 
+    /// Completes an identity whose secret is not told.
+    pub(super) fn with_secret(mut self, secret: impl FnOnce(&[u8; 16]) -> [u8; 32]) -> Self {
+        let identity = &mut self.membership.identity;
+        identity.secret = secret(&identity.id);
+        self
+    }
+
     const fn waiting(&self, deadline: Instant) -> Waiting<'_, L> {
         Waiting { link: &self.link, timers: &self.timers, deadline }
     }

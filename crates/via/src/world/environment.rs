@@ -1,8 +1,16 @@
 //! Which launcher has started this process, by its environment.
 
-use std::ffi::{OsStr, OsString};
+use std::{
+    ffi::{OsStr, OsString},
+    fs,
+};
 
-use super::{RENDEZVOUS_VARIABLE, Rank, WorldError};
+use super::{
+    RANK_VARIABLE, RENDEZVOUS_VARIABLE, Rank, SECRET_FILE_VARIABLE, SECRET_VARIABLE, SIZE_VARIABLE,
+    WorldError,
+    tcp::{Place, SCHEME, parse_secret},
+};
+use crate::software_nic::Secret;
 
 /// Names the descriptor on which a launcher speaks PMI-1.
 pub(super) const PMI_FD: &str = "PMI_FD";
@@ -10,7 +18,8 @@ const PMI_RANK: &str = "PMI_RANK";
 const PMI_SIZE: &str = "PMI_SIZE";
 
 /// Launchers that tell how many ranks they start, but not in a way that is understood here.
-const FOREIGN: [(&str, &str); 3] = [
+const FOREIGN: [(&str, &str); 4] = [
+    (SIZE_VARIABLE, "there is no `VIGIE_RENDEZVOUS` at which they meet"),
     ("SLURM_STEP_NUM_TASKS", "srun was not told to bring them together: take `srun --mpi=pmi2`"),
     ("OMPI_COMM_WORLD_SIZE", "Open MPI's launcher speaks PMIx, which is not spoken here"),
     (PMI_SIZE, "there is no `PMI_FD` on which to speak with their launcher"),
@@ -23,6 +32,8 @@ pub(super) enum Launcher {
     None,
     /// One of vigie's own, at the other end of a descriptor.
     Inherited { descriptor: OsString },
+    /// A rendezvous over TCP.
+    Tcp(Place),
     /// One that speaks PMI-1.
     Pmi { descriptor: OsString, rank: Rank, size: u32 },
 }
@@ -30,17 +41,24 @@ pub(super) enum Launcher {
 /// Finds the launcher that the variables name which `variable` returns. Vigie's own is nearer than any
 /// other, which may have started that.
 pub(super) fn find(variable: impl Fn(&str) -> Option<OsString>) -> Result<Launcher, WorldError> {
-    if let Some(descriptor) = variable(RENDEZVOUS_VARIABLE) {
-        return Ok(Launcher::Inherited { descriptor });
+    if let Some(value) = variable(RENDEZVOUS_VARIABLE) {
+        let Some(address) = value.to_str().and_then(|text| text.strip_prefix(SCHEME)) else {
+            return Ok(Launcher::Inherited { descriptor: value });
+        };
+        let bad = |_| WorldError::Environment {
+            variable: RENDEZVOUS_VARIABLE,
+            problem: format!(
+                "`{address}` is no address with a port, as in {SCHEME}192.0.2.1:7000 (host names are \
+                 not resolved: ask `getent hosts`)"
+            ),
+        };
+        let address = address.parse().map_err(bad)?;
+        let (rank, size) = place(&variable, RANK_VARIABLE, SIZE_VARIABLE)?;
+        return Ok(Launcher::Tcp(Place { address, rank, size, secret: secret(&variable)? }));
     }
     if let Some(descriptor) = variable(PMI_FD) {
-        let number = |name| number(name, variable(name).as_deref());
-        let (rank, size) = (number(PMI_RANK)?, number(PMI_SIZE)?);
-        if rank >= size {
-            let problem = format!("there is no rank {rank} among {size}");
-            return Err(WorldError::Environment { variable: PMI_RANK, problem });
-        }
-        return Ok(Launcher::Pmi { descriptor, rank: Rank(rank), size });
+        let (rank, size) = place(&variable, PMI_RANK, PMI_SIZE)?;
+        return Ok(Launcher::Pmi { descriptor, rank, size });
     }
     // Ranks that did not know of each other would each take themselves for the whole world.
     for (name, problem) in FOREIGN {
@@ -51,6 +69,39 @@ pub(super) fn find(variable: impl Fn(&str) -> Option<OsString>) -> Result<Launch
         }
     }
     Ok(Launcher::None)
+}
+
+/// Reads who this process is among how many.
+fn place(
+    variable: impl Fn(&str) -> Option<OsString>,
+    rank_name: &'static str,
+    size_name: &'static str,
+) -> Result<(Rank, u32), WorldError> {
+    let rank = number(rank_name, variable(rank_name).as_deref())?;
+    let size = number(size_name, variable(size_name).as_deref())?;
+    if rank >= size {
+        let problem = format!("there is no rank {rank} among {size}");
+        return Err(WorldError::Environment { variable: rank_name, problem });
+    }
+    Ok((Rank(rank), size))
+}
+
+/// Reads the secret of a rendezvous over TCP, from its variable or from the file that another one names.
+fn secret(variable: impl Fn(&str) -> Option<OsString>) -> Result<Secret, WorldError> {
+    let bad = |variable, problem: &str| {
+        let problem = problem.to_owned();
+        WorldError::Environment { variable, problem }
+    };
+    // What it is, is repeated nowhere.
+    let what = "it holds no secret, which is 32 hexadecimal digits";
+    if let Some(text) = variable(SECRET_VARIABLE) {
+        return text.to_str().and_then(parse_secret).ok_or_else(|| bad(SECRET_VARIABLE, what));
+    }
+    let path = variable(SECRET_FILE_VARIABLE)
+        .ok_or_else(|| bad(SECRET_FILE_VARIABLE, "it is not set, nor is `VIGIE_SECRET`"))?;
+    let unread = |error| bad(SECRET_FILE_VARIABLE, &format!("{}: {error}", path.display()));
+    let text = fs::read_to_string(&path).map_err(unread)?;
+    parse_secret(&text).ok_or_else(|| bad(SECRET_FILE_VARIABLE, what))
 }
 
 /// Reads a variable that must be there.
@@ -70,6 +121,9 @@ mod tests {
         find(|name| value(name).map(|(_, value)| value.into()))
     }
 
+    const TCP: [(&str, &str); 3] =
+        [("VIGIE_RENDEZVOUS", "tcp://1.2.3.4:1"), ("VIGIE_RANK", "1"), ("VIGIE_SIZE", "2")];
+
     /// Goal: each launcher is found by what it sets, the nearest first. Method: their environments.
     #[test]
     fn each_launcher_is_found() {
@@ -79,6 +133,11 @@ mod tests {
         let both = [&pmi[..], &[("VIGIE_RENDEZVOUS", "5")]].concat();
         let expected = Launcher::Inherited { descriptor: "5".into() };
         assert_eq!(found(&both).unwrap(), expected);
+        let secret = "00112233445566778899aabbccddeeff";
+        let tcp = [&TCP[..], &[("VIGIE_SECRET", secret)], &pmi].concat();
+        let Launcher::Tcp(place) = found(&tcp).unwrap() else { panic!("another launcher") };
+        assert_eq!((place.address, place.rank), ("1.2.3.4:1".parse().unwrap(), Rank(1)));
+        assert!(place.secret == parse_secret(&format!(" {secret}\n")).unwrap());
         assert_eq!(found(&[]).unwrap(), Launcher::None);
         // One task needs nobody.
         assert_eq!(found(&[("SLURM_STEP_NUM_TASKS", "1")]).unwrap(), Launcher::None);
@@ -95,6 +154,15 @@ mod tests {
             (&[("PMI_FD", "7"), ("PMI_RANK", "0"), ("PMI_SIZE", "two")], "PMI_SIZE"),
             (&[("PMI_FD", "7"), ("PMI_RANK", "2"), ("PMI_SIZE", "2")], "PMI_RANK"),
             (&[("PMI_RANK", "0"), ("PMI_SIZE", "2")], "PMI_SIZE"),
+            (&[("VIGIE_RENDEZVOUS", "tcp://there")], "VIGIE_RENDEZVOUS"),
+            (&[("VIGIE_RENDEZVOUS", "tcp://host:1")], "VIGIE_RENDEZVOUS"),
+            (&[("VIGIE_RENDEZVOUS", "tcp://1.2.3.4:1")], "VIGIE_RANK"),
+            (&[("VIGIE_RENDEZVOUS", "tcp://[::1]:1"), ("VIGIE_RANK", "1")], "VIGIE_SIZE"),
+            (&TCP, "VIGIE_SECRET_FILE"),
+            (&[&TCP[..], &[("VIGIE_SECRET", "short")]].concat(), "VIGIE_SECRET"),
+            (&[&TCP[..], &[("VIGIE_SECRET_FILE", "/none")]].concat(), "VIGIE_SECRET_FILE"),
+            (&[&TCP[..], &[("VIGIE_SECRET_FILE", "/dev/null")]].concat(), "VIGIE_SECRET_FILE"),
+            (&[("VIGIE_RANK", "1"), ("VIGIE_SIZE", "2")], "VIGIE_SIZE"),
             (&[("SLURM_STEP_NUM_TASKS", "4")], "SLURM_STEP_NUM_TASKS"),
             (&[("OMPI_COMM_WORLD_SIZE", "4")], "OMPI_COMM_WORLD_SIZE"),
         ] {

@@ -1,6 +1,6 @@
 //! What can go wrong between a rank and its launcher.
 
-use std::io;
+use std::{fmt, io};
 
 use thiserror::Error;
 
@@ -27,6 +27,24 @@ pub enum WorldError {
     Expelled {
         /// Which rule, in its words.
         why: String,
+    },
+    /// Ranks have not arrived at the rendezvous in time, so that it has ended for all.
+    #[error(
+        "{count} of the ranks have not arrived at the rendezvous in time: {}; see whether they were \
+         started, and reach its address",
+        Listed { count: *count, ranks }
+    )]
+    Missing {
+        /// How many.
+        count: u32,
+        /// Which: the first hundred of them.
+        ranks: Vec<Rank>,
+    },
+    /// The rendezvous does not let this rank in.
+    #[error("the rendezvous does not let this rank in: {why}")]
+    Refused {
+        /// Why.
+        why: Refusal,
     },
     /// The launcher said something that it must not say.
     #[error("the launcher broke the protocol of the rendezvous: {0}; is it of another version?")]
@@ -114,9 +132,57 @@ impl WorldError {
             Self::LauncherLost
                 | Self::Expelled { .. }
                 | Self::Wire(_)
+                | Self::Missing { .. }
+                | Self::Refused { .. }
                 | Self::Pmi(_)
                 | Self::Disorder(_)
                 | Self::Left
         )
+    }
+}
+
+/// Why a rendezvous over TCP does not let a rank in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// It has another secret.
+    #[error("its secret is another one")]
+    WrongSecret,
+    /// What answers there does not know the secret itself.
+    #[error("who answers there does not know the secret")]
+    Impostor,
+    /// Its world has another size.
+    #[error("its world has another size; compare `VIGIE_SIZE` with the launcher's `-n`")]
+    OtherSize,
+    /// The world has no such rank.
+    #[error("`VIGIE_RANK` is no rank of that world")]
+    NoSuchRank,
+    /// Somebody has come as this rank before.
+    #[error("somebody has come as this rank before; give each process a `VIGIE_RANK` of its own")]
+    Taken,
+    /// It came after the time for arrivals, or after the end.
+    #[error("the time for arrivals is over")]
+    TooLate,
+    /// A reason that this version does not know.
+    #[error("for a reason that this version does not know")]
+    Unknown,
+}
+
+/// Ranks, for people.
+struct Listed<'a> {
+    count: u32,
+    ranks: &'a [Rank],
+}
+
+impl fmt::Display for Listed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, rank) in self.ranks.iter().enumerate() {
+            let separator = if index > 0 { ", " } else { "" };
+            write!(f, "{separator}{}", rank.0)?;
+        }
+        if usize::try_from(self.count).is_ok_and(|count| count > self.ranks.len()) {
+            f.write_str(", …")?;
+        }
+        Ok(())
     }
 }

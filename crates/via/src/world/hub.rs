@@ -25,7 +25,7 @@ use std::{
 
 use super::{
     Ending, Event, Identity, Membership, Rank,
-    wire::{Reply, Request, VERSION},
+    wire::{MISSING_MAX, Reply, Request, VERSION},
 };
 
 /// The most values that one rank puts.
@@ -146,6 +146,33 @@ impl Hub {
     #[must_use]
     pub fn is_heard(&self, rank: Rank) -> bool {
         self.member_ref(rank).is_some_and(|member| member.state.is_awaited())
+    }
+
+    /// Returns the ranks that have not said anything yet.
+    #[must_use]
+    pub fn missing(&self) -> Vec<Rank> {
+        let ranks = (0..).map(Rank).zip(&self.members);
+        ranks.filter(|(_, member)| member.state == State::Silent).map(|(rank, _)| rank).collect()
+    }
+
+    /// Returns whether nobody is there any more, or will be.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        !self.members.iter().any(|member| member.state.is_awaited())
+    }
+
+    /// Ends the rendezvous for all, since some have not arrived in time: each of the others is told which.
+    pub fn dissolve(&mut self) {
+        let missing = self.missing();
+        let count = u32::try_from(missing.len()).unwrap_or(u32::MAX);
+        let ranks = missing.into_iter().take(MISSING_MAX).collect();
+        let frame: SharedFrame = Reply::Missing { count, ranks }.encode().into();
+        for rank in (0..self.size()).map(Rank) {
+            self.send(rank, &frame);
+        }
+        for member in self.members.iter_mut().filter(|member| member.state.is_awaited()) {
+            member.state = State::Expelled;
+        }
     }
 
     /// Returns the next frame to send, and to whom.

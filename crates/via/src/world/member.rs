@@ -39,6 +39,7 @@ enum End {
     Expelled(String),
     Broken(WireError),
     Disorder(&'static str),
+    Missing { count: u32, ranks: Vec<Rank> },
 }
 
 impl Member {
@@ -190,6 +191,7 @@ impl Member {
                 self.events.push(event);
             }
             Reply::Expelled { why } => self.close(End::Expelled(why)),
+            Reply::Missing { count, ranks } => self.close(End::Missing { count, ranks }),
         }
         Ok(())
     }
@@ -225,6 +227,9 @@ impl Machine for Member {
             Some(End::Expelled(why)) => Err(WorldError::Expelled { why: why.clone() }),
             Some(End::Broken(error)) => Err((*error).into()),
             Some(End::Disorder(what)) => Err(WorldError::Disorder(what)),
+            Some(End::Missing { count, ranks }) => {
+                Err(WorldError::Missing { count: *count, ranks: ranks.clone() })
+            }
         }
     }
 

@@ -54,6 +54,7 @@ mod member;
 mod pmi;
 mod rounds;
 mod socket;
+pub mod tcp;
 mod unix;
 mod waiting;
 pub mod wire;
@@ -63,7 +64,7 @@ use std::{env, fmt, future::Future, io, pin::Pin, process, sync::Arc};
 use vigie_detect::{Instant, Server};
 
 pub use self::{
-    error::WorldError,
+    error::{Refusal, WorldError},
     local::{LocalLauncher, local},
     pmi::PmiError,
 };
@@ -75,6 +76,11 @@ pub const RENDEZVOUS_VARIABLE: &str = "VIGIE_RENDEZVOUS";
 pub const RANK_VARIABLE: &str = "VIGIE_RANK";
 /// Tells a rank how many there are.
 pub const SIZE_VARIABLE: &str = "VIGIE_SIZE";
+
+/// Holds the secret of a rendezvous over TCP: 32 hexadecimal digits.
+pub const SECRET_VARIABLE: &str = "VIGIE_SECRET";
+/// Names the file that holds the secret of a rendezvous over TCP.
+pub const SECRET_FILE_VARIABLE: &str = "VIGIE_SECRET_FILE";
 
 /// One of the processes of a world, counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -106,6 +112,14 @@ pub struct Identity {
 }
 
 impl Identity {
+    /// Makes an identity whose secret its ranks have from elsewhere, as at a rendezvous over [TCP](tcp).
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn random_without_secret() -> io::Result<Self> {
+        Ok(Self { secret: [0; 32], ..Self::random()? })
+    }
+
     /// Makes the identity of a new world, from the kernel's random numbers.
     ///
     /// # Errors
@@ -322,6 +336,9 @@ impl World {
             Launcher::Inherited { descriptor } => {
                 let socket = unix::inherited(RENDEZVOUS_VARIABLE, &descriptor)?;
                 Ok(Self::from_bootstrap(unix::join(server, socket, deadline).await?))
+            }
+            Launcher::Tcp(place) => {
+                Ok(Self::from_bootstrap(tcp::join(server, place, deadline).await?))
             }
             Launcher::Pmi { descriptor, rank, size } => {
                 let socket = unix::inherited(environment::PMI_FD, &descriptor)?;

@@ -16,6 +16,7 @@ use vigie_detect::{AsyncFd, Server, stock::readiness::Direction};
 use super::{
     WorldError,
     member::Member,
+    tcp::{handshake::Session, seal::Seal},
     waiting::{Link, Machine},
     wire::Decoder,
 };
@@ -46,6 +47,15 @@ pub(super) struct Framed {
     member: Member,
     decoder: Decoder,
     outgoing: Vec<u8>,
+    /// On a network.
+    seal: Option<Seal>,
+}
+
+impl Framed {
+    /// Frames that are tagged with the keys of a connection.
+    pub(super) fn sealed(session: &Session) -> Self {
+        Self { seal: Some(Seal::of_member(session)), ..Self::default() }
+    }
 }
 
 impl Conversation for Framed {
@@ -57,7 +67,11 @@ impl Conversation for Framed {
 
     fn outgoing(&mut self) -> &mut Vec<u8> {
         for request in mem::take(&mut self.member.said) {
-            self.outgoing.extend_from_slice(&request.encode());
+            let frame = request.encode();
+            self.outgoing.extend_from_slice(&frame);
+            if let Some(seal) = &mut self.seal {
+                self.outgoing.extend_from_slice(&seal.tag(&frame));
+            }
         }
         &mut self.outgoing
     }
@@ -65,7 +79,11 @@ impl Conversation for Framed {
     fn hear(&mut self, bytes: &[u8]) {
         self.decoder.feed(bytes);
         loop {
-            match self.decoder.next_frame() {
+            let heard = match &mut self.seal {
+                Some(seal) => seal.open(&mut self.decoder),
+                None => self.decoder.next_frame(),
+            };
+            match heard {
                 Ok(Some(frame)) => self.member.receive(frame),
                 Ok(None) => return,
                 Err(error) => return self.member.receive_nonsense(error),

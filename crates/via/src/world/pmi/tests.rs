@@ -145,7 +145,7 @@ fn wrong_answers() {
         ("init", &long),
         ("get_maxes", "cmd=maxes"),
         ("get_maxes", "cmd=maxes keylen_max=64 vallen_max=-1"),
-        ("get_maxes", "cmd=maxes keylen_max=56 vallen_max=1024"),
+        ("get_maxes", "cmd=maxes keylen_max=55 vallen_max=1024"),
         ("get_maxes", "cmd=maxes keylen_max=64 vallen_max=16"),
         ("get_maxes", "cmd=maxes keylen_max=0 vallen_max=0"),
         ("get_my_kvsname", "cmd=my_kvsname"),
