@@ -1,16 +1,11 @@
 //! Which launcher has started this process, by its environment.
 
-use std::{
-    ffi::{OsStr, OsString},
-    fs,
-};
+use std::ffi::{OsStr, OsString};
 
 use super::{
-    RANK_VARIABLE, RENDEZVOUS_VARIABLE, Rank, SECRET_FILE_VARIABLE, SECRET_VARIABLE, SIZE_VARIABLE,
-    WorldError,
-    tcp::{Place, SCHEME, parse_secret},
+    RANK_VARIABLE, RENDEZVOUS_VARIABLE, Rank, SIZE_VARIABLE, WorldError,
+    tcp::{Place, SCHEME, find_secret},
 };
-use crate::software_nic::Secret;
 
 /// Names the descriptor on which a launcher speaks PMI-1.
 pub(super) const PMI_FD: &str = "PMI_FD";
@@ -54,7 +49,7 @@ pub(super) fn find(variable: impl Fn(&str) -> Option<OsString>) -> Result<Launch
         };
         let address = address.parse().map_err(bad)?;
         let (rank, size) = place(&variable, RANK_VARIABLE, SIZE_VARIABLE)?;
-        return Ok(Launcher::Tcp(Place { address, rank, size, secret: secret(&variable)? }));
+        return Ok(Launcher::Tcp(Place { address, rank, size, secret: find_secret(&variable)? }));
     }
     if let Some(descriptor) = variable(PMI_FD) {
         let (rank, size) = place(&variable, PMI_RANK, PMI_SIZE)?;
@@ -86,24 +81,6 @@ fn place(
     Ok((Rank(rank), size))
 }
 
-/// Reads the secret of a rendezvous over TCP, from its variable or from the file that another one names.
-fn secret(variable: impl Fn(&str) -> Option<OsString>) -> Result<Secret, WorldError> {
-    let bad = |variable, problem: &str| {
-        let problem = problem.to_owned();
-        WorldError::Environment { variable, problem }
-    };
-    // What it is, is repeated nowhere.
-    let what = "it holds no secret, which is 32 hexadecimal digits";
-    if let Some(text) = variable(SECRET_VARIABLE) {
-        return text.to_str().and_then(parse_secret).ok_or_else(|| bad(SECRET_VARIABLE, what));
-    }
-    let path = variable(SECRET_FILE_VARIABLE)
-        .ok_or_else(|| bad(SECRET_FILE_VARIABLE, "it is not set, nor is `VIGIE_SECRET`"))?;
-    let unread = |error| bad(SECRET_FILE_VARIABLE, &format!("{}: {error}", path.display()));
-    let text = fs::read_to_string(&path).map_err(unread)?;
-    parse_secret(&text).ok_or_else(|| bad(SECRET_FILE_VARIABLE, what))
-}
-
 /// Reads a variable that must be there.
 fn number(variable: &'static str, value: Option<&OsStr>) -> Result<u32, WorldError> {
     let bad = |problem| WorldError::Environment { variable, problem };
@@ -115,6 +92,7 @@ fn number(variable: &'static str, value: Option<&OsStr>) -> Result<u32, WorldErr
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::world::tcp::parse_secret;
 
     fn found(variables: &[(&str, &str)]) -> Result<Launcher, WorldError> {
         let value = |name: &str| variables.iter().find(|(known, _)| *known == name);

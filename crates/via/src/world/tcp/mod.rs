@@ -15,6 +15,8 @@ pub mod handshake;
 pub mod seal;
 
 use std::{
+    ffi::OsString,
+    fs,
     future::{Future, poll_fn},
     io,
     net::SocketAddr,
@@ -35,7 +37,7 @@ use vigie_detect::{AsyncFd, Instant, Server, stock::readiness::Direction};
 
 use self::handshake::{CHALLENGE_BYTES, Caller, Session, VERDICT_BYTES};
 use super::{
-    Rank, Refusal, WorldError,
+    Rank, Refusal, SECRET_FILE_VARIABLE, SECRET_VARIABLE, WorldError,
     attached::Attached,
     socket::{Framed, SocketLink},
 };
@@ -73,6 +75,28 @@ pub fn parse_secret(text: &str) -> Option<Secret> {
         return None;
     }
     u128::from_str_radix(digits, 16).ok().map(|number| Secret::new(number.to_be_bytes()))
+}
+
+/// Finds the secret of a rendezvous over TCP, by the variables that `variable` returns: in one, or in the file that
+/// the other names.
+///
+/// # Errors
+/// [`WorldError::Environment`].
+pub fn find_secret(variable: impl Fn(&str) -> Option<OsString>) -> Result<Secret, WorldError> {
+    let bad = |variable, problem: &str| {
+        let problem = problem.to_owned();
+        WorldError::Environment { variable, problem }
+    };
+    // What it is, is repeated nowhere.
+    let what = "it holds no secret, which is 32 hexadecimal digits";
+    if let Some(text) = variable(SECRET_VARIABLE) {
+        return text.to_str().and_then(parse_secret).ok_or_else(|| bad(SECRET_VARIABLE, what));
+    }
+    let path = variable(SECRET_FILE_VARIABLE)
+        .ok_or_else(|| bad(SECRET_FILE_VARIABLE, "it is not set, nor is `VIGIE_SECRET`"))?;
+    let unread = |error| bad(SECRET_FILE_VARIABLE, &format!("{}: {error}", path.display()));
+    let text = fs::read_to_string(&path).map_err(unread)?;
+    parse_secret(&text).ok_or_else(|| bad(SECRET_FILE_VARIABLE, what))
 }
 
 /// Returns the secret of the identity `id`, as the ranks of a rendezvous over TCP make it.
