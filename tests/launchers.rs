@@ -1,21 +1,29 @@
-//! Launchers that clusters have, for real: MPICH's Hydra and Slurm. The ranks are this test binary again.
+//! Launchers that clusters have, for real: MPICH's Hydra and Slurm; and hosts without one, which meet over TCP. The
+//! ranks are this test binary again.
 //!
-//! Hydra is Debian's package mpich; for Slurm `scripts/with-slurm` makes two nodes on this machine. What is not
+//! Hydra is Debian's package mpich; for Slurm `scripts/with-slurm` makes two nodes on this machine, and for hosts
+//! `scripts/with-hosts` makes network namespaces on a bridge, between which messages go over UDP. What is not
 //! installed is skipped, and says so.
 
 use std::{
     env,
     future::Future,
+    net::{IpAddr, SocketAddr, UdpSocket},
     path::Path,
     process::{Command, Output, Stdio},
+    sync::{Mutex, PoisonError},
     thread,
     time::Duration,
 };
 
 use vigie::{
     Flavor, Instant, Runtime,
+    detect::Server,
     via::{
         message::Endpoint,
+        protocol::Config,
+        software_nic::{self, Secret},
+        udp::Udp,
         world::{Rank, World, WorldError},
     },
 };
@@ -38,6 +46,9 @@ const SLURM: Launcher = Launcher {
     words: &["srun", "--kill-on-bad-exit", "-N2", "-n4", "--overcommit", "--mpi=pmi2"],
 };
 
+/// Slurms and networks of hosts are many processes each: one after the other.
+static PRIVILEGED: Mutex<()> = Mutex::new(());
+
 impl Launcher {
     /// Starts this binary as the ranks of `test`, with a bound on its time. `None`: it is not there.
     fn run(self, test: &str) -> Option<Output> {
@@ -47,11 +58,19 @@ impl Launcher {
         command.args(self.words).arg(exe);
         command.args([test, "--exact", "--nocapture", "--include-ignored", "--test-threads=1"]);
         command.env(ROLE, test).stdin(Stdio::null());
+        Self::finish(test, self.name, &mut command)
+    }
+
+    /// Runs a command with a bound on its time. `None`: something is not there.
+    fn finish(test: &str, name: &str, command: &mut Command) -> Option<Output> {
+        let is_privileged = name.contains("with-");
+        let _turn =
+            is_privileged.then(|| PRIVILEGED.lock().unwrap_or_else(PoisonError::into_inner));
         let output = command.output().expect("`timeout` is on every system");
         // What `timeout` and `with-slurm` end with if something is not installed.
         if let Some(77 | 127) = output.status.code() {
             let why = String::from_utf8_lossy(&output.stderr);
-            println!("\n*** SKIPPED: {test}: {} cannot be used ***\n{why}", self.name);
+            println!("\n*** SKIPPED: {test}: {name} cannot be used ***\n{why}");
             return None;
         }
         assert_ne!(output.status.code(), Some(124), "it hangs: {}", text(&output));
@@ -231,9 +250,97 @@ fn slurm_without_pmi() {
         std::process::exit(0);
     }
     assert!(Path::new(SLURM.name).exists());
-    let launcher = Launcher { words: &["srun", "-N2", "-n2", "--overcommit", "--mpi=none"], ..SLURM };
+    let launcher =
+        Launcher { words: &["srun", "-N2", "-n2", "--overcommit", "--mpi=none"], ..SLURM };
     if let Some(output) = launcher.run(TEST) {
         let stdout = String::from_utf8_lossy(&output.stdout);
         assert_eq!(stdout.matches("@`SLURM_STEP_NUM_TASKS`").count(), 2, "{}", text(&output));
+    }
+}
+
+/// Starts a shell beside `count` hosts, which finds in its environment this binary as `EXE`, its arguments as a rank of
+/// `test` as `ARGS`, and `vigie-run` as `RUN`.
+fn beside_hosts(test: &str, count: u32, script: &str) -> Option<Output> {
+    const NAME: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/with-hosts");
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=10", "120", NAME, &count.to_string(), "bash", "-euc", script]);
+    command.env("EXE", env::current_exe().expect("this binary has a path"));
+    command.env("ARGS", format!("{test} --exact --nocapture --include-ignored --test-threads=1"));
+    command.env("RUN", env!("CARGO_BIN_EXE_vigie-run")).env(ROLE, test).stdin(Stdio::null());
+    Launcher::finish(test, NAME, &mut command)
+}
+
+/// Every rank tells every other something in messages over UDP.
+async fn exchange_over_network(world: World, deadline: Instant) {
+    let home: IpAddr = env::var("VIGIE_HOME").expect("set by the script").parse().expect("one");
+    // Connecting says nothing to anybody: it finds the address of this host in the network.
+    let way = UdpSocket::bind("0.0.0.0:0").expect("a socket");
+    way.connect(SocketAddr::new(home, 9)).expect("there is a way");
+    let here = SocketAddr::new(way.local_addr().expect("it has one").ip(), 0);
+    let (secret, _) = world.identity().secret.split_first_chunk().expect("it is longer");
+    let nic = Udp::bind(here, Secret::new(*secret), software_nic::Config::default());
+    let server = Server::current().expect("in a runtime");
+    let (nic, config) = (nic.expect("a NIC"), Config::default());
+    let endpoint = Endpoint::join_over(&server, &world, nic, config, deadline).await;
+    let (endpoint, own, size) = (endpoint.expect("all connect"), world.rank().0, world.size());
+    let all = endpoint.communicator();
+    for to in (0..size).filter(|to| *to != own) {
+        let message = [own, to].map(u32::to_le_bytes).concat().repeat(128);
+        all.send(to, 1, &message).await.expect("it is sent");
+    }
+    for from in (0..size).filter(|from| *from != own) {
+        let mut message = [0; 1024];
+        all.receive_into(from, 1, &mut message[..]).await.expect("it comes");
+        assert_eq!(message[..], [from, own].map(u32::to_le_bytes).concat().repeat(128));
+    }
+    world.barrier(deadline).await.expect("all come");
+    world.leave(deadline).await.expect("the launcher hears");
+    println!("\n@rank {own} of {size} at {} is content", here.ip());
+}
+
+/// Checks that all ranks were content, on as many hosts.
+fn assert_hosts(output: &Output, ranks: u32, hosts: usize) {
+    assert!(output.status.success(), "{}", text(output));
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let mut addresses = std::collections::BTreeSet::new();
+    for rank in 0..ranks {
+        let (_, rest) =
+            stdout.split_once(&format!("@rank {rank} of {ranks} at ")).expect(&text(output));
+        addresses.extend(rest.split(' ').next());
+    }
+    assert_eq!(addresses.len(), hosts, "{}", text(output));
+}
+
+/// Goal: ranks that Hydra starts on many hosts exchange messages over their network. Method: 32 ranks on four
+/// hosts, 1 KiB from everybody to everybody.
+#[test]
+#[ignore = "needs privilege: hosts are network namespaces"]
+fn hosts_hydra() {
+    const TEST: &str = "hosts_hydra";
+    be_rank_of(TEST, exchange_over_network);
+    let script = "exec mpiexec.hydra -launcher rsh -launcher-exec \"$VIGIE_RSH\" \
+                  -localhost \"$VIGIE_HOME\" -hosts \"$VIGIE_HOSTS\" -n 32 \"$EXE\" $ARGS";
+    if let Some(output) = beside_hosts(TEST, 4, script) {
+        assert_hosts(&output, 32, 4);
+    }
+}
+
+/// Goal: ranks of hosts without any launcher of a cluster meet over TCP and exchange messages over their network.
+/// Method: one `vigie-run` on each of three hosts, the first of which serves the rendezvous.
+#[test]
+#[ignore = "needs privilege: hosts are network namespaces"]
+fn hosts_meet_over_tcp() {
+    const TEST: &str = "hosts_meet_over_tcp";
+    be_rank_of(TEST, exchange_over_network);
+    let script = "
+        export VIGIE_SECRET=$(head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \\n')
+        IFS=, read -r one two three <<<\"$VIGIE_HOSTS\"
+        pids=()
+        \"$VIGIE_RSH\" $one \"$RUN\" -n 6 --listen $one:7000 --here 0-1 \"$EXE\" $ARGS & pids+=($!)
+        \"$VIGIE_RSH\" $two \"$RUN\" -n 6 --meet $one:7000 --here 2-3 \"$EXE\" $ARGS & pids+=($!)
+        \"$VIGIE_RSH\" $three \"$RUN\" -n 6 --meet $one:7000 --here 4-5 \"$EXE\" $ARGS & pids+=($!)
+        for pid in \"${pids[@]}\"; do wait $pid; done";
+    if let Some(output) = beside_hosts(TEST, 3, script) {
+        assert_hosts(&output, 6, 3);
     }
 }

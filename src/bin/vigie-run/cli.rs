@@ -57,7 +57,12 @@ pub(crate) struct Cli {
     pub(crate) listen: Option<SocketAddr>,
 
     /// Meet at a rendezvous that another `vigie-run --listen` serves.
-    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "listen", help_heading = "Many hosts")]
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        conflicts_with = "listen",
+        help_heading = "Many hosts"
+    )]
     pub(crate) meet: Option<SocketAddr>,
 
     /// Which of the ranks to start here: `4`, or `4-7`. Default: all.

@@ -152,9 +152,8 @@ impl Door {
 
 async fn say(socket: &AsyncFd<OwnedFd>, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
-        let sent = socket.async_io(Direction::Write, |socket| {
-            Ok(send(socket, bytes, SendFlags::NOSIGNAL)?)
-        });
+        let sent = socket
+            .async_io(Direction::Write, |socket| Ok(send(socket, bytes, SendFlags::NOSIGNAL)?));
         bytes = &bytes[sent.await?..];
     }
     Ok(())

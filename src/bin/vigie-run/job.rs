@@ -133,11 +133,8 @@ impl Job {
         let server = Server::current().map_err(io::Error::from)?;
         let mailbox = Rc::new(Mailbox::default());
         signals::pass_to(&mailbox, signals::listen(&server)?);
-        let identity = if cli.has_tcp() {
-            Identity::random_without_secret()?
-        } else {
-            Identity::random()?
-        };
+        let identity =
+            if cli.has_tcp() { Identity::random_without_secret()? } else { Identity::random()? };
         let rendezvous = Rendezvous::new(cli.ranks, identity, Rc::clone(&mailbox));
         let mut job = Self {
             ranks: Vec::new(),
@@ -193,8 +190,7 @@ impl Job {
         let input = Input::find();
         for (index, number) in self.cli.here().enumerate() {
             let processors = processors.as_ref().map(|all| binding::of_rank(all, index));
-            let started =
-                rank::start(&self.cli, number, input, processors, self.meeting.as_ref())?;
+            let started = rank::start(&self.cli, number, input, processors, self.meeting.as_ref())?;
             self.adopt(index, number, started)?;
         }
         Ok(())

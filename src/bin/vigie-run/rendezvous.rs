@@ -20,8 +20,7 @@ use vigie::{
     stock::readiness::Direction,
     time::{sleep, timeout},
     via::world::{
-        Ending, Identity, Rank,
-        Refusal,
+        Ending, Identity, Rank, Refusal,
         hub::{Hub, SharedFrame},
         tcp::{handshake::Session, seal::Seal},
         wire::{Decoder, Request, WireError},

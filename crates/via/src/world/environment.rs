@@ -84,7 +84,8 @@ fn place(
 /// Reads a variable that must be there.
 fn number(variable: &'static str, value: Option<&OsStr>) -> Result<u32, WorldError> {
     let bad = |problem| WorldError::Environment { variable, problem };
-    let value = value.ok_or_else(|| bad("it is not set, though others of its launcher are".into()))?;
+    let value =
+        value.ok_or_else(|| bad("it is not set, though others of its launcher are".into()))?;
     let number = value.to_str().and_then(|text| text.parse().ok());
     number.ok_or_else(|| bad(format!("`{}` is no number", value.display())))
 }

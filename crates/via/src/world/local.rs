@@ -100,7 +100,8 @@ impl LocalLauncher {
                 member.receive(frame);
             }
         }
-        let waiters = state.members.iter_mut().flat_map(|member| member.waiters().take()).collect::<Vec<_>>();
+        let waiters =
+            state.members.iter_mut().flat_map(|member| member.waiters().take()).collect::<Vec<_>>();
         drop(state);
         for (_, waker) in waiters {
             waker.wake();

@@ -63,12 +63,12 @@ use std::{env, fmt, future::Future, io, pin::Pin, process, sync::Arc};
 
 use vigie_detect::{Instant, Server};
 
+use self::environment::Launcher;
 pub use self::{
     error::{Refusal, WorldError},
     local::{LocalLauncher, local},
     pmi::PmiError,
 };
-use self::environment::Launcher;
 
 /// Names the descriptor through which a rank reaches its launcher.
 pub const RENDEZVOUS_VARIABLE: &str = "VIGIE_RENDEZVOUS";

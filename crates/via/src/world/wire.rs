@@ -296,7 +296,10 @@ impl Decoder {
     }
 
     /// Returns the next whole frame behind which a tag stands: with its length, its tag, and without its length.
-    pub(super) fn next_tagged(&mut self, tag_bytes: usize) -> Result<Option<Tagged<'_>>, WireError> {
+    pub(super) fn next_tagged(
+        &mut self,
+        tag_bytes: usize,
+    ) -> Result<Option<Tagged<'_>>, WireError> {
         let rest = &self.bytes[self.taken..];
         let Some((length, rest)) = rest.split_first_chunk::<LENGTH_BYTES>() else {
             return Ok(None);

@@ -72,10 +72,19 @@ enum Said {
     Init,
     Maxes,
     Name,
-    Put { name: String, text: String },
+    Put {
+        name: String,
+        text: String,
+    },
     /// `None`: the barrier before the identity is read.
-    Enter { round: Option<u32> },
-    Get { rank: Rank, key: String, piece: u32 },
+    Enter {
+        round: Option<u32>,
+    },
+    Get {
+        rank: Rank,
+        key: String,
+        piece: u32,
+    },
     Finalize,
 }
 
@@ -240,7 +249,9 @@ impl Client {
             Said::Init => "cmd=init pmi_version=1 pmi_subversion=1\n".to_owned(),
             Said::Maxes => "cmd=get_maxes\n".to_owned(),
             Said::Name => "cmd=get_my_kvsname\n".to_owned(),
-            Said::Put { name, text } => format!("cmd=put kvsname={space} key={name} value={text}\n"),
+            Said::Put { name, text } => {
+                format!("cmd=put kvsname={space} key={name} value={text}\n")
+            }
             Said::Enter { .. } => "cmd=barrier_in\n".to_owned(),
             Said::Get { rank, key, piece } => {
                 format!("cmd=get kvsname={space} key={}\n", name(*rank, *piece, key))
@@ -329,7 +340,8 @@ impl Client {
     }
 
     fn enrol(&mut self, told: Asked) -> Result<(), PmiError> {
-        let bad = || PmiError::BadField { field: "value", text: "no identity of a world".to_owned() };
+        let bad =
+            || PmiError::BadField { field: "value", text: "no identity of a world".to_owned() };
         let Asked::Found(bytes) = told else { return Err(bad()) };
         let (id, secret) = bytes.split_first_chunk().ok_or_else(bad)?;
         let secret = secret.try_into().map_err(|_| bad())?;

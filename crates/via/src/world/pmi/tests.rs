@@ -113,7 +113,9 @@ fn values_are_cut_to_the_launcher() {
         let maxes = format!("cmd=maxes kvsname_max=256 keylen_max=64 vallen_max={maxes}");
         let space = format!("cmd=my_kvsname kvsname={}", "s".repeat(space));
         let mut launcher = Launcher::default();
-        for (command, answer) in [("init", None), ("get_maxes", Some(maxes)), ("get_my", Some(space))] {
+        for (command, answer) in
+            [("init", None), ("get_maxes", Some(maxes)), ("get_my", Some(space))]
+        {
             launcher.planted = answer.map(|answer| (command, answer));
             let said = std::mem::take(client.outgoing());
             let line = std::str::from_utf8(&said).unwrap().trim_end();
@@ -299,7 +301,8 @@ fn join_until(host: &HostThread, last: &'static str) -> Result<World, WorldError
 #[test]
 fn launcher_goes_away() {
     let host = Server::spawn_thread().expect("a thread");
-    for last in ["cmd=init", "cmd=get_maxes", "cmd=get_my", "cmd=put", "cmd=barrier_in", "cmd=get "] {
+    for last in ["cmd=init", "cmd=get_maxes", "cmd=get_my", "cmd=put", "cmd=barrier_in", "cmd=get "]
+    {
         let error = join_until(&host, last).unwrap_err();
         assert!(matches!(error, WorldError::LauncherLost), "{last}: {error}");
     }

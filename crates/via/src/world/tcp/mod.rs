@@ -146,7 +146,8 @@ pub(super) async fn join(
         }
         let again = server.now() + pause;
         if again >= deadline {
-            let what = format!("the rendezvous at {SCHEME}{} was reached: {problem}", place.address);
+            let what =
+                format!("the rendezvous at {SCHEME}{} was reached: {problem}", place.address);
             return Err(WorldError::TimedOut { what });
         }
         server.timers().wait(again).await.map_err(io::Error::from)?;
@@ -186,9 +187,8 @@ async fn call(server: &Server, place: &Place) -> Result<(OwnedFd, Session), Call
     let challenge = read_exact::<CHALLENGE_BYTES>(&socket).await?;
     let foreign = || io::Error::new(io::ErrorKind::InvalidData, "something else is served there");
     let (answer, answered) = caller.answer(&challenge).ok_or_else(foreign)?;
-    let sent = socket.async_io(Direction::Write, |socket| {
-        Ok(send(socket, &answer, SendFlags::NOSIGNAL)?)
-    });
+    let sent =
+        socket.async_io(Direction::Write, |socket| Ok(send(socket, &answer, SendFlags::NOSIGNAL)?));
     if sent.await? != answer.len() {
         // An empty socket takes so little as a whole.
         return Err(io::Error::from(io::ErrorKind::WriteZero).into());

@@ -3,9 +3,7 @@ use super::{
     seal::Seal,
     *,
 };
-use crate::world::{
-    wire::{Decoder, Request, VERSION, WireError},
-};
+use crate::world::wire::{Decoder, Request, VERSION, WireError};
 
 fn secret(byte: u8) -> Secret {
     Secret::new([byte; 16])
@@ -121,7 +119,10 @@ fn seals() {
     assert_eq!(open(&mut Seal::of_hub(&session), &second), Err(WireError::Forged));
     assert_eq!(open(&mut Seal::of_member(&session), &first), Err(WireError::Forged));
     let hello = Request::Hello { version: VERSION }.encode();
-    assert_eq!(open(&mut Seal::of_hub(&session), &[&hello[..], &[0; 16]].concat()), Err(WireError::Forged));
+    assert_eq!(
+        open(&mut Seal::of_hub(&session), &[&hello[..], &[0; 16]].concat()),
+        Err(WireError::Forged)
+    );
 }
 
 /// Goal: secrets are read as they are written to files, and nothing else is taken for one. Method: cases.
