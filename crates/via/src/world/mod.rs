@@ -23,7 +23,9 @@
 //! # The parts
 //! - [`World`]: what a program uses. [`World::join`] finds the launcher that the environment names, or
 //!   makes a world of one rank if it names none.
-//! - [`Bootstrap`]: the trait behind it, for launchers of other kinds.
+//! - [`Bootstrap`]: the trait behind it, for launchers of other kinds. MPICH's Hydra and Slurm, which speak PMI-1, are
+//!   found by themselves.
+//! - [`tcp`]: the rendezvous of ranks on many hosts that no launcher brings together.
 //! - [`local`]: several ranks on threads of one process, for tests.
 //! - [`hub`]: the launcher's side, without I/O; [`wire`]: the bytes between both. `vigie-run` of the
 //!   crate `vigie` puts processes, pipes and signals around them.
@@ -32,10 +34,13 @@
 //! | variable | meaning |
 //! | --- | --- |
 //! | `VIGIE_RANK`, `VIGIE_SIZE` | for scripts; a [`World`] asks the launcher |
-//! | `VIGIE_RENDEZVOUS` | the number of a descriptor: one end of a pair of Unix sockets, whose other end the launcher holds |
+//! | `VIGIE_RENDEZVOUS` | the number of a descriptor: one end of a pair of Unix sockets, whose other end the launcher holds; or `tcp://ADDRESS:PORT` |
+//! | `VIGIE_SECRET`, `VIGIE_SECRET_FILE` | the secret of a rendezvous over TCP, 32 hexadecimal digits, or the file in which it is |
+//! | `PMI_FD`, `PMI_RANK`, `PMI_SIZE` | set by launchers that speak PMI-1, used if `VIGIE_RENDEZVOUS` is not set |
 //!
-//! The descriptor is the right to take part: nothing of a world has a name in the file system or in
-//! the network, so nobody can attach who was not started by the launcher.
+//! A descriptor is the right to take part: nothing of such a world has a name in the file system or in
+//! the network, so nobody can attach who was not started by the launcher. Over TCP the secret is that.
+//! Without any of these variables, a process is a world of its own; if they are half there, it is an error.
 //!
 //! # Cost and limits
 //! For setting up and for hearing of ends, not for messages: each call is a round trip through the
@@ -248,6 +253,10 @@ pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, WorldError>> + Se
 ///    what happened before.
 /// 7. Every future ends by its deadline, or when the launcher is lost.
 ///
+/// A launcher that speaks PMI-1 cannot keep all of it: what is not there is [`WorldError::NotPut`] instead of being
+/// waited for, barriers wait for ranks that have left, and there are no events. Programs for every launcher
+/// leave at their end, and not before the others need them no more.
+///
 /// # Conformance
 /// The unit tests of this module hold for every implementation in this crate.
 pub trait Bootstrap: Send + Sync + fmt::Debug {
@@ -308,14 +317,16 @@ pub struct World {
 }
 
 impl World {
-    /// Joins the world that the environment names, watching at the [current](Server::current) server;
-    /// or makes one of a [single](Self::single) rank, if the program was started without a launcher.
+    /// Joins the world that the [environment](self#the-environment) names, watching at the
+    /// [current](Server::current) server; or makes one of a [single](Self::single) rank, if the program was
+    /// started without a launcher. With launchers that speak PMI-1 it waits until all ranks have joined, at a
+    /// rendezvous over TCP until that is there.
     ///
     /// # Cancel safety
     /// *Loses* the connection: this process cannot join again.
     ///
     /// # Errors
-    /// [`WorldError::Environment`] if the variable does not lead to a launcher,
+    /// [`WorldError::Environment`] if the variables do not lead to a launcher, [`WorldError::Refused`],
     /// [`WorldError::AlreadyJoined`] the second time, [`WorldError::TimedOut`]; those of [`WorldError`]
     /// that a launcher can cause.
     pub async fn join(deadline: Instant) -> Result<Self, WorldError> {
@@ -436,7 +447,7 @@ impl World {
     }
 
     /// Waits until every rank is here that has neither left nor ended nor been expelled. Their
-    /// [events](Self::events) are there when this returns.
+    /// [events](Self::events) are there when this returns. Launchers that speak PMI-1 wait for all ranks.
     ///
     /// # Cancel safety
     /// This rank stays in the barrier; the next call is for the same one, also if it was passed meanwhile.
@@ -447,7 +458,7 @@ impl World {
         self.bootstrap.barrier(deadline).await
     }
 
-    /// Returns what happens to the other ranks, from the beginning.
+    /// Returns what happens to the other ranks, from the beginning. Launchers that speak PMI-1 tell nothing.
     #[must_use]
     pub fn events(&self) -> Events {
         Events { world: self.clone(), next: 0 }
