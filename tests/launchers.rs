@@ -307,8 +307,9 @@ fn assert_hosts(output: &Output, ranks: u32, hosts: usize) {
     let stdout = String::from_utf8_lossy(&output.stdout);
     let mut addresses = std::collections::BTreeSet::new();
     for rank in 0..ranks {
-        let (_, rest) =
-            stdout.split_once(&format!("@rank {rank} of {ranks} at ")).expect(&text(output));
+        let (_, rest) = stdout
+            .split_once(&format!("@rank {rank} of {ranks} at "))
+            .unwrap_or_else(|| panic!("{}", text(output)));
         addresses.extend(rest.split(' ').next());
     }
     assert_eq!(addresses.len(), hosts, "{}", text(output));
