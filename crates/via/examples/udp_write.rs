@@ -6,7 +6,8 @@
 //! which the bare socket sends one datagram; then the bandwidth of many writes of 256 KiB beside TCP's.
 //!
 //! With `ONE` and `TWO` set to addresses the two ends have those, and with `NETNS` the second end is in that network
-//! namespace (`NETNS=/run/netns/far`, as root). `PACKET_BYTES`, `WINDOW_BYTES` and `TAGGED` change the configuration.
+//! namespace (`NETNS=/run/netns/far`, as root). `PACKET_BYTES`, `WINDOW_BYTES` and `TAGGED` change the configuration, `ROUNDS` and `FLOOD`
+//! how much is measured.
 
 use std::{
     env, error,
@@ -33,13 +34,11 @@ use vigie_via::{
 
 type Result<T> = std::result::Result<T, Box<dyn error::Error + Send + Sync>>;
 
-const ROUNDS: usize = 41;
 const COUNT: usize = 300;
 const SIZES: [usize; 3] = [8, 1024, 8192];
 const REGION_BYTES: usize = 1 << 20;
-/// One write of the flood, and how many of them.
+/// One write of the flood.
 const CHUNK: usize = 256 << 10;
-const FLOOD: usize = 1000;
 /// Writes of the flood under way.
 const WINDOW: usize = 4;
 
@@ -56,7 +55,7 @@ fn main() -> Result<()> {
     println!("{:>24} {:>12} {:>12} {:>8}", "", "bare", "VI", "ratio");
     for size in SIZES {
         let (mut bares, mut vis) = (Vec::new(), Vec::new());
-        for _ in 0..ROUNDS {
+        for _ in 0..rounds() {
             bares.push(time(|| {
                 bare_one.send_to(&vec![0; size], to)?;
                 bare_receive(&bare_one)
@@ -71,7 +70,7 @@ fn main() -> Result<()> {
     let mut stream = TcpStream::connect(tcp)?;
     let started = Instant::now();
     let buffer = vec![0; CHUNK];
-    for _ in 0..FLOOD {
+    for _ in 0..flood() {
         stream.write_all(&buffer)?;
     }
     stream.read_exact(&mut [0])?;
@@ -85,11 +84,24 @@ fn main() -> Result<()> {
     echo.join().map_err(|_| "the other thread panicked")?
 }
 
+fn number(name: &str, default: usize) -> usize {
+    env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+/// Rounds of latencies.
+fn rounds() -> usize {
+    number("ROUNDS", 41)
+}
+
+/// How many writes the flood has.
+fn flood() -> usize {
+    number("FLOOD", 1000)
+}
+
 fn config() -> Config {
     let mut config = Config::default();
-    let number = |name| env::var(name).ok().and_then(|text: String| text.parse().ok());
-    config.packet_bytes_max = number("PACKET_BYTES").unwrap_or(config.packet_bytes_max);
-    config.window_bytes = number("WINDOW_BYTES").unwrap_or(config.window_bytes);
+    config.packet_bytes_max = number("PACKET_BYTES", config.packet_bytes_max);
+    config.window_bytes = number("WINDOW_BYTES", config.window_bytes);
     config.is_tagged = env::var_os("TAGGED").is_some();
     config
 }
@@ -113,7 +125,7 @@ fn echo(
     places.send((bare_two.local_addr()?, two.nic.address(), listener.local_addr()?))?;
     two.meet(&to_one)?;
     for size in SIZES {
-        for _ in 0..ROUNDS {
+        for _ in 0..rounds() {
             for _ in 0..COUNT {
                 bare_receive(&bare_two)?;
                 bare_two.send_to(&vec![0; size], to)?;
@@ -126,11 +138,11 @@ fn echo(
     }
     let (mut stream, _) = listener.accept()?;
     let mut buffer = vec![0; CHUNK];
-    for _ in 0..FLOOD {
+    for _ in 0..flood() {
         stream.read_exact(&mut buffer)?;
     }
     stream.write_all(&[1])?;
-    for _ in 0..FLOOD {
+    for _ in 0..flood() {
         two.receive()?;
     }
     two.send(8, 0)?;
@@ -145,8 +157,8 @@ fn secret() -> Secret {
 
 /// An address of the first or the second end.
 fn address(name: &str) -> Result<SocketAddr> {
-    let address = env::var(name).map_or(Ok(Ipv4Addr::LOCALHOST.into()), |text| text.parse());
-    Ok(SocketAddr::new(address?, 0))
+    let text = env::var(name).unwrap_or_else(|_| Ipv4Addr::LOCALHOST.to_string());
+    Ok(SocketAddr::new(text.parse()?, 0))
 }
 
 fn pin(cpu: usize) -> Result<()> {
@@ -156,7 +168,7 @@ fn pin(cpu: usize) -> Result<()> {
 }
 
 fn rate(time: Duration) -> Result<f64> {
-    Ok(f64::from(u32::try_from(FLOOD * CHUNK)?) / time.as_secs_f64() / 1e9)
+    Ok(f64::from(u32::try_from(flood() * CHUNK)?) / time.as_secs_f64() / 1e9)
 }
 
 fn row(what: &str, bare: f64, vi: f64) {
@@ -274,8 +286,8 @@ impl End {
 
     fn flood(&mut self) -> Result<()> {
         let (mut sent, mut done) = (0, 0);
-        while done < FLOOD {
-            while sent < FLOOD && sent - done < WINDOW {
+        while done < flood() {
+            while sent < flood() && sent - done < WINDOW {
                 self.send(CHUNK, 1)?;
                 sent += 1;
             }

@@ -7,6 +7,7 @@ use super::{
     inbound::Inbound,
     outbound::Outbound,
     packet::{HEADER_BYTES, Header, RECEIPT_WORDS, narrow},
+    path_search::PathSearch,
     secret::{PACKET_TAG_BYTES, Secret},
 };
 use crate::vi::RemoteSegment;
@@ -21,8 +22,9 @@ pub(super) struct Connection<P> {
     pub(super) key: Option<Secret>,
     pub(super) out: Outbound,
     pub(super) inbound: Inbound,
-    /// The longest packet that the path takes, in bytes.
+    /// The longest packet that is sent, in bytes, and how that is found out.
     pub(super) packet_bytes: usize,
+    pub(super) search: PathSearch,
     /// The transfer of which a part has arrived.
     pub(super) incoming: Option<Incoming>,
     /// How many of the peer's descriptors have been carried out here.
@@ -93,6 +95,7 @@ impl<P> Connection<P> {
             out: Outbound::new(is_reliable, terms.peer_window, packet_bytes, round_trip),
             inbound: Inbound::new(is_reliable, terms.own_window),
             packet_bytes,
+            search: PathSearch::new(),
             incoming: None,
             carried_out: 0,
             answers: VecDeque::new(),
@@ -132,6 +135,17 @@ impl<P> Connection<P> {
         header
     }
 
+    /// Sends packets as long as the search has found.
+    pub(super) fn follow_path(&mut self, window: impl FnOnce(usize) -> u16) {
+        let bytes = self.search.known();
+        if self.packet_bytes != bytes {
+            self.packet_bytes = bytes;
+            self.out.congestion.set_packet_bytes(bytes);
+        }
+        // The peer's packets take the same path back.
+        self.inbound.set_window(window(self.search.expected()));
+    }
+
     /// Something departs that the peer will answer.
     pub(super) fn note_departure(&mut self, now: Nanos) {
         self.waiting_since.get_or_insert(now);
@@ -143,7 +157,7 @@ impl<P> Connection<P> {
             Some(since) => since.max(self.heard_at).saturating_add(dead_after),
             None => self.heard_at.saturating_add(keep_alive),
         };
-        let times = [self.out.deadline(), self.inbound.due()];
+        let times = [self.out.deadline(), self.inbound.due(), self.search.deadline()];
         times.into_iter().flatten().fold(silence, Nanos::min)
     }
 }

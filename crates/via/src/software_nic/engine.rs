@@ -14,6 +14,7 @@ use super::{
     objects::{Objects, Vi},
     outbound::{FRAGMENTS_MAX, Receipt},
     packet::{self, Control, Header, Over, PACKET_BYTES_MIN, RECEIPT_WORDS, narrow},
+    path_search::Departing,
     secret::{Names, Secret},
     transfer::{self, Failure},
 };
@@ -33,6 +34,9 @@ pub(super) enum Alarm {
 
 /// How often old requests are looked for.
 const SWEEP_EVERY: Nanos = 1000 * MILLISECOND;
+
+/// After so many timeouts in a row packets may be too long.
+const FALLS_AFTER: u32 = 3;
 
 /// The most bytes that are handed over at once: what a UDP datagram may have.
 const BATCH_BYTES_MAX: usize = 65_000;
@@ -145,7 +149,7 @@ impl<P: Path> Engine<P> {
                 self.counters.packets_refused += 1;
             }
         }
-        if !rest.is_empty() {
+        if rest.iter().any(|byte| *byte != 0) {
             self.counters.packets_refused += 1;
         }
     }
@@ -185,6 +189,13 @@ impl<P: Path> Engine<P> {
         }
         if header.wants_receipt {
             connection.inbound.note(header.transmission, now);
+        }
+        if header.is_probe {
+            connection.search.asked(u16::try_from(packet.len()).unwrap_or(u16::MAX));
+        } else if let (true, Ok(bytes)) = (header.has_probed, fragment.try_into()) {
+            connection.search.heard(u16::from_le_bytes(bytes), now);
+            let window_bytes = self.config.window_bytes;
+            connection.follow_path(|bytes| window(window_bytes, bytes));
         }
         let is_pending = vi.state == ViState::PendingConnect;
         vi.connection = Some(connection);
@@ -270,7 +281,8 @@ impl<P: Path> Engine<P> {
         let Some(connection) = vi.connection.as_ref() else { return false };
         let out = &connection.out;
         let has_data = out.has_repeat() || (out.takes_more() && transfer::has_more(vi, connection));
-        if has_data || connection.inbound.due().is_some_and(|due| due <= now) {
+        let has_more = has_data || connection.search.has_packet();
+        if has_more || connection.inbound.due().is_some_and(|due| due <= now) {
             self.wake(id);
         }
         has_data
@@ -340,16 +352,21 @@ impl<P: Path> Engine<P> {
         }
     }
 
-    /// Says how long the packets may be that a path takes.
+    /// Says how long the packets may be that a path takes; whether they arrive is found out by each connection.
     pub(super) fn set_packet_bytes(&mut self, path: P, bytes: usize) {
         let bytes = bytes.clamp(PACKET_BYTES_MIN, self.config.packet_bytes_max);
-        for vi in self.vis.values_mut() {
+        let mut asking = Vec::new();
+        for (id, vi) in &mut self.vis {
             if let Some(connection) = vi.connection.as_mut().filter(|found| found.path == path) {
-                connection.packet_bytes = bytes;
-                connection.out.congestion.set_packet_bytes(bytes);
-                // The peer's packets take the same path back.
-                connection.inbound.set_window(window(self.config.window_bytes, bytes));
+                connection.search.set_most(bytes);
+                connection.follow_path(|bytes| window(self.config.window_bytes, bytes));
+                if connection.search.has_packet() {
+                    asking.push(*id);
+                }
             }
+        }
+        for id in asking {
+            self.wake(id);
         }
     }
 
@@ -435,10 +452,17 @@ impl<P: Path> Engine<P> {
         }
         if connection.out.deadline().is_some_and(|at| at <= now) {
             connection.wants_ping |= connection.out.expire(now);
-            if connection.out.probes() >= 2 {
-                let path = connection.path;
-                self.wants_measure(path);
+            if connection.out.probes() == FALLS_AFTER {
+                connection.search.fall();
+                connection.follow_path(|bytes| window(self.config.window_bytes, bytes));
             }
+        }
+        if connection.search.expire(now) || connection.out.probes() >= 2 {
+            let window_bytes = self.config.window_bytes;
+            connection.follow_path(|bytes| window(window_bytes, bytes));
+            // Routers may have said something meanwhile.
+            let path = connection.path;
+            self.wants_measure(path);
         }
         self.settle(now, id);
         self.wake(id);
@@ -603,6 +627,11 @@ fn make_packets<P: Path>(
     out: &mut Vec<u8>,
 ) -> Made {
     let mut made = Made::default();
+    if connection.search.has_packet() {
+        send_probe(now, connection, out);
+        (made.sent, made.packet_bytes) = (1, out.len());
+        return made;
+    }
     let count = u64::try_from(count).unwrap_or(1).max(1);
     while made.sent < count {
         let start = out.len();
@@ -682,6 +711,29 @@ fn put_packet<P: Path>(
     header.has_fragment = true;
     header.encode(fragment, connection.key.as_ref(), out);
     connection.note_departure(now);
+}
+
+/// A packet that shows how long packets may be, or says that one has arrived.
+fn send_probe<P: Path>(now: Nanos, connection: &mut Connection<P>, out: &mut Vec<u8>) {
+    let until = now + connection.out.round_trip.probe_timeout(0);
+    let Some(departing) = connection.search.next(until) else { return };
+    let was_due = connection.inbound.due().is_some();
+    let mut header = connection.header(0, connection.fragment_bytes(), now);
+    match departing {
+        Departing::Probe(bytes) => {
+            header.is_probe = true;
+            let padding = vec![0; bytes.saturating_sub(connection.size(0))];
+            header.encode(&padding, connection.key.as_ref(), out);
+            if was_due {
+                // It may be too long to arrive.
+                connection.inbound.hurry(now);
+            }
+        }
+        Departing::Answer(bytes) => {
+            header.has_probed = true;
+            header.encode(&bytes.to_le_bytes(), connection.key.as_ref(), out);
+        }
+    }
 }
 
 /// A packet without a fragment, if it has something to say.

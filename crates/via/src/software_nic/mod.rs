@@ -30,7 +30,8 @@
 //! registered for them.
 //!
 //! # Costs
-//! One copy on either side beside the kernel's. A message of 8 bytes is one packet of 82 bytes.
+//! Two copies where it departs and one where it arrives, beside the kernel's. A message of 8 bytes is one packet of 82
+//! bytes.
 
 mod calls;
 mod congestion;
@@ -40,6 +41,7 @@ mod inbound;
 mod objects;
 mod outbound;
 mod packet;
+mod path_search;
 mod provider;
 mod secret;
 mod transfer;
@@ -77,7 +79,8 @@ pub trait Path: Copy + Ord + fmt::Debug + Send + 'static {
 /// What carries packets: it may lose, repeat, reorder and change them.
 ///
 /// # Implementing
-/// Nothing blocks. What is received may be several packets in one piece, as they were sent together.
+/// Nothing blocks. What is received may be several packets in one piece, as they were sent together, and zero bytes
+/// behind them, as short frames of Ethernet have them.
 pub trait Wire: Send + 'static {
     /// Its addresses.
     type Path: Path;
@@ -97,6 +100,14 @@ pub trait Wire: Send + 'static {
     /// [`io::ErrorKind::WouldBlock`]: nothing was sent, try again later. All others: the packets are lost.
     fn send(&mut self, to: Self::Path, packets: &[u8], packet_bytes: usize) -> io::Result<()>;
 
+    /// Has everything depart that [`send`](Self::send) has only queued.
+    ///
+    /// # Errors
+    /// Whatever went wrong; what was queued is lost then.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Takes what has arrived: how many bytes, and from where. `None`: nothing has.
     ///
     /// # Errors
@@ -106,7 +117,8 @@ pub trait Wire: Send + 'static {
     /// Returns how many packets may be sent at once.
     fn packets_max(&self) -> usize;
 
-    /// Returns the longest packet that a path takes, in bytes, as far as is known now.
+    /// Returns the longest packet that a path takes, in bytes, as far as is known now. It may be too much: longer
+    /// packets than 1200 bytes are tried before they are used.
     fn packet_bytes(&mut self, to: Self::Path) -> usize;
 
     /// Returns what is readable while something has arrived.
@@ -257,6 +269,13 @@ impl<W: Wire> SoftwareNic<W> {
 
     /// Sends what there is to send.
     fn flush(&mut self, now: u64) {
+        self.hand_over(now);
+        if self.wire.flush().is_err() {
+            self.engine.counters.wire_errors += 1;
+        }
+    }
+
+    fn hand_over(&mut self, now: u64) {
         self.unsent = 0;
         loop {
             while let Some(path) = self.engine.unmeasured() {

@@ -3,7 +3,8 @@
 //! ```text
 //! every packet     kind u8, flags u8, length u16 (of all of it)
 //! data             id u64 (the receiver's), sequence u32, transmission u32, next u32, oldest u32, echo u32,
-//!                  window u16, delay u16, words u8, 0 u8; words × u64 of receipts; a fragment; tag u64 if asked for
+//!                  window u16, delay u16, words u8, 0 u8; words × u64 of receipts; a fragment, the padding of a probe, or
+//!                  the length u16 of one that has arrived; tag u64 if asked for
 //! all others       a body; tag of 128 bits under the secret
 //! ```
 //! Numbers are little-endian. A packet says how long it is, so that packets that the kernel has glued together
@@ -40,6 +41,8 @@ const HEARD: u8 = 9;
 /// Flags of data packets.
 const HAS_FRAGMENT: u8 = 1;
 const WANTS_RECEIPT: u8 = 2;
+const IS_PROBE: u8 = 4;
+const HAS_PROBED: u8 = 8;
 
 /// Returns the first packet of some bytes and the rest, or nothing if they do not begin with one.
 pub(super) fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
@@ -74,6 +77,10 @@ pub(super) struct Header {
     pub(super) delay: u16,
     /// Whether a fragment follows.
     pub(super) has_fragment: bool,
+    /// Whether what follows is there to be long.
+    pub(super) is_probe: bool,
+    /// Whether what follows is the length of a probe that has arrived, as a u16.
+    pub(super) has_probed: bool,
     /// Whether the sender wants to hear that this arrived.
     pub(super) wants_receipt: bool,
     /// Which fragments behind `next` have arrived, by words of 64; as many as there are.
@@ -89,7 +96,9 @@ impl Header {
         let tag = if key.is_some() { PACKET_TAG_BYTES } else { 0 };
         let length = HEADER_BYTES + words * 8 + fragment.len() + tag;
         let flags = u8::from(self.has_fragment) * HAS_FRAGMENT
-            + u8::from(self.wants_receipt) * WANTS_RECEIPT;
+            + u8::from(self.wants_receipt) * WANTS_RECEIPT
+            + u8::from(self.is_probe) * IS_PROBE
+            + u8::from(self.has_probed) * HAS_PROBED;
         let mut header = [0; HEADER_BYTES];
         header[0] = DATA;
         header[1] = flags;
@@ -142,8 +151,12 @@ impl Header {
             rest = others;
         }
         let flags = header[1];
-        let has_fragment = flags & HAS_FRAGMENT != 0;
-        if flags & !(HAS_FRAGMENT | WANTS_RECEIPT) != 0 || (!has_fragment && !rest.is_empty()) {
+        let is_right = match flags & !WANTS_RECEIPT {
+            HAS_FRAGMENT | IS_PROBE => true,
+            HAS_PROBED => rest.len() == 2,
+            other => other == 0 && rest.is_empty(),
+        };
+        if !is_right {
             return None;
         }
         let header = Self {
@@ -155,7 +168,9 @@ impl Header {
             echo: number(28),
             window: u16::from_le_bytes([header[32], header[33]]),
             delay: u16::from_le_bytes([header[34], header[35]]),
-            has_fragment,
+            has_fragment: flags & HAS_FRAGMENT != 0,
+            is_probe: flags & IS_PROBE != 0,
+            has_probed: flags & HAS_PROBED != 0,
             wants_receipt: flags & WANTS_RECEIPT != 0,
             receipts,
             words,
@@ -520,6 +535,7 @@ mod tests {
                 wants_receipt: true,
                 receipts,
                 words,
+                ..Header::default()
             };
             for key in [None, Some(&key)] {
                 let mut packet = Vec::new();
@@ -531,6 +547,29 @@ mod tests {
                     assert_eq!(Header::decode(&packet[..length], key), None);
                 }
             }
+        }
+    }
+
+    /// Goal: what follows a header is what it says, or the packet is refused. Method: all kinds, with bodies of all
+    /// lengths.
+    #[test]
+    fn bodies_fit_their_headers() {
+        let (fragment, probe, probed) = (
+            Header { has_fragment: true, ..Header::default() },
+            Header { is_probe: true, ..Header::default() },
+            Header { has_probed: true, ..Header::default() },
+        );
+        for length in 0..5 {
+            let is_read = |header: &Header| {
+                let mut packet = Vec::new();
+                header.encode(&vec![0; length], None, &mut packet);
+                Header::decode(&packet, None).is_some_and(|(found, _)| found == *header)
+            };
+            assert!(is_read(&fragment) && is_read(&probe));
+            assert_eq!(is_read(&probed), length == 2);
+            assert_eq!(is_read(&Header::default()), length == 0);
+            assert!(!is_read(&Header { has_probed: true, ..probe }), "both");
+            assert!(!is_read(&Header { has_fragment: true, ..probe }), "both");
         }
     }
 

@@ -7,10 +7,9 @@
 //! to it: `net.core.rmem_max` is worth raising for fast links.
 //!
 //! # The path
-//! Packets are as long as the route takes (`IP_MTU`), which is asked for when a connection comes about, when a packet
-//! was too long, and when a peer is silent. The kernel keeps that up by itself as routers tell it [rfc1191, §3]; packets that
-//! were made for a longer path before are fragmented by IP. Where routers tell nothing, and drop what is too
-//! long, set [`Config::packet_bytes_max`](crate::software_nic::Config::packet_bytes_max).
+//! How long packets may be is asked of the kernel (`IP_MTU`) when a connection comes about, when a packet was too long,
+//! and when a peer is silent; the kernel keeps that up as routers tell it [rfc1191, §3]. Then it is tried, so that paths on
+//! which nobody tells anything work too. Packets that were made for a longer path before are fragmented by IP.
 //!
 //! # Examples
 //! ```

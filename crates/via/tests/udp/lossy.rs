@@ -106,3 +106,19 @@ fn a_network_that_comes_back_loses_nothing() {
     assert!(client.nic.counters().fragments_sent_again > 0);
     assert!(client.nic.next_deadline().is_some(), "it is kept alive");
 }
+
+/// Goal: a path that takes less than the kernel believes, and says nothing, is used all the same. Method: the forwarder
+/// loses everything that is longer than a limit; the loopback interface takes 64 KiB.
+#[test]
+fn a_path_that_is_shorter_than_it_looks() {
+    for longest in [1200, 1400, 1500, 9000] {
+        let faults = Faults { longest, ..Faults::default() };
+        let level = Reliability::ReliableReception;
+        let (mut client, echo, relay) = connected(level, Config::default(), faults);
+        for _ in 0..3 {
+            client.exchange(&LENGTHS);
+        }
+        assert!(relay.lost() > 0, "longer packets were tried");
+        assert_eq!(echo.end().0, None);
+    }
+}
