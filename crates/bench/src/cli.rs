@@ -1,6 +1,7 @@
 //! The command line.
 
 mod cases;
+mod datagrams;
 mod messages;
 mod soak;
 
@@ -53,6 +54,9 @@ enum Command {
     Echo(cases::Echo),
     /// Messages between two processes of this host, beside limits and peers (about 3 minutes).
     Pingpong(messages::PingPong),
+    /// Datagrams between two processes, over UDP and links, beside plain UDP and the VI layer (about half a
+    /// minute; as root, over a veth pair too).
+    Datagrams(datagrams::Datagrams),
     /// Everything at once, with faults, for a long time: measures nothing, checks everything.
     Soak(soak::Soak),
     /// Measures what the goals need, and shows goal and figure side by side.
@@ -208,6 +212,7 @@ impl Cli {
             Command::Container(command) => command.run(machine),
             Command::Echo(command) => command.run(machine),
             Command::Pingpong(command) => command.run(machine),
+            Command::Datagrams(command) => command.run(machine),
             Command::Soak(command) => Ok(command.run()),
             Command::Goals(command) => command.run(machine),
             Command::Watch(watch) => watch.run(),
@@ -239,6 +244,7 @@ impl Command {
             Self::Container(command) => Some(&command.amount.common.output),
             Self::Echo(command) => Some(&command.amount.common.output),
             Self::Pingpong(command) => Some(&command.output),
+            Self::Datagrams(command) => Some(&command.output),
             Self::Goals(command) => Some(&command.output),
             Self::Watch(_) | Self::Soak(_) => None,
         }

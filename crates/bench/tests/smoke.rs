@@ -194,6 +194,34 @@ fn limits_and_sockets_carry_messages() {
 }
 
 #[test]
+fn datagrams_are_measured_or_say_why_not() {
+    // Goal: every system has both figures, or says what it lacks, and those without privilege have them.
+    // Method: short runs of all.
+    let arguments = ["datagrams", "--sizes", "1,1464", "--budget", "5ms", "--rounds", "2"];
+    let report = measure("datagrams", &arguments);
+    let rows = report["rows"].as_array().expect("rows are a list");
+    assert_eq!(rows.len(), 7 * 2 * 2);
+    for row in rows {
+        match row["failure"].as_str() {
+            Some(reason) => {
+                let system = row["system"].as_str().expect("a name");
+                let is_over_veth =
+                    ["datagram-link", "datagram-xdp", "datagram-udp-veth", "udp-veth"];
+                assert!(is_over_veth.contains(&system), "{row}");
+                assert!(
+                    reason.contains("run as root") || reason.contains("run it as root"),
+                    "{row}"
+                );
+                eprintln!("SKIPPED: {system}: {reason}");
+            }
+            None => {
+                assert!(row["figures"]["message_us"].as_f64().is_some_and(|us| us > 0.0), "{row}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_peer_is_measured_or_says_how_to_get_it() {
     // Goal: what is not on this machine is skipped with the reason and the remedy, and the run succeeds;
     // what is there gives figures. Method: the peers that need no long build, whatever is installed.
@@ -235,6 +263,8 @@ fn bad_input_is_refused_with_advice() {
         (&["pingpong", "--peers", "mpitch"], "mpich, "),
         (&["pingpong", "--provider", "ether"], "shm"),
         (&["pingpong", "--sizes", "0"], "0"),
+        (&["datagrams", "--sizes", "1465"], "1464"),
+        (&["datagrams", "--only", "tcp"], "datagram-link"),
         (&["goals", "latency"], "echo, pending, idle, costs"),
         (&["fairness", "--compute", "0"], "0 is not in 1.."),
         (&["service", "--step", "200"], "100us"),

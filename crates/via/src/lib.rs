@@ -23,6 +23,9 @@
 //!   non-blocking is a request that one holds.
 //! - **[`world`]** connects the ranks that `vigie-run`, `mpiexec.hydra` or `srun` have started, on one host or many.
 //!
+//! Beside them, [`link`] has raw frames of an interface, and [`datagram`] numbered ports over a link or UDP
+//! [eth-barrier, §2].
+//!
 //! # Its place
 //!
 //! `via` depends on `vigie-detect` and on no other crate of the workspace. A completion queue is a
@@ -38,11 +41,14 @@
 //!   each other.
 //!
 //! # Not yet
-//! Providers over raw Ethernet and verbs, datagrams and raw frames.
+//! Providers over raw Ethernet and verbs.
 
 #![deny(unsafe_code)]
 
 pub mod conformance;
+pub mod datagram;
+mod hosted;
+pub mod link;
 mod lock;
 #[cfg(loom)]
 #[doc(hidden)]

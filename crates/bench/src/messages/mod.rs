@@ -20,6 +20,7 @@
 
 mod arena;
 mod blocking;
+pub mod datagram;
 pub(crate) mod found;
 mod limit;
 mod measure;
@@ -46,6 +47,7 @@ pub use self::seat::Seat;
 pub use self::stopwatch::Played;
 
 use std::fmt::Debug;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::{BenchError, Failure};
@@ -181,6 +183,8 @@ pub struct Run {
     pub ranks: u32,
     /// The cores: of two ranks each has its own, more share them.
     pub cores: Vec<usize>,
+    /// The network namespaces that the ranks enter, by rank; a rank for which there is none stays.
+    pub namespaces: Vec<PathBuf>,
 }
 
 impl Run {
@@ -189,6 +193,11 @@ impl Run {
         // What has more ranks than cores may take many times its budget for a single lap.
         const SLACK: Duration = Duration::from_secs(30);
         self.budget * 4 + SLACK
+    }
+
+    /// The network namespace of a rank, if it is another than this process's.
+    pub(crate) fn namespace_of(&self, rank: u32) -> Option<PathBuf> {
+        usize::try_from(rank).ok().and_then(|rank| self.namespaces.get(rank)).cloned()
     }
 
     /// The core of a rank, or all of them if there are more ranks than cores.

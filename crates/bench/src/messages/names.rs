@@ -2,15 +2,18 @@
 
 use thiserror::Error;
 
+use super::datagram::own_datagrams;
 use super::{Carrier, Own, carriers, own_carriers};
 
 /// A word that stands for no system that carries messages.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("nothing that carries messages is named {name:?}; there are {}", known())]
+#[error("nothing that carries messages is named {name:?}; there are {known}")]
 #[non_exhaustive]
 pub struct UnknownCarrier {
     /// What was given.
     pub name: String,
+    /// What there is.
+    pub known: String,
 }
 
 /// Returns the system of this very name.
@@ -19,7 +22,7 @@ pub struct UnknownCarrier {
 /// There is none; the error tells which there are.
 pub fn carrier(name: &str) -> Result<&'static dyn Carrier, UnknownCarrier> {
     let found = carriers().into_iter().find(|carrier| carrier.name() == name);
-    found.ok_or_else(|| UnknownCarrier { name: name.to_owned() })
+    found.ok_or_else(|| unknown(name))
 }
 
 /// Returns the system of this very name, of those whose ranks are processes of this program.
@@ -27,8 +30,8 @@ pub fn carrier(name: &str) -> Result<&'static dyn Carrier, UnknownCarrier> {
 /// # Errors
 /// There is none; the error tells which there are.
 pub fn own(name: &str) -> Result<&'static Own, UnknownCarrier> {
-    let found = own_carriers().iter().copied().find(|own| own.name == name);
-    found.ok_or_else(|| UnknownCarrier { name: name.to_owned() })
+    let mut all = own_carriers().iter().copied().chain(own_datagrams());
+    all.find(|own| own.name == name).ok_or_else(|| unknown(name))
 }
 
 /// Returns the systems that `word` stands for: one of this name and those of this family.
@@ -38,11 +41,12 @@ pub fn own(name: &str) -> Result<&'static Own, UnknownCarrier> {
 pub fn named(word: &str) -> Result<Vec<&'static dyn Carrier>, UnknownCarrier> {
     let is_meant = |carrier: &&dyn Carrier| carrier.name() == word || carrier.family() == word;
     let found: Vec<_> = carriers().into_iter().filter(is_meant).collect();
-    if found.is_empty() { Err(UnknownCarrier { name: word.to_owned() }) } else { Ok(found) }
+    if found.is_empty() { Err(unknown(word)) } else { Ok(found) }
 }
 
-fn known() -> String {
-    carriers().into_iter().map(|carrier| carrier.name()).collect::<Vec<_>>().join(", ")
+fn unknown(name: &str) -> UnknownCarrier {
+    let known = carriers().into_iter().map(|carrier| carrier.name()).collect::<Vec<_>>();
+    UnknownCarrier { name: name.to_owned(), known: known.join(", ") }
 }
 
 #[cfg(test)]

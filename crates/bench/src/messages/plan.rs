@@ -179,7 +179,8 @@ impl PingPongPlan {
                 let subject = Subject::Carrier { name: carrier.name(), label: carrier.label() };
                 rows.extend(measures.iter().map(|&measure| row(subject, measure, ranks)));
                 let budget = self.budget / self.rounds.max(1);
-                let run = Run { measures, budget, ranks, cores: cores.clone() };
+                let namespaces = Vec::new();
+                let run = Run { measures, budget, ranks, cores: cores.clone(), namespaces };
                 jobs.push(Job { carrier: index, run, rows: (first..rows.len()).collect() });
             }
         }

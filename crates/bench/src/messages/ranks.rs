@@ -72,7 +72,8 @@ impl Prepared for Started<'_> {
         let meeting = Meeting::new(self.own, run.ranks).map_err(failed)?;
         let mut ranks = Vec::new();
         for rank in 0..run.ranks {
-            let seat = meeting.seat(rank, run.cores_of(rank));
+            let mut seat = meeting.seat(rank, run.cores_of(rank));
+            seat.namespace = run.namespace_of(rank);
             let carrier = self.own.name.to_owned();
             let (measures, budget) = (run.measures.clone(), run.budget);
             ranks.push(Child::start(&Role::Rank(RankPlan { carrier, seat, measures, budget }))?);
@@ -124,7 +125,7 @@ impl Meeting {
 
     pub(super) fn seat(&self, rank: u32, cores: Vec<usize>) -> Seat {
         let (ranks, token) = (self.ranks, self.token);
-        Seat { rank, ranks, cores, memory: self.memory.path(), token }
+        Seat { rank, ranks, cores, memory: self.memory.path(), token, namespace: None }
     }
 }
 
@@ -139,6 +140,7 @@ pub(crate) struct RankPlan {
 
 /// Plays a rank in this process.
 pub(crate) fn play(plan: &RankPlan) -> Result<(), Failure> {
+    plan.seat.enter()?;
     plan.seat.pin()?;
     let own = own(&plan.carrier).map_err(Failure::runtime)?;
     let mut rank = (own.open)(&plan.seat)?;

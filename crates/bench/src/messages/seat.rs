@@ -1,8 +1,12 @@
 //! Where a rank sits: who it is, which cores it has, and how it finds the others.
 
+use std::fs::File;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{
+    CpuSet, LinkNameSpaceType, move_into_link_name_space, sched_getaffinity, sched_setaffinity,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Failure;
@@ -24,6 +28,8 @@ pub struct Seat {
     pub memory: PathBuf,
     /// A number that no other run has, for names.
     pub token: u64,
+    /// The network namespace in which it sits, if it is another than its parent's.
+    pub namespace: Option<PathBuf>,
 }
 
 impl Seat {
@@ -37,6 +43,18 @@ impl Seat {
     #[must_use]
     pub const fn before(&self) -> u32 {
         if self.rank == 0 { self.ranks - 1 } else { self.rank - 1 }
+    }
+
+    /// Moves the calling thread into the rank's network namespace. Threads that it starts follow it there.
+    ///
+    /// # Errors
+    /// [`Failure::Io`] if there is none, or the kernel refuses.
+    pub(crate) fn enter(&self) -> Result<(), Failure> {
+        let Some(path) = &self.namespace else { return Ok(()) };
+        let doing = || format!("entering the network namespace {}", path.display());
+        let file = File::open(path).map_err(Failure::io(doing()))?;
+        move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
+            .map_err(|error| Failure::io(doing())(error.into()))
     }
 
     /// Keeps the calling thread on the rank's cores.
@@ -68,8 +86,14 @@ mod tests {
         // Goal: `next` and `before` are each other's inverse, for every group. Method: exhaustive.
         for ranks in 2..=8 {
             for rank in 0..ranks {
-                let seat =
-                    |rank| Seat { rank, ranks, cores: cores(), memory: PathBuf::new(), token: 0 };
+                let seat = |rank| Seat {
+                    rank,
+                    ranks,
+                    cores: cores(),
+                    memory: PathBuf::new(),
+                    token: 0,
+                    namespace: None,
+                };
                 assert_eq!(seat(seat(rank).next()).before(), rank);
                 assert_eq!(seat(seat(rank).before()).next(), rank);
             }

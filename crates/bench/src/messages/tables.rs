@@ -32,7 +32,7 @@ pub(super) fn all(rows: &[Row]) -> String {
 }
 
 /// The systems that have rows of a case, in their order, without those that failed throughout.
-fn subjects(rows: &[Row], case: &str) -> Vec<Subject> {
+pub(super) fn subjects(rows: &[Row], case: &str) -> Vec<Subject> {
     let mut subjects: Vec<Subject> = Vec::new();
     for row in rows.iter().filter(|row| row.case == case && row.failure.is_none()) {
         if !subjects.contains(&row.system) {
@@ -47,7 +47,7 @@ fn number(row: &Row, key: &str) -> Option<u64> {
 }
 
 /// The values of a parameter in the rows of a case, ascending.
-fn values(rows: &[Row], case: &str, key: &str) -> Vec<u64> {
+pub(super) fn values(rows: &[Row], case: &str, key: &str) -> Vec<u64> {
     let rows = rows.iter().filter(|row| row.case == case);
     let mut values: Vec<_> = rows.filter_map(|row| number(row, key)).collect();
     values.sort_unstable();
@@ -55,7 +55,7 @@ fn values(rows: &[Row], case: &str, key: &str) -> Vec<u64> {
     values
 }
 
-fn find<'a>(
+pub(super) fn find<'a>(
     rows: &'a [Row],
     subject: Subject,
     case: &str,
@@ -65,7 +65,7 @@ fn find<'a>(
         .find(|row| row.system == subject && row.case == case && number(row, key) == Some(value))
 }
 
-fn cell(row: Option<&Row>, show: impl FnOnce(&Row) -> Option<String>) -> String {
+pub(super) fn cell(row: Option<&Row>, show: impl FnOnce(&Row) -> Option<String>) -> String {
     let shown = row.and_then(|row| match &row.failure {
         Some(failure) => Some(failure_word(failure).to_owned()),
         None => show(row),
@@ -73,7 +73,7 @@ fn cell(row: Option<&Row>, show: impl FnOnce(&Row) -> Option<String>) -> String 
     shown.unwrap_or_else(|| "–".to_owned())
 }
 
-fn microseconds(row: &Row, key: &str) -> Option<String> {
+pub(super) fn microseconds(row: &Row, key: &str) -> Option<String> {
     row.figure(key).map(|us| time(us * 1e3))
 }
 

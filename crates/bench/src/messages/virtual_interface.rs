@@ -14,9 +14,9 @@ use rustix::io::Errno;
 use vigie_detect::{Armed, Instant};
 use vigie_via::shm::Shm;
 use vigie_via::vi::{
-    Address, Completion, CqId, Data, MemoryAttributes, NicEvent, Operation, Provider, Queue,
-    ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment, SendDescriptor, ViAttributes,
-    ViError, ViId,
+    Address, Completion, CqId, Data, LocalSegment, MemoryAttributes, NicEvent, Operation, Provider,
+    Queue, ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment, SendDescriptor,
+    ViAttributes, ViError, ViId,
 };
 
 use super::arena::{Arena, BOARD_BYTES};
@@ -42,11 +42,27 @@ pub(crate) static VIRTUAL_INTERFACE: Own = Own {
         fits && is_asked
     },
     link_bytes: ADDRESS_BYTES,
-    open: |seat| Ok(Box::new(Blocking::new(VirtualInterface::open(Shm::open, seat)?))),
+    open: |seat| Ok(Box::new(Blocking::new(VirtualInterface::open(Shm::open, seat, SLOT_BYTES)?))),
+};
+
+/// The same with messages as long as a frame of Ethernet: beyond [`SLOT_BYTES`] their data is in registered
+/// memory.
+pub(super) static VIRTUAL_INTERFACE_MTU: Own = Own {
+    name: "vigie-vi-mtu",
+    label: "vigie, Virtual Interface, shared memory",
+    has: |measure| {
+        let fits = measure.bytes() <= MTU_BYTES && measure.window() <= SLOTS / 2;
+        fits && matches!(measure, Measure::Latency { .. } | Measure::Window { .. })
+    },
+    open: |seat| Ok(Box::new(Blocking::new(VirtualInterface::open(Shm::open, seat, MTU_BYTES)?))),
+    ..VIRTUAL_INTERFACE
 };
 
 /// Bytes of a slot: what fits into a descriptor.
 const SLOT_BYTES: u32 = 256;
+
+/// Bytes of a slot for a frame of Ethernet.
+const MTU_BYTES: u32 = 1_536;
 
 /// Slots, and receive descriptors posted.
 const SLOTS: u32 = 256;
@@ -74,6 +90,9 @@ struct VirtualInterface<P> {
     key: RemoteKey,
     /// This rank's own area.
     area: Region,
+    slot_bytes: u32,
+    /// Where long messages wait to be taken, if there are any, in slots as in the area.
+    staging: Option<Region>,
     sent: u32,
     received: u32,
 }
@@ -87,12 +106,18 @@ fn unusable(completion: Completion) -> Failure {
 }
 
 impl<P: Provider> VirtualInterface<P> {
-    fn open(nic: impl FnOnce() -> Result<P, ViError>, seat: &Seat) -> Result<Self, Failure> {
+    fn open(
+        nic: impl FnOnce() -> Result<P, ViError>,
+        seat: &Seat,
+        slot_bytes: u32,
+    ) -> Result<Self, Failure> {
         let mut nic = nic().map_err(failed)?;
         let (tag, cq) = (nic.create_tag(), nic.create_cq().map_err(failed)?);
         let memory = MemoryAttributes { tag, allows_write: true, allows_read: false };
-        let length = usize::try_from(SLOT_BYTES * SLOTS).map_err(Failure::runtime)?;
+        let length = usize::try_from(slot_bytes * SLOTS).map_err(Failure::runtime)?;
         let area = nic.allocate(length, memory).map_err(failed)?;
+        let is_long = slot_bytes > SLOT_BYTES;
+        let staging = is_long.then(|| nic.allocate(length, memory)).transpose().map_err(failed)?;
         let attributes = ViAttributes {
             reliability: Reliability::ReliableDelivery,
             tag,
@@ -113,7 +138,8 @@ impl<P: Provider> VirtualInterface<P> {
         let deadline = Instant::now().saturating_add(MEETING);
         nic.connect(next, &address, DISCRIMINATOR, &[], deadline).map_err(failed)?;
         let key = RemoteKey(0);
-        let mut own = Self { nic, cq, next, before, key, area, sent: 0, received: 0 };
+        let mut own =
+            Self { nic, cq, next, before, key, area, slot_bytes, staging, sent: 0, received: 0 };
         own.connect(deadline)?;
         Ok(own)
     }
@@ -188,16 +214,27 @@ fn place(rank: u32) -> Result<usize, Failure> {
 impl<P: Provider> Channel for VirtualInterface<P> {
     #[inline]
     fn send(&mut self, message: &[u8]) -> Result<(), Failure> {
-        let offset = u64::from(self.sent % SLOTS) * u64::from(SLOT_BYTES);
+        let offset = u64::from(self.sent % SLOTS) * u64::from(self.slot_bytes);
         self.sent = self.sent.wrapping_add(1);
         let data = [IoSlice::new(message)];
+        let mut segments = [LocalSegment { memory: self.area.handle, offset, length: 0 }];
+        let data = match &self.staging {
+            // No measure has as many messages under way as there are slots: this one is free again.
+            Some(staging) if message.len() as u64 > u64::from(SLOT_BYTES) => {
+                staging.memory.write(offset, message).map_err(Failure::runtime)?;
+                segments[0].memory = staging.handle;
+                segments[0].length = message.len() as u64;
+                Data::Segments(&segments)
+            }
+            _ => Data::Inline(&data),
+        };
         let descriptor = SendDescriptor {
             operation: Operation::RdmaWrite,
             cookie: 0,
             immediate: Some(i32::try_from(message.len()).map_err(Failure::runtime)?),
             is_signaled: false,
             remote: Some(RemoteSegment { key: self.key, offset }),
-            data: Data::Inline(&data),
+            data,
         };
         loop {
             match self.nic.post_send(self.next, &descriptor) {
@@ -225,7 +262,7 @@ impl<P: Provider> Channel for VirtualInterface<P> {
         if completion.queue != Queue::Receive || !completion.status.is_done() || !is_whole {
             return Err(unusable(completion));
         }
-        let offset = u64::from(self.received % SLOTS) * u64::from(SLOT_BYTES);
+        let offset = u64::from(self.received % SLOTS) * u64::from(self.slot_bytes);
         self.received = self.received.wrapping_add(1);
         self.area.memory.read(offset, message).map_err(Failure::runtime)?;
         let descriptor = ReceiveDescriptor { cookie: 0, segments: &[] };

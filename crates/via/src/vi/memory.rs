@@ -140,7 +140,7 @@ impl Memory {
     }
 
     /// Returns where the memory begins: no other memory does, while anybody holds this one.
-    pub(super) fn address(&self) -> usize {
+    pub(crate) fn address(&self) -> usize {
         self.bytes.base.addr().get()
     }
 

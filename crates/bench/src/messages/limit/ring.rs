@@ -169,8 +169,14 @@ mod tests {
         let geometry = Geometry { slot_bytes: 128, slots: 8 };
         let file = SharedFile::create(BOARD_BYTES + 2 * geometry.bytes()).unwrap();
         let memory: PathBuf = file.path();
-        let seat =
-            |rank| Seat { rank, ranks: 2, cores: Vec::new(), memory: memory.clone(), token: 0 };
+        let seat = |rank| Seat {
+            rank,
+            ranks: 2,
+            cores: Vec::new(),
+            memory: memory.clone(),
+            token: 0,
+            namespace: None,
+        };
         let mut one = SlotRing::<Spin>::open(&seat(0), geometry).unwrap();
         let mut other = SlotRing::<Yield>::open(&seat(1), geometry).unwrap();
         for round in 0..50_u8 {

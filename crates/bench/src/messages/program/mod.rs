@@ -217,6 +217,7 @@ mod tests {
             budget: Duration::from_millis(5),
             ranks: 2,
             cores: vec![0, 1],
+            namespaces: Vec::new(),
         }
     }
 

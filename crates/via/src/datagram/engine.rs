@@ -1,0 +1,383 @@
+//! Datagrams, ports and buffers, without waiting.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    io,
+    os::fd::BorrowedFd,
+};
+
+use super::{
+    Counters, PortCounters, Received,
+    error::{DatagramError, Node, PostError, SendFailed},
+    over_link::OverLink,
+    over_udp::OverUdp,
+};
+use crate::hosted::Engine;
+
+/// Buffers of one port.
+const BUFFERS_MAX: usize = 1024;
+/// Datagrams that wait to be sent.
+const SENDING_MAX: usize = 256;
+/// Datagrams that are taken in with one look.
+pub(super) const LOOK: usize = 64;
+
+/// What carries the datagrams.
+#[derive(Debug)]
+pub(super) enum Carrier {
+    Link(Box<OverLink>),
+    Udp(OverUdp),
+}
+
+/// A datagram that came in, before its port is looked at.
+pub(super) struct Incoming {
+    pub(super) from: Node,
+    pub(super) from_port: u8,
+    pub(super) to_port: u8,
+    pub(super) is_multicast: bool,
+    pub(super) length: usize,
+}
+
+/// One port's buffers and what is in them.
+#[derive(Debug, Default)]
+pub(super) struct PortState {
+    pub(super) posted: VecDeque<Vec<u8>>,
+    arrived: VecDeque<Received>,
+    counters: PortCounters,
+}
+
+/// The ports of a device, and what they have in common.
+#[derive(Debug, Default)]
+pub(super) struct Ports {
+    states: BTreeMap<u8, PortState>,
+    pub(super) counters: Counters,
+}
+
+impl Ports {
+    pub(super) fn state(&mut self, number: u8) -> Option<&mut PortState> {
+        self.states.get_mut(&number)
+    }
+
+    /// Delivers a datagram of which `read` copies the payload: into the buffer that was posted first
+    /// [eth-barrier, §2.3].
+    #[inline]
+    pub(super) fn deliver(&mut self, incoming: &Incoming, read: impl FnOnce(&mut [u8]) -> usize) {
+        let Some(port) = self.states.get_mut(&incoming.to_port) else {
+            self.counters.no_port += 1;
+            return;
+        };
+        let Some(mut buffer) = port.posted.pop_front() else {
+            port.counters.no_buffer += 1;
+            return;
+        };
+        let Some(place) = buffer.get_mut(..incoming.length) else {
+            port.counters.too_small += 1;
+            port.posted.push_front(buffer);
+            return;
+        };
+        if read(place) != incoming.length {
+            self.counters.malformed += 1;
+            port.posted.push_front(buffer);
+            return;
+        }
+        port.arrive(incoming, buffer);
+    }
+}
+
+impl PortState {
+    pub(super) fn arrive(&mut self, incoming: &Incoming, buffer: Vec<u8>) {
+        self.counters.received += 1;
+        self.arrived.push_back(Received {
+            buffer,
+            length: incoming.length,
+            from: incoming.from,
+            from_port: incoming.from_port,
+            is_multicast: incoming.is_multicast,
+        });
+    }
+
+    pub(super) const fn count_too_small(&mut self) {
+        self.counters.too_small += 1;
+    }
+
+    pub(super) const fn count_no_buffer(&mut self) {
+        self.counters.no_buffer += 1;
+    }
+}
+
+/// A datagram that waits for room.
+#[derive(Debug)]
+struct Outgoing {
+    ticket: u64,
+    from_port: u8,
+    to: Node,
+    to_port: u8,
+    payload: Vec<u8>,
+}
+
+type Sent = Result<Vec<u8>, SendFailed>;
+
+/// What somebody waits for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Want {
+    Received(u8),
+    Sent(u64),
+}
+
+#[derive(Debug)]
+pub(super) enum Found {
+    Received(Received),
+    Sent(Sent),
+    Failed(DatagramError),
+}
+
+/// A device with its ports.
+#[derive(Debug)]
+pub(super) struct DatagramEngine {
+    pub(super) carrier: Carrier,
+    ports: Ports,
+    sending: VecDeque<Outgoing>,
+    /// Of each send that somebody waits for: what came of it, once that is known.
+    sent: BTreeMap<u64, Option<Sent>>,
+    next_ticket: u64,
+}
+
+impl DatagramEngine {
+    pub(super) fn new(carrier: Carrier) -> Self {
+        Self {
+            carrier,
+            ports: Ports::default(),
+            sending: VecDeque::new(),
+            sent: BTreeMap::new(),
+            next_ticket: 0,
+        }
+    }
+
+    pub(super) fn acquire(&mut self, number: u8) -> Result<(), DatagramError> {
+        match &mut self.carrier {
+            Carrier::Link(link) => link.acquire(number)?,
+            Carrier::Udp(udp) => udp.acquire(number)?,
+        }
+        self.ports.states.insert(number, PortState::default());
+        Ok(())
+    }
+
+    pub(super) fn release(&mut self, number: u8) {
+        self.ports.states.remove(&number);
+        // What waits goes out first, or not at all: over UDP its socket is closed with the port.
+        self.pump();
+        match &mut self.carrier {
+            Carrier::Link(link) => link.release(number),
+            Carrier::Udp(udp) => udp.release(number),
+        }
+    }
+
+    pub(super) fn join(&mut self, group: Node) -> Result<(), DatagramError> {
+        if !group.is_group() {
+            return Err(DatagramError::WrongNode { node: group, wanted: "a group" });
+        }
+        match &mut self.carrier {
+            Carrier::Link(link) => link.join(group),
+            Carrier::Udp(udp) => udp.join(group),
+        }
+    }
+
+    pub(super) fn node(&self) -> Node {
+        match &self.carrier {
+            Carrier::Link(link) => link.node(),
+            Carrier::Udp(udp) => udp.node(),
+        }
+    }
+
+    pub(super) fn payload_max(&self) -> usize {
+        match &self.carrier {
+            Carrier::Link(link) => link.payload_max(),
+            Carrier::Udp(udp) => udp.payload_max(),
+        }
+    }
+
+    pub(super) fn counters(&mut self) -> Result<Counters, DatagramError> {
+        let mut counters = self.ports.counters;
+        if let Carrier::Link(link) = &mut self.carrier {
+            counters.overrun = link.dropped()?;
+        }
+        Ok(counters)
+    }
+
+    pub(super) fn port_counters(&self, number: u8) -> PortCounters {
+        self.ports.states.get(&number).map_or_else(PortCounters::default, |port| port.counters)
+    }
+
+    pub(super) fn post(&mut self, number: u8, buffer: Vec<u8>) -> Result<(), PostError> {
+        match self.ports.state(number) {
+            Some(port) if port.posted.len() + port.arrived.len() < BUFFERS_MAX => {
+                port.posted.push_back(buffer);
+                Ok(())
+            }
+            _ => Err(PostError { buffer }),
+        }
+    }
+
+    /// Sends at once what does not have to wait for others.
+    #[inline]
+    pub(super) fn try_send(
+        &mut self,
+        from_port: u8,
+        to: Node,
+        to_port: u8,
+        payload: &[u8],
+    ) -> Result<(), DatagramError> {
+        if !self.sending.is_empty() {
+            self.pump();
+            if !self.sending.is_empty() {
+                return Err(DatagramError::Full);
+            }
+        }
+        self.carry(from_port, to, to_port, payload)?;
+        self.flush()
+    }
+
+    #[inline]
+    fn carry(
+        &mut self,
+        from_port: u8,
+        to: Node,
+        to_port: u8,
+        payload: &[u8],
+    ) -> Result<(), DatagramError> {
+        let (length, max) = (payload.len(), self.payload_max());
+        if length > max {
+            return Err(DatagramError::TooLong { length, max });
+        }
+        match &mut self.carrier {
+            Carrier::Link(link) => link.send(from_port, to, to_port, payload),
+            Carrier::Udp(udp) => udp.send(from_port, to, to_port, payload, &mut self.ports),
+        }?;
+        self.ports.counters.sent += 1;
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), DatagramError> {
+        match &mut self.carrier {
+            Carrier::Link(link) => link.flush(),
+            Carrier::Udp(_) => Ok(()),
+        }
+    }
+
+    /// Sends, or lets it wait for room: then its ticket is returned.
+    pub(super) fn start_send(
+        &mut self,
+        from_port: u8,
+        to: Node,
+        to_port: u8,
+        payload: Vec<u8>,
+    ) -> Result<Sent, u64> {
+        match self.try_send(from_port, to, to_port, &payload) {
+            Ok(()) => Ok(Ok(payload)),
+            Err(DatagramError::Full) if self.sending.len() < SENDING_MAX => {
+                let ticket = self.next_ticket;
+                self.next_ticket += 1;
+                self.sending.push_back(Outgoing { ticket, from_port, to, to_port, payload });
+                self.sent.insert(ticket, None);
+                Err(ticket)
+            }
+            Err(error) => Ok(Err(SendFailed { error, payload })),
+        }
+    }
+
+    /// Nobody waits for that send any more; it goes out all the same.
+    pub(super) fn forget(&mut self, ticket: u64) {
+        self.sent.remove(&ticket);
+    }
+
+    /// Sends what waits, as far as there is room.
+    fn pump(&mut self) {
+        while let Some(one) = self.sending.pop_front() {
+            let Outgoing { ticket, from_port, to, to_port, payload } = one;
+            let sent = match self.carry(from_port, to, to_port, &payload) {
+                Err(DatagramError::Full) => {
+                    let one = Outgoing { ticket, from_port, to, to_port, payload };
+                    self.sending.push_front(one);
+                    break;
+                }
+                Ok(()) => Ok(payload),
+                Err(error) => Err(SendFailed { error, payload }),
+            };
+            if let Some(place) = self.sent.get_mut(&ticket) {
+                *place = Some(sent);
+            }
+        }
+        // What cannot go out now waits in the link's slots.
+        let _ = self.flush();
+    }
+
+    /// Takes in what has come, for `number` at least.
+    #[inline]
+    fn look(&mut self, number: u8) -> Result<(), DatagramError> {
+        match &mut self.carrier {
+            Carrier::Link(link) => link.look(&mut self.ports),
+            Carrier::Udp(udp) => udp.look(number, &mut self.ports),
+        }
+    }
+
+    /// Takes the oldest datagram of a port.
+    #[inline]
+    pub(super) fn receive(&mut self, number: u8) -> Result<Option<Received>, DatagramError> {
+        let arrived = |ports: &mut Ports| ports.state(number)?.arrived.pop_front();
+        if let Some(received) = arrived(&mut self.ports) {
+            return Ok(Some(received));
+        }
+        let looked = self.look(number);
+        match (arrived(&mut self.ports), looked) {
+            (Some(received), _) => Ok(Some(received)),
+            // They come again when it is up.
+            (None, Ok(()) | Err(DatagramError::Down)) => Ok(None),
+            (None, Err(error)) => Err(error),
+        }
+    }
+}
+
+impl Engine for DatagramEngine {
+    type Want = Want;
+    type Found = Found;
+
+    fn take(&mut self, want: Want) -> Option<Found> {
+        self.pump();
+        match want {
+            Want::Received(number) => match self.receive(number) {
+                Ok(received) => received.map(Found::Received),
+                Err(error) => Some(Found::Failed(error)),
+            },
+            Want::Sent(ticket) => {
+                let sent = self.sent.get_mut(&ticket)?.take()?;
+                self.sent.remove(&ticket);
+                Some(Found::Sent(sent))
+            }
+        }
+    }
+
+    fn put_back(&mut self, want: Want, found: Found) {
+        if let (Want::Received(number), Found::Received(received)) = (want, found)
+            && let Some(port) = self.ports.state(number)
+        {
+            port.arrived.push_front(received);
+        }
+    }
+
+    fn arm(&mut self) -> io::Result<bool> {
+        self.pump();
+        let waits = self.sending.front().map(|one| one.from_port);
+        let has_arrived = self.ports.states.values().any(|port| !port.arrived.is_empty());
+        let is_ready = match &mut self.carrier {
+            Carrier::Link(link) => link.arm(waits.is_some()),
+            Carrier::Udp(udp) => udp.arm(waits),
+        };
+        Ok(is_ready.map_err(io::Error::other)? || has_arrived)
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        match &self.carrier {
+            Carrier::Link(link) => link.descriptor(),
+            Carrier::Udp(udp) => udp.descriptor(),
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! How a link is opened.
+
+use std::time::Duration;
+
+use super::{
+    Link,
+    address::{EtherType, MacAddress},
+    carrier::Carrier,
+    error::OpenError,
+    monitor::Monitor,
+    packet::{Packet, Settings},
+    xdp::Xdp,
+};
+
+/// What carries the frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BackEnd {
+    /// The first of AF_PACKET's that the kernel grants.
+    #[default]
+    Automatic,
+    /// AF_PACKET with rings in memory that is shared with the kernel.
+    PacketRings,
+    /// AF_PACKET with a call for a batch.
+    PacketCalls,
+    /// AF_XDP: one [queue](LinkBuilder::queue), which belongs to this link alone.
+    Xdp,
+    /// AF_XDP where the kernel and the driver have it and this process may use it, else as
+    /// [`Automatic`](Self::Automatic); which of them, and why, goes to the log (`tracing`), and
+    /// [`Link::back_end`] tells. A queue or an interface that somebody else has taken is an error all the
+    /// same: the frames might go there.
+    XdpOrPacket,
+}
+
+/// The settings of a [`Link`].
+#[derive(Clone, Debug)]
+#[must_use = "no link is opened without `open`"]
+pub struct LinkBuilder {
+    name: String,
+    ether_type: EtherType,
+    back_end: BackEnd,
+    receive_frames: u32,
+    send_frames: u32,
+    busy_poll: Duration,
+    is_promiscuous: bool,
+    bypasses_queue: bool,
+    queue: u32,
+}
+
+/// Frames of a ring, at most.
+const FRAMES_MAX: u32 = 1 << 16;
+/// Queues of an interface, at most.
+const QUEUE_MAX: u32 = 4095;
+
+impl LinkBuilder {
+    pub(super) const fn new(name: String) -> Self {
+        Self {
+            name,
+            ether_type: EtherType::EXPERIMENTAL_1,
+            back_end: BackEnd::Automatic,
+            receive_frames: 512,
+            send_frames: 128,
+            busy_poll: Duration::ZERO,
+            is_promiscuous: false,
+            bypasses_queue: false,
+            queue: 0,
+        }
+    }
+
+    /// Sets which protocol's frames are received, and what those that are sent say. Default:
+    /// [`EtherType::EXPERIMENTAL_1`].
+    pub const fn ether_type(mut self, ether_type: EtherType) -> Self {
+        self.ether_type = ether_type;
+        self
+    }
+
+    /// Sets the back end. Default: [`BackEnd::Automatic`].
+    pub const fn back_end(mut self, back_end: BackEnd) -> Self {
+        self.back_end = back_end;
+        self
+    }
+
+    /// Sets how many frames the kernel keeps until they are taken: 1 to 65 536, 512 by default, rounded up to
+    /// whole blocks of memory. More are dropped and counted.
+    pub const fn receive_frames(mut self, frames: u32) -> Self {
+        self.receive_frames = frames;
+        self
+    }
+
+    /// Sets how many frames may wait to be sent: 1 to 65 536, 128 by default, rounded up.
+    pub const fn send_frames(mut self, frames: u32) -> Self {
+        self.send_frames = frames;
+        self
+    }
+
+    /// Sets for how long the kernel polls the network card in a call before it sleeps (`SO_BUSY_POLL`), in
+    /// whole microseconds, at most one second; more than the host's limit needs `CAP_NET_ADMIN`. Default:
+    /// not at all.
+    pub const fn busy_poll(mut self, time: Duration) -> Self {
+        self.busy_poll = time;
+        self
+    }
+
+    /// Receives frames to other interfaces as well. Default: no.
+    pub const fn promiscuous(mut self) -> Self {
+        self.is_promiscuous = true;
+        self
+    }
+
+    /// Gives frames to the network card without its queueing discipline: sooner, and dropped when it is busy.
+    /// Default: no.
+    pub const fn bypass_queue(mut self) -> Self {
+        self.bypasses_queue = true;
+        self
+    }
+
+    /// Sets which receive queue of the interface is taken, for [`BackEnd::Xdp`]. Default: 0.
+    pub const fn queue(mut self, queue: u32) -> Self {
+        self.queue = queue;
+        self
+    }
+
+    /// Opens the link, in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open(self) -> Result<Link, OpenError> {
+        for (name, value) in
+            [("receive_frames", self.receive_frames), ("send_frames", self.send_frames)]
+        {
+            if !(1..=FRAMES_MAX).contains(&value) {
+                let range = "between 1 and 65536";
+                return Err(OpenError::Setting { name, value: value.into(), range });
+            }
+        }
+        let busy_poll_us = self.busy_poll.as_micros();
+        if busy_poll_us > 1_000_000 {
+            let value = u64::try_from(busy_poll_us).unwrap_or(u64::MAX);
+            let range = "at most 1000000 (microseconds)";
+            return Err(OpenError::Setting { name: "busy_poll", value, range });
+        }
+        let monitor = Monitor::open(&self.name)?;
+        let settings = Settings {
+            index: monitor.interface().index,
+            ether_type: self.ether_type,
+            mtu: monitor.interface().mtu,
+            receive_frames: self.receive_frames,
+            send_frames: self.send_frames,
+            busy_poll_us: u32::try_from(busy_poll_us).unwrap_or(u32::MAX),
+            is_promiscuous: self.is_promiscuous,
+            bypasses_queue: self.bypasses_queue,
+        };
+        let carrier = match self.back_end {
+            BackEnd::Xdp => self.open_xdp(&monitor, &settings)?,
+            BackEnd::XdpOrPacket => match self.open_xdp(&monitor, &settings) {
+                Ok(carrier) => carrier,
+                Err(error) if error.is_of_another_owner() => return Err(error),
+                Err(error @ OpenError::NoQueue { .. }) => return Err(error),
+                Err(reason) => {
+                    tracing::warn!(
+                        interface = self.name,
+                        reason = &reason as &dyn std::error::Error,
+                        "AF_PACKET instead of AF_XDP"
+                    );
+                    Carrier::Packet(Packet::open(&settings, true, false)?)
+                }
+            },
+            BackEnd::Automatic | BackEnd::PacketRings | BackEnd::PacketCalls => {
+                let wants_rings = self.back_end != BackEnd::PacketCalls;
+                let needs_rings = self.back_end == BackEnd::PacketRings;
+                Carrier::Packet(Packet::open(&settings, wants_rings, needs_rings)?)
+            }
+        };
+        tracing::debug!(
+            interface = self.name,
+            back_end = ?carrier.back_end(),
+            mode = ?carrier.xdp_mode(),
+            "link opened"
+        );
+        Link::new(self.name, monitor, carrier, self.ether_type)
+            .map_err(|source| OpenError::Kernel { what: "watching the interface", source })
+    }
+
+    fn open_xdp(&self, monitor: &Monitor, settings: &Settings) -> Result<Carrier, OpenError> {
+        let queue = self.queue;
+        if queue > QUEUE_MAX {
+            return Err(OpenError::NoQueue { name: self.name.clone(), queue });
+        }
+        let own = monitor.interface().address.unwrap_or(MacAddress::BROADCAST);
+        Ok(Carrier::Xdp(Box::new(Xdp::open(&self.name, settings, queue, own)?)))
+    }
+}

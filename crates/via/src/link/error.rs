@@ -1,0 +1,202 @@
+//! What can go wrong on a link, and what to do about it.
+
+use std::{fmt, io};
+
+use thiserror::Error;
+
+/// A right of the kernel that this process lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Capability {
+    /// Raw sockets: AF_PACKET and AF_XDP.
+    NetRaw,
+    /// Attaching programs to interfaces.
+    NetAdmin,
+    /// Loading programs into the kernel; in the first user namespace, which alone can give it.
+    Bpf,
+}
+
+impl Capability {
+    /// The bit in the sets of `/proc/self/status`.
+    const fn bit(self) -> u32 {
+        match self {
+            Self::NetAdmin => 12,
+            Self::NetRaw => 13,
+            Self::Bpf => 39,
+        }
+    }
+
+    /// Returns the first of `needed` that is not in this thread's effective set.
+    pub(super) fn missing(needed: &[Self]) -> Option<Self> {
+        let status = std::fs::read_to_string("/proc/thread-self/status").ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+        let effective = u64::from_str_radix(line.trim(), 16).ok()?;
+        let is_held = |capability: &Self| {
+            effective >> capability.bit() & 1 != 0 && (*capability != Self::Bpf || is_first())
+        };
+        needed.iter().copied().find(|capability| !is_held(capability))
+    }
+}
+
+/// Returns whether this is the first user namespace: in others, the right to load programs means nothing.
+fn is_first() -> bool {
+    let ids = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    ids.split_whitespace().eq(["0", "0", "4294967295"])
+}
+
+impl fmt::Display for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NetRaw => "CAP_NET_RAW",
+            Self::NetAdmin => "CAP_NET_ADMIN",
+            Self::Bpf => "CAP_BPF",
+        })
+    }
+}
+
+/// Why a link was not opened.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// A right is missing.
+    #[error(
+        "{what} needs {capability}, which this process lacks: run it as root, give the program the \
+         capability (`setcap cap_net_raw,cap_net_admin,cap_bpf+ep PROGRAM`), or, for AF_PACKET alone, run it \
+         in a user and network namespace of its own (`unshare -Urn`)"
+    )]
+    MissingCapability {
+        /// What was to be done.
+        what: &'static str,
+        /// What it takes.
+        capability: Capability,
+    },
+    /// There is no such interface in this network namespace.
+    #[error("there is no interface {name:?} in this network namespace (`ip link` lists them)")]
+    NoInterface {
+        /// The name that was given.
+        name: String,
+    },
+    /// The interface is no Ethernet.
+    #[error("interface {name:?} has no Ethernet addresses; use datagrams over UDP there")]
+    NotEthernet {
+        /// The interface.
+        name: String,
+    },
+    /// The AF_XDP queue has an owner.
+    #[error(
+        "queue {queue} of interface {name:?} belongs to another AF_XDP socket, and a queue has one owner: \
+         close the other one (`ss --xdp` shows it), take another queue, or take AF_PACKET, which many can share"
+    )]
+    QueueTaken {
+        /// The interface.
+        name: String,
+        /// The queue.
+        queue: u32,
+    },
+    /// Another XDP program is attached.
+    #[error(
+        "interface {name:?} has an XDP program already, and takes one: remove it (`ip link set dev {name} xdp \
+         off`), or take AF_PACKET"
+    )]
+    ProgramAttached {
+        /// The interface.
+        name: String,
+    },
+    /// The interface has no such queue.
+    #[error("interface {name:?} has no receive queue {queue}")]
+    NoQueue {
+        /// The interface.
+        name: String,
+        /// The queue.
+        queue: u32,
+    },
+    /// A setting is outside of its range.
+    #[error("{name} is {value}, and must be {range}")]
+    Setting {
+        /// The setting.
+        name: &'static str,
+        /// Its value.
+        value: u64,
+        /// What it may be.
+        range: &'static str,
+    },
+    /// The kernel said no.
+    #[error("{what}: {source}")]
+    Kernel {
+        /// What was to be done.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl OpenError {
+    /// Returns whether somebody else has what was to be opened: it may be free later.
+    #[must_use]
+    pub const fn is_of_another_owner(&self) -> bool {
+        matches!(self, Self::QueueTaken { .. } | Self::ProgramAttached { .. })
+    }
+
+    /// Makes an error of a call that failed: of a missing right, if that explains it.
+    pub(super) fn from_call(
+        what: &'static str,
+        needed: &[Capability],
+        error: impl Into<io::Error>,
+    ) -> Self {
+        let source = error.into();
+        if source.kind() == io::ErrorKind::PermissionDenied
+            && let Some(capability) = Capability::missing(needed)
+        {
+            return Self::MissingCapability { what, capability };
+        }
+        Self::Kernel { what, source }
+    }
+}
+
+/// Why a link does not work now, or any more.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum LinkError {
+    /// The interface is gone, or went to another network namespace: for good.
+    #[error("the interface was removed; open it again when it is back")]
+    Removed,
+    /// The interface is down. Frames are received and sent again when it is up.
+    #[error("the interface is down")]
+    Down,
+    /// No room among the frames that wait to be sent: wait for it, or drop the frame.
+    #[error("as many frames as fit wait to be sent")]
+    Full,
+    /// The payload does not fit into a frame.
+    #[error("a payload of {length} bytes, but the interface takes {max}")]
+    TooLong {
+        /// The length in bytes.
+        length: usize,
+        /// The largest possible, in bytes.
+        max: usize,
+    },
+    /// The detection server ended.
+    #[error(transparent)]
+    Wait(#[from] vigie_detect::WaitError),
+    /// The kernel said no.
+    #[error("{what}: {source}")]
+    Kernel {
+        /// What was to be done.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl LinkError {
+    /// Returns whether the link never works again.
+    #[must_use]
+    pub const fn is_final(&self) -> bool {
+        matches!(self, Self::Removed | Self::Wait(_))
+    }
+
+    /// Returns whether trying again later may help.
+    #[must_use]
+    pub const fn is_retryable(&self) -> bool {
+        matches!(self, Self::Full | Self::Down)
+    }
+}

@@ -1,0 +1,502 @@
+//! AF_PACKET: rings that are shared with the kernel (TPACKET_V2), or one call for a batch of frames where the
+//! kernel refuses the rings.
+//!
+//! Version 2 and not 3: version 3 hands over blocks of frames, and waits up to a millisecond until a block is
+//! full.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::{
+    io::Errno,
+    net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socket_with},
+};
+
+use super::{
+    Frame, Source, Statistics,
+    address::{EtherType, MacAddress},
+    error::{Capability, OpenError},
+    frame_status::Status,
+    sys::{self, BATCH, Batch},
+};
+use crate::vi::Memory;
+
+const OPTION_ADD_MEMBERSHIP: i32 = 1;
+const OPTION_RX_RING: i32 = 5;
+const OPTION_STATISTICS: i32 = 6;
+const OPTION_AUXILIARY: i32 = 8;
+const OPTION_VERSION: i32 = 10;
+const OPTION_TX_RING: i32 = 13;
+const OPTION_LOSS: i32 = 14;
+const OPTION_QDISC_BYPASS: i32 = 20;
+const OPTION_IGNORE_OUTGOING: i32 = 23;
+const LEVEL_PACKET: i32 = 263;
+const LEVEL_SOCKET: i32 = 1;
+const OPTION_SEND_BUFFER: i32 = 7;
+const OPTION_RECEIVE_BUFFER: i32 = 8;
+const OPTION_BUSY_POLL: i32 = 46;
+const OPTION_PREFER_BUSY_POLL: i32 = 69;
+
+const VERSION_2: u32 = 1;
+const MEMBER_MULTICAST: u16 = 0;
+const MEMBER_PROMISCUOUS: u16 = 1;
+
+/// Where a frame to be sent begins in its slot: behind its header.
+const SEND_OFFSET: u64 = 32;
+/// What the kernel puts in front of a received frame, at most, with room to align it.
+const RECEIVE_OFFSET_MAX: usize = 96;
+const SEND_REQUEST: u64 = 1;
+/// Available to us.
+const SEND_AVAILABLE: u32 = 0;
+const WRONG_FORMAT: u32 = 4;
+/// Blocks of the rings, which the kernel allocates each in one piece.
+const BLOCK_BYTES: usize = 64 * 1024;
+
+/// What the back end needs to know.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Settings {
+    pub(super) index: u32,
+    pub(super) ether_type: EtherType,
+    pub(super) mtu: u32,
+    pub(super) receive_frames: u32,
+    pub(super) send_frames: u32,
+    pub(super) busy_poll_us: u32,
+    pub(super) is_promiscuous: bool,
+    pub(super) bypasses_queue: bool,
+}
+
+/// Frames in slots that the kernel fills and empties.
+#[derive(Debug)]
+struct Rings {
+    memory: Memory,
+    frame_bytes: usize,
+    receive_count: u64,
+    send_count: u64,
+    /// The next slot to be looked at, and the next to be filled.
+    receive_at: u64,
+    send_at: u64,
+    /// The oldest slot that may still wait to be sent.
+    sent_at: u64,
+    waiting: u64,
+    /// Slots were filled since the last kick.
+    is_kick_due: bool,
+}
+
+/// A socket of AF_PACKET.
+#[derive(Debug)]
+pub(super) struct Packet {
+    socket: OwnedFd,
+    rings: Option<Rings>,
+    batch: Option<Batch>,
+    /// Frames that arrived since the kernel's counters were last read, and before.
+    statistics: Statistics,
+}
+
+fn option(socket: &OwnedFd, name: i32, value: u32) -> io::Result<()> {
+    sys::set_option(socket, LEVEL_PACKET, name, &value.to_ne_bytes())
+}
+
+impl Packet {
+    /// Opens a socket; with rings if the kernel grants them, or `needs_rings`.
+    pub(super) fn open(
+        settings: &Settings,
+        wants_rings: bool,
+        needs_rings: bool,
+    ) -> Result<Self, OpenError> {
+        let what = "opening an AF_PACKET socket";
+        let failed = |error| OpenError::from_call(what, &[Capability::NetRaw], error);
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        // No protocol yet: nothing arrives before the socket is bound to the interface.
+        let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)
+            .map_err(|error| failed(error.into()))?;
+        let mut rings = None;
+        if wants_rings {
+            match Rings::make(&socket, settings) {
+                Ok(made) => rings = Some(made),
+                Err(source) if needs_rings => {
+                    return Err(OpenError::Kernel { what: "making AF_PACKET rings", source });
+                }
+                Err(_) => {}
+            }
+        }
+        let mut batch = None;
+        if rings.is_none() {
+            let bytes = frame_bytes(settings.mtu);
+            option(&socket, OPTION_AUXILIARY, 1).map_err(failed)?;
+            set_buffers(&socket, settings, bytes);
+            batch = Some(Batch::new(bytes));
+        }
+        // Both are refinements that old kernels do without.
+        let _ = option(&socket, OPTION_IGNORE_OUTGOING, 1);
+        if settings.bypasses_queue {
+            option(&socket, OPTION_QDISC_BYPASS, 1).map_err(failed)?;
+        }
+        if !settings.is_promiscuous && settings.ether_type != EtherType::ALL {
+            sys::drop_foreign(&socket).map_err(failed)?;
+        }
+        set_busy_poll(&socket, settings.busy_poll_us).map_err(failed)?;
+        sys::bind_packet(&socket, settings.index, settings.ether_type.0).map_err(|source| {
+            OpenError::Kernel { what: "binding an AF_PACKET socket to the interface", source }
+        })?;
+        if settings.is_promiscuous {
+            become_promiscuous(&socket, settings.index).map_err(failed)?;
+        }
+        Ok(Self { socket, rings, batch, statistics: Statistics::default() })
+    }
+
+    pub(super) const fn has_rings(&self) -> bool {
+        self.rings.is_some()
+    }
+
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Hands at most `count` frames to `take`. Returns how many there were.
+    #[inline]
+    pub(super) fn receive(
+        &mut self,
+        count: usize,
+        take: impl FnMut(&Frame<'_>),
+    ) -> io::Result<usize> {
+        match (&mut self.rings, &mut self.batch) {
+            (Some(rings), _) => Ok(rings.receive(count, take)),
+            (None, Some(batch)) => receive_batches(&self.socket, batch, count, take),
+            (None, None) => Ok(0),
+        }
+    }
+
+    /// Returns whether a frame is there, as far as that can be told without a call.
+    pub(super) fn has_frame(&self) -> bool {
+        self.rings.as_ref().is_some_and(Rings::has_frame)
+    }
+
+    /// Takes a frame to be sent: `false` if there is no room.
+    #[inline]
+    pub(super) fn send(&mut self, header: &[u8], parts: &[&[u8]]) -> io::Result<bool> {
+        if let Some(rings) = &mut self.rings {
+            return Ok(rings.send(header, parts));
+        }
+        let mut slices = [io::IoSlice::new(&[]); 4];
+        let mut joined = Vec::new();
+        let slices = if parts.len() < slices.len() {
+            for (slice, part) in slices.iter_mut().zip([header].iter().chain(parts)) {
+                *slice = io::IoSlice::new(part);
+            }
+            &slices[..=parts.len()]
+        } else {
+            joined.extend_from_slice(header);
+            parts.iter().for_each(|part| joined.extend_from_slice(part));
+            slices[0] = io::IoSlice::new(&joined);
+            &slices[..1]
+        };
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match rustix::net::sendmsg(&self.socket, slices, &mut Default::default(), flags) {
+            Ok(_) => Ok(true),
+            Err(Errno::AGAIN | Errno::NOBUFS) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Makes the kernel send what was given to it.
+    #[inline]
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        let Some(rings) = &mut self.rings else { return Ok(()) };
+        if !rings.is_kick_due {
+            return Ok(());
+        }
+        rings.is_kick_due = false;
+        match send(&self.socket, &[], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Ok(_) => Ok(()),
+            // They stay in their slots, for the next flush.
+            Err(Errno::AGAIN | Errno::NOBUFS) => {
+                rings.is_kick_due = true;
+                Ok(())
+            }
+            Err(error) => {
+                rings.is_kick_due = true;
+                Err(error.into())
+            }
+        }
+    }
+
+    pub(super) fn is_kick_due(&self) -> bool {
+        self.rings.as_ref().is_some_and(|rings| rings.is_kick_due)
+    }
+
+    /// Returns whether frames wait to be sent.
+    pub(super) fn is_sending(&mut self) -> bool {
+        self.rings.as_mut().is_some_and(Rings::reap)
+    }
+
+    /// Returns whether a frame can be given.
+    pub(super) fn has_room(&self) -> bool {
+        self.rings.as_ref().is_none_or(Rings::has_room)
+    }
+
+    pub(super) fn join(&self, index: u32, group: MacAddress) -> io::Result<()> {
+        join_group(&self.socket, index, group)
+    }
+
+    /// Reads the kernel's counters, which begin anew with that.
+    pub(super) fn statistics(&mut self) -> io::Result<Statistics> {
+        let mut words = [0; 8];
+        let length = sys::option(&self.socket, LEVEL_PACKET, OPTION_STATISTICS, &mut words)?;
+        if length == words.len() {
+            let [seen, dropped] = words.as_chunks::<4>().0 else { return Ok(self.statistics) };
+            let dropped = u64::from(u32::from_ne_bytes(*dropped));
+            let seen = u64::from(u32::from_ne_bytes(*seen));
+            self.statistics.dropped += dropped;
+            self.statistics.received += seen.saturating_sub(dropped);
+        }
+        Ok(self.statistics)
+    }
+}
+
+fn receive_batches(
+    socket: &OwnedFd,
+    batch: &mut Batch,
+    count: usize,
+    mut take: impl FnMut(&Frame<'_>),
+) -> io::Result<usize> {
+    let mut taken = 0;
+    while taken < count {
+        let received = batch.receive(socket.as_fd(), count - taken, |one| {
+            let tag = one.status.has_tag().then_some(one.tag);
+            take(&Frame {
+                source: Source::Slice(one.bytes),
+                length: one.bytes.len(),
+                wire_length: one.wire_length,
+                checksum: one.status.checksum(),
+                tag,
+            });
+        });
+        match received {
+            Ok(received) => {
+                taken += received;
+                if received < BATCH {
+                    break;
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(taken)
+}
+
+fn set_buffers(socket: &OwnedFd, settings: &Settings, bytes: usize) {
+    let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+    for (name, frames) in [
+        (OPTION_RECEIVE_BUFFER, settings.receive_frames),
+        (OPTION_SEND_BUFFER, settings.send_frames),
+    ] {
+        let wanted = u32::try_from(u64::from(frames) * bytes).unwrap_or(i32::MAX.cast_unsigned());
+        // The kernel gives what its limit allows.
+        let _ = sys::set_option(socket, LEVEL_SOCKET, name, &wanted.to_ne_bytes());
+    }
+}
+
+/// Lets the kernel poll the network card's queue for so long in calls on this socket.
+pub(super) fn set_busy_poll(socket: impl AsFd + Copy, microseconds: u32) -> io::Result<()> {
+    if microseconds == 0 {
+        return Ok(());
+    }
+    sys::set_option(socket, LEVEL_SOCKET, OPTION_BUSY_POLL, &microseconds.to_ne_bytes())?;
+    // Known since Linux 5.11; without it interrupts are not put off.
+    let _ = sys::set_option(socket, LEVEL_SOCKET, OPTION_PREFER_BUSY_POLL, &1_u32.to_ne_bytes());
+    Ok(())
+}
+
+/// Opens a socket through which nothing comes, to be a member of groups for another one.
+pub(super) fn membership_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?)
+}
+
+/// Becomes a member of a group for as long as the socket is open.
+pub(super) fn join_group(socket: &OwnedFd, index: u32, group: MacAddress) -> io::Result<()> {
+    membership(socket, index, MEMBER_MULTICAST, Some(group))
+}
+
+/// Lets the interface take frames to others for as long as the socket is open.
+pub(super) fn become_promiscuous(socket: &OwnedFd, index: u32) -> io::Result<()> {
+    membership(socket, index, MEMBER_PROMISCUOUS, None)
+}
+
+/// Becomes a member (`struct packet_mreq`) for as long as the socket is open.
+fn membership(
+    socket: &OwnedFd,
+    index: u32,
+    kind: u16,
+    group: Option<MacAddress>,
+) -> io::Result<()> {
+    let mut request = [0; 16];
+    request[..4].copy_from_slice(&index.to_ne_bytes());
+    request[4..6].copy_from_slice(&kind.to_ne_bytes());
+    if let Some(MacAddress(bytes)) = group {
+        request[6..8].copy_from_slice(&6_u16.to_ne_bytes());
+        request[8..14].copy_from_slice(&bytes);
+    }
+    sys::set_option(socket, LEVEL_PACKET, OPTION_ADD_MEMBERSHIP, &request)
+}
+
+/// The size of a slot that takes a whole frame of the interface, with a tag.
+fn frame_bytes(mtu: u32) -> usize {
+    let mtu = usize::try_from(mtu).unwrap_or(usize::MAX).clamp(1500, BLOCK_BYTES - 128);
+    (RECEIVE_OFFSET_MAX + super::HEADER_BYTES + 8 + mtu).next_power_of_two()
+}
+
+impl Rings {
+    fn make(socket: &OwnedFd, settings: &Settings) -> io::Result<Self> {
+        let frame_bytes = frame_bytes(settings.mtu);
+        let block_bytes = BLOCK_BYTES.max(frame_bytes);
+        let frames_of_block = block_bytes / frame_bytes;
+        let blocks = |frames: u32| {
+            usize::try_from(frames).map_or(1, |frames| frames.div_ceil(frames_of_block)).max(1)
+        };
+        option(socket, OPTION_VERSION, VERSION_2)?;
+        // A frame that does not fit the interface any more is left out, and does not stop the others.
+        option(socket, OPTION_LOSS, 1)?;
+        let ring = |name: i32, blocks: usize| -> io::Result<u64> {
+            let count = blocks * frames_of_block;
+            let mut request = [0; 16];
+            for (word, value) in request.as_chunks_mut::<4>().0.iter_mut().zip([
+                block_bytes,
+                blocks,
+                frame_bytes,
+                count,
+            ]) {
+                *word = u32::try_from(value).map_err(io::Error::other)?.to_ne_bytes();
+            }
+            sys::set_option(socket, LEVEL_PACKET, name, &request)?;
+            u64::try_from(count).map_err(io::Error::other)
+        };
+        let receive_blocks = blocks(settings.receive_frames);
+        let send_blocks = blocks(settings.send_frames);
+        let receive_count = ring(OPTION_RX_RING, receive_blocks)?;
+        let send_count = ring(OPTION_TX_RING, send_blocks)?;
+        let length = (receive_blocks + send_blocks) * block_bytes;
+        let memory = Memory::map(socket.as_fd(), length, true)?;
+        Ok(Self {
+            memory,
+            frame_bytes,
+            receive_count,
+            send_count,
+            receive_at: 0,
+            send_at: 0,
+            sent_at: 0,
+            waiting: 0,
+            is_kick_due: false,
+        })
+    }
+
+    fn wide(&self) -> u64 {
+        u64::try_from(self.frame_bytes).unwrap_or(u64::MAX)
+    }
+
+    fn receive_slot(&self) -> u64 {
+        self.receive_at * self.wide()
+    }
+
+    fn send_slot(&self, at: u64) -> u64 {
+        (self.receive_count + at) * self.wide()
+    }
+
+    /// The status of a slot, and the length beside it.
+    #[inline]
+    fn status(&self, slot: u64) -> (u32, u32) {
+        let bytes = self.memory.load(slot).unwrap_or(0).to_ne_bytes();
+        let [a, b, c, d, e, f, g, h] = bytes;
+        (u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h]))
+    }
+
+    #[inline]
+    fn set_status(&self, slot: u64, status: u64, length: u64) {
+        let word = if cfg!(target_endian = "little") {
+            status | length << 32
+        } else {
+            status << 32 | length
+        };
+        let stored = self.memory.store(slot, word);
+        debug_assert!(stored.is_ok(), "a slot of the rings");
+    }
+
+    fn has_frame(&self) -> bool {
+        self.status(self.receive_slot()).0 & Status::USER != 0
+    }
+
+    #[inline]
+    fn receive(&mut self, count: usize, mut take: impl FnMut(&Frame<'_>)) -> usize {
+        for taken in 0..count {
+            let slot = self.receive_slot();
+            let (status, wire_length) = self.status(slot);
+            if status & Status::USER == 0 {
+                return taken;
+            }
+            // struct tpacket2_hdr: status, length, snap length, two offsets, time, tag.
+            let mut header = [0; 32];
+            if self.memory.read(slot, &mut header).is_ok() {
+                let length = u32::from_ne_bytes([header[8], header[9], header[10], header[11]]);
+                let begin = u16::from_ne_bytes([header[12], header[13]]);
+                let tag = u16::from_ne_bytes([header[24], header[25]]);
+                let status = Status(status);
+                let bound = self.frame_bytes.saturating_sub(usize::from(begin));
+                take(&Frame {
+                    source: Source::Memory(&self.memory, slot + u64::from(begin)),
+                    length: usize::try_from(length).unwrap_or(0).min(bound),
+                    wire_length: usize::try_from(wire_length).unwrap_or(0),
+                    checksum: status.checksum(),
+                    tag: status.has_tag().then_some(tag),
+                });
+            }
+            self.set_status(slot, 0, 0);
+            self.receive_at = (self.receive_at + 1) % self.receive_count;
+        }
+        count
+    }
+
+    fn has_room(&self) -> bool {
+        let (status, _) = self.status(self.send_slot(self.send_at));
+        matches!(status, SEND_AVAILABLE | WRONG_FORMAT)
+    }
+
+    #[inline]
+    fn send(&mut self, header: &[u8], parts: &[&[u8]]) -> bool {
+        if !self.has_room() {
+            return false;
+        }
+        let slot = self.send_slot(self.send_at);
+        let end = slot + self.wide();
+        let mut at = slot + SEND_OFFSET;
+        for part in [header].iter().chain(parts) {
+            let length = u64::try_from(part.len()).unwrap_or(u64::MAX);
+            // Checked by the caller against the MTU, for which the slots were made.
+            if length > end - at || self.memory.write(at, part).is_err() {
+                return false;
+            }
+            at += length;
+        }
+        self.set_status(slot, SEND_REQUEST, at - slot - SEND_OFFSET);
+        self.send_at = (self.send_at + 1) % self.send_count;
+        self.waiting = (self.waiting + 1).min(self.send_count);
+        self.is_kick_due = true;
+        true
+    }
+
+    /// Looks which slots were sent. Returns whether some still wait.
+    fn reap(&mut self) -> bool {
+        while self.waiting > 0 {
+            let (status, _) = self.status(self.send_slot(self.sent_at));
+            if !matches!(status, SEND_AVAILABLE | WRONG_FORMAT) {
+                break;
+            }
+            self.sent_at = (self.sent_at + 1) % self.send_count;
+            self.waiting -= 1;
+        }
+        self.waiting > 0
+    }
+}

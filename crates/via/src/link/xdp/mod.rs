@@ -1,0 +1,367 @@
+//! AF_XDP: the frames of one queue of an interface, before the network stack sees them.
+
+mod kernel;
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::{
+    fs::{MemfdFlags, ftruncate, memfd_create},
+    io::Errno,
+    net::{
+        AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send,
+        socket_with, sockopt,
+        xdp::{
+            SocketAddrXdp, SocketAddrXdpFlags, XDP_PGOFF_RX_RING, XDP_PGOFF_TX_RING,
+            XDP_UMEM_PGOFF_COMPLETION_RING, XDP_UMEM_PGOFF_FILL_RING, XdpUmemReg, XdpUmemRegFlags,
+        },
+    },
+};
+
+use self::kernel::{Filter, Ring};
+use super::{
+    Checksum, Frame, HEADER_BYTES, MacAddress, Source, Statistics,
+    error::{Capability, OpenError},
+    packet::{self, Settings},
+};
+use crate::vi::Memory;
+
+/// A frame's place: a page, which is the most that the kernel takes.
+const FRAME_BYTES: u64 = 4096;
+/// The kernel keeps room in front of a frame.
+const PAYLOAD_MAX: usize = 4096 - 256 - HEADER_BYTES - 8;
+const NEEDED: [Capability; 3] = [Capability::NetRaw, Capability::NetAdmin, Capability::Bpf];
+/// Kicks in a row: the kernel sends a batch with each.
+const KICKS_MAX: usize = 64;
+const FLAG_GENERIC: u32 = 2;
+const FLAG_NATIVE: u32 = 4;
+
+/// How the frames of a queue come and go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum XdpMode {
+    /// The network card writes into and reads from memory of this process.
+    ZeroCopy,
+    /// The driver hands frames over before the kernel makes packets of them; they are copied once.
+    Copy,
+    /// The kernel makes packets first: no faster than AF_PACKET.
+    Generic,
+}
+
+/// A socket of AF_XDP.
+#[derive(Debug)]
+pub(super) struct Xdp {
+    // In this order they are dropped: the program goes first.
+    _attached: OwnedFd,
+    socket: OwnedFd,
+    /// A member of groups for the socket.
+    groups: Option<OwnedFd>,
+    fill: Ring,
+    completion: Ring,
+    receive: Ring,
+    send: Ring,
+    memory: Memory,
+    /// Places of frames that can be filled.
+    free: Vec<u64>,
+    send_count: usize,
+    mode: XdpMode,
+    /// The kernel looks at the network card when it is called.
+    polls: bool,
+    is_kick_due: bool,
+    received: u64,
+}
+
+/// A socket with its memory, before it is bound.
+struct Unbound {
+    socket: OwnedFd,
+    fill: Ring,
+    completion: Ring,
+    receive: Ring,
+    send: Ring,
+    memory: Memory,
+    /// Places of frames to be sent; those before them were given to the kernel.
+    free: Vec<u64>,
+}
+
+fn wide(value: usize) -> u64 {
+    u64::try_from(value).unwrap_or(u64::MAX)
+}
+
+fn make(receive_count: u32, send_count: u32) -> io::Result<Unbound> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::XDP, SocketType::RAW, flags, None)?;
+    let bytes = u64::from(receive_count + send_count) * FRAME_BYTES;
+    // A file, since its mapping begins at a page.
+    let file = memfd_create("vigie-xdp", MemfdFlags::CLOEXEC)?;
+    ftruncate(&file, bytes)?;
+    let memory =
+        Memory::map(file.as_fd(), usize::try_from(bytes).map_err(io::Error::other)?, true)?;
+    let registration = XdpUmemReg {
+        addr: wide(memory.address()),
+        len: bytes,
+        chunk_size: 4096,
+        headroom: 0,
+        flags: XdpUmemRegFlags::empty(),
+        tx_metadata_len: 0,
+    };
+    sockopt::set_xdp_umem_reg(&socket, registration)?;
+    sockopt::set_xdp_umem_fill_ring_size(&socket, receive_count)?;
+    sockopt::set_xdp_umem_completion_ring_size(&socket, send_count)?;
+    sockopt::set_xdp_rx_ring_size(&socket, receive_count)?;
+    sockopt::set_xdp_tx_ring_size(&socket, send_count)?;
+    let offsets = sockopt::xdp_mmap_offsets(&socket)?;
+    let ring = |page, offsets, count, bytes| Ring::map(socket.as_fd(), page, offsets, count, bytes);
+    let mut fill = ring(XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, receive_count, 8)?;
+    let completion = ring(XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr, send_count, 8)?;
+    let receive = ring(XDP_PGOFF_RX_RING, &offsets.rx, receive_count, 16)?;
+    let send = ring(XDP_PGOFF_TX_RING, &offsets.tx, send_count, 16)?;
+    for number in 0..receive_count {
+        fill.put(&[u64::from(number) * FRAME_BYTES]);
+    }
+    let places = receive_count..receive_count + send_count;
+    let free = places.map(|number| u64::from(number) * FRAME_BYTES).collect();
+    Ok(Unbound { socket, fill, completion, receive, send, memory, free })
+}
+
+/// Binds sockets to a queue of an interface until one way works.
+struct Binder<'a> {
+    name: &'a str,
+    settings: &'a Settings,
+    queue: u32,
+}
+
+impl Binder<'_> {
+    fn failed(error: impl Into<io::Error>) -> OpenError {
+        OpenError::from_call("opening an AF_XDP queue", &NEEDED, error)
+    }
+
+    /// Binds a socket in one way; `None` if the driver does not have it.
+    fn bind(&self, flags: SocketAddrXdpFlags) -> Result<Option<Unbound>, OpenError> {
+        let Self { name, settings, queue } = *self;
+        let receive_count = settings.receive_frames.next_power_of_two();
+        let send_count = settings.send_frames.next_power_of_two();
+        let unbound = make(receive_count, send_count).map_err(Self::failed)?;
+        packet::set_busy_poll(&unbound.socket, settings.busy_poll_us).map_err(Self::failed)?;
+        let is_zero_copy = flags.contains(SocketAddrXdpFlags::XDP_ZEROCOPY);
+        match bind(&unbound.socket, &SocketAddrXdp::new(flags, settings.index, queue)) {
+            Ok(()) => Ok(Some(unbound)),
+            Err(Errno::BUSY) => Err(OpenError::QueueTaken { name: name.to_owned(), queue }),
+            Err(Errno::OPNOTSUPP | Errno::INVAL) if is_zero_copy => Ok(None),
+            Err(Errno::INVAL) => Err(OpenError::NoQueue { name: name.to_owned(), queue }),
+            Err(error) => Err(Self::failed(error)),
+        }
+    }
+
+    /// Binds a socket in the best way; behind a program in the generic path there is one alone.
+    fn bind_best(&self, is_native: bool) -> Result<(XdpMode, Unbound), OpenError> {
+        if is_native && let Some(unbound) = self.bind(SocketAddrXdpFlags::XDP_ZEROCOPY)? {
+            return Ok((XdpMode::ZeroCopy, unbound));
+        }
+        let mode = if is_native { XdpMode::Copy } else { XdpMode::Generic };
+        let unbound = self.bind(SocketAddrXdpFlags::XDP_COPY)?;
+        let unbound = unbound.ok_or_else(|| Self::failed(io::ErrorKind::Unsupported))?;
+        Ok((mode, unbound))
+    }
+
+    /// Attaches the program, at the driver if it can. Returns whether it could.
+    fn attach(&self, program: BorrowedFd<'_>) -> Result<(bool, OwnedFd), OpenError> {
+        let attach = |flags| kernel::attach(program, self.settings.index, flags);
+        let attached = match attach(FLAG_NATIVE) {
+            Ok(attached) => Ok((true, attached)),
+            Err(error) if is_taken(&error) => Err(error),
+            Err(_) => attach(FLAG_GENERIC).map(|attached| (false, attached)),
+        };
+        attached.map_err(|error| {
+            if !is_taken(&error) {
+                return Self::failed(error);
+            }
+            // Whose program it is the kernel does not say, but whether the queue has an owner.
+            match self.bind(SocketAddrXdpFlags::XDP_COPY) {
+                Err(error @ (OpenError::QueueTaken { .. } | OpenError::NoQueue { .. })) => error,
+                _ => OpenError::ProgramAttached { name: self.name.to_owned() },
+            }
+        })
+    }
+}
+
+fn is_taken(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST))
+}
+
+impl Xdp {
+    /// Opens a queue in the best way that it offers.
+    pub(super) fn open(
+        name: &str,
+        settings: &Settings,
+        queue: u32,
+        own: MacAddress,
+    ) -> Result<Self, OpenError> {
+        let failed = Binder::failed;
+        let binder = Binder { name, settings, queue };
+        let map = kernel::make_map(queue).map_err(failed)?;
+        let address = (!settings.is_promiscuous).then_some(own);
+        let filter = Filter { ether_type: settings.ether_type, address };
+        let program = kernel::load(filter, map.as_fd()).map_err(failed)?;
+        // All frames pass while the map is empty.
+        let (is_native, attached) = binder.attach(program.as_fd())?;
+        let (mode, unbound) = binder.bind_best(is_native)?;
+        let mut groups = None;
+        if settings.is_promiscuous {
+            let socket = packet::membership_socket().map_err(failed)?;
+            packet::become_promiscuous(&socket, settings.index).map_err(failed)?;
+            groups = Some(socket);
+        }
+        kernel::lead(map.as_fd(), queue, unbound.socket.as_fd()).map_err(failed)?;
+        let Unbound { socket, fill, completion, receive, send, memory, free } = unbound;
+        Ok(Self {
+            _attached: attached,
+            socket,
+            groups,
+            fill,
+            completion,
+            receive,
+            send,
+            memory,
+            send_count: free.len(),
+            free,
+            mode,
+            polls: settings.busy_poll_us > 0,
+            is_kick_due: false,
+            received: 0,
+        })
+    }
+
+    pub(super) const fn mode(&self) -> XdpMode {
+        self.mode
+    }
+
+    pub(super) const fn payload_max() -> usize {
+        PAYLOAD_MAX
+    }
+
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Hands at most `count` frames to `take`. Returns how many there were.
+    #[inline]
+    pub(super) fn receive(&mut self, count: usize, mut take: impl FnMut(&Frame<'_>)) -> usize {
+        if self.polls && !self.has_frame() {
+            self.poll();
+        }
+        let mut taken = 0;
+        while taken < count {
+            let Some([place, length]) = self.receive.peek() else { break };
+            // struct xdp_desc: the length is the first half of the second word, options the other.
+            let [a, b, c, d, ..] = length.to_ne_bytes();
+            let length = u32::from_ne_bytes([a, b, c, d]);
+            let bound = FRAME_BYTES - place % FRAME_BYTES;
+            take(&Frame {
+                source: Source::Memory(&self.memory, place),
+                length: usize::try_from(u64::from(length).min(bound)).unwrap_or(0),
+                wire_length: usize::try_from(length).unwrap_or(0),
+                checksum: Checksum::Unknown,
+                tag: None,
+            });
+            taken += 1;
+            self.receive.take();
+            // As many entries as places: there is room.
+            self.fill.put(&[place / FRAME_BYTES * FRAME_BYTES]);
+        }
+        self.received += wide(taken);
+        taken
+    }
+
+    /// Makes the kernel look at the network card's queue, for as long as it was told to.
+    #[cold]
+    fn poll(&self) {
+        let mut nothing = [0_u8; 0];
+        // Nothing comes by this call; what is wrong with the interface its monitor tells.
+        let _ = recv(&self.socket, &mut nothing[..], RecvFlags::DONTWAIT);
+    }
+
+    pub(super) fn has_frame(&self) -> bool {
+        self.receive.peek().is_some()
+    }
+
+    /// Looks which frames were sent: their places are free again.
+    fn reap(&mut self) {
+        while let Some([place, _]) = self.completion.peek() {
+            self.completion.take();
+            self.free.push(place / FRAME_BYTES * FRAME_BYTES);
+        }
+    }
+
+    /// Takes a frame to be sent: `false` if there is no room.
+    #[inline]
+    pub(super) fn send(&mut self, header: &[u8], parts: &[&[u8]]) -> bool {
+        self.reap();
+        let Some(place) = self.free.pop() else { return false };
+        let mut at = place;
+        for part in [header].iter().chain(parts) {
+            let length = wide(part.len());
+            if length > place + FRAME_BYTES - at || self.memory.write(at, part).is_err() {
+                self.free.push(place);
+                return false;
+            }
+            at += length;
+        }
+        let length = u32::try_from(at - place).unwrap_or(0).to_ne_bytes();
+        let [a, b, c, d] = length;
+        if !self.send.put(&[place, u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0])]) {
+            self.free.push(place);
+            return false;
+        }
+        self.is_kick_due = true;
+        true
+    }
+
+    #[inline]
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        for _ in 0..KICKS_MAX {
+            if !self.is_kick_due {
+                break;
+            }
+            match send(&self.socket, &[], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(_) => self.is_kick_due = false,
+                // A batch went out, and more is there.
+                Err(Errno::AGAIN) => self.reap(),
+                Err(Errno::BUSY | Errno::NOBUFS) => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) const fn is_kick_due(&self) -> bool {
+        self.is_kick_due
+    }
+
+    pub(super) fn is_sending(&mut self) -> bool {
+        self.reap();
+        self.free.len() < self.send_count
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        !self.free.is_empty() || self.completion.peek().is_some()
+    }
+
+    pub(super) fn join(&mut self, index: u32, group: MacAddress) -> io::Result<()> {
+        let socket = match self.groups.take() {
+            Some(socket) => socket,
+            None => packet::membership_socket()?,
+        };
+        let joined = packet::join_group(&socket, index, group);
+        self.groups = Some(socket);
+        joined
+    }
+
+    pub(super) fn statistics(&self) -> io::Result<Statistics> {
+        let kernel = sockopt::xdp_statistics(&self.socket)?;
+        // Those for which there was no place are among the first.
+        let dropped = kernel.rx_dropped + kernel.rx_ring_full.unwrap_or(0);
+        Ok(Statistics { received: self.received, dropped, ..Statistics::default() })
+    }
+}
