@@ -21,7 +21,7 @@
 //!   receiver, whose free space and free descriptors the sender knows without asking [via-lam, §4.2].
 //! - **[`message`]** has MPI's semantics [via-lam, §4.3] in Rust's terms: blocking is `.await`,
 //!   non-blocking is a request that one holds.
-//! - **[`world`]** connects the ranks that `vigie-run` has started.
+//! - **[`world`]** connects the ranks that `vigie-run`, `mpiexec.hydra` or `srun` have started, on one host or many.
 //!
 //! Beside them, [`link`] has raw frames of an interface, and [`datagram`] numbered ports over a link or UDP
 //! [eth-barrier, §2].
@@ -41,7 +41,7 @@
 //!   each other.
 //!
 //! # Not yet
-//! Providers over raw Ethernet and verbs, and other launchers.
+//! Providers over raw Ethernet and verbs.
 
 #![deny(unsafe_code)]
 

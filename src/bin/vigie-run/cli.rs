@@ -2,15 +2,19 @@
 
 use std::{
     ffi::{OsStr, OsString},
+    net::SocketAddr,
+    ops::Range,
+    path::PathBuf,
     time::Duration,
 };
 
-use clap::{Parser, ValueEnum, value_parser};
+use clap::{CommandFactory, Parser, ValueEnum, error::ErrorKind, value_parser};
 
 /// The most ranks of one job.
 pub(crate) const RANKS_MAX: u32 = 1024;
 
-/// Starts the ranks of a program on this host, and ends them together.
+/// Starts the ranks of a program on this host, and ends them together; or those of this host, and has them meet
+/// others over TCP.
 #[derive(Debug, Parser)]
 #[command(name = "vigie-run", version, after_help = AFTER_HELP)]
 pub(crate) struct Cli {
@@ -47,12 +51,78 @@ pub(crate) struct Cli {
     #[arg(long, value_name = "KEY=VALUE", value_parser = variable)]
     pub(crate) env: Vec<(String, String)>,
 
+    /// Serve a rendezvous over TCP at this address and no other, for ranks on other hosts; without a program only
+    /// that. Port 0 is any that is free; standard error tells which.
+    #[arg(long, value_name = "ADDRESS:PORT", help_heading = "Many hosts")]
+    pub(crate) listen: Option<SocketAddr>,
+
+    /// Meet at a rendezvous that another `vigie-run --listen` serves.
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        conflicts_with = "listen",
+        help_heading = "Many hosts"
+    )]
+    pub(crate) meet: Option<SocketAddr>,
+
+    /// Which of the ranks to start here: `4`, or `4-7`. Default: all.
+    #[arg(long, value_name = "RANKS", value_parser = ranks, help_heading = "Many hosts")]
+    here: Option<(u32, u32)>,
+
+    /// The file with the secret that all who meet must know: 32 hexadecimal digits. Default: as the ranks find it,
+    /// by VIGIE_SECRET or VIGIE_SECRET_FILE.
+    #[arg(long, value_name = "PATH", help_heading = "Many hosts")]
+    pub(crate) secret_file: Option<PathBuf>,
+
+    /// How long ranks may take to arrive at the rendezvous, from its start.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60", requires = "listen",
+          help_heading = "Many hosts")]
+    pub(crate) arrival: Duration,
+
     /// The program, found by PATH if it has no slash, and its arguments.
-    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    #[arg(required_unless_present = "listen", trailing_var_arg = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
 }
 
 impl Cli {
+    /// Reads and checks the arguments of this process, or ends it with what is wrong.
+    pub(crate) fn from_process() -> Self {
+        let cli = Self::parse();
+        if let Err(error) = cli.check() {
+            error.exit();
+        }
+        cli
+    }
+
+    /// Checks what concerns several arguments.
+    fn check(&self) -> Result<(), clap::Error> {
+        let bad = |what: String| Err(Self::command().error(ErrorKind::ValueValidation, what));
+        if self.here().end > self.ranks {
+            return bad(format!("--here: there are only the ranks 0 to {}", self.ranks - 1));
+        }
+        if self.here.is_some() && !self.has_tcp() {
+            return bad("--here: how do they meet the others? add --listen or --meet".to_owned());
+        }
+        if self.secret_file.is_some() && !self.has_tcp() {
+            return bad("--secret-file is for --listen and --meet".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Which ranks are started here.
+    pub(crate) fn here(&self) -> Range<u32> {
+        match self.here {
+            _ if self.command.is_empty() => 0..0,
+            Some((first, last)) => first..last.saturating_add(1),
+            None => 0..self.ranks,
+        }
+    }
+
+    /// Whether the ranks meet over TCP.
+    pub(crate) const fn has_tcp(&self) -> bool {
+        self.listen.is_some() || self.meet.is_some()
+    }
+
     /// The program and its arguments.
     pub(crate) fn program_and_arguments(&self) -> (&OsStr, &[OsString]) {
         match self.command.split_first() {
@@ -75,7 +145,16 @@ pub(crate) enum BindTo {
 const AFTER_HELP: &str = "\
 Environment of the ranks:
   VIGIE_RANK, VIGIE_SIZE   for scripts
-  VIGIE_RENDEZVOUS         the number of the descriptor by which vigie's `World` joins
+  VIGIE_RENDEZVOUS         the number of the descriptor by which vigie's `World` joins, or
+                           tcp://ADDRESS:PORT
+  VIGIE_SECRET, VIGIE_SECRET_FILE
+                           the secret of a rendezvous over TCP, or the file in which it is
+
+Many hosts: `vigie-run -n 4 --listen 192.0.2.1:7000 --secret-file S --here 0-1 PROGRAM` on one, and
+`vigie-run -n 4 --meet 192.0.2.1:7000 --secret-file S --here 2-3 PROGRAM` on the other. Programs that
+something else starts meet there too, by the variables above. If ranks do not arrive within
+--arrival, all others are told which; with --keep-going they go on without them. Ranks of other
+hosts go on when one is lost, and are told.
 
 Input and output: rank 0 has the launcher's standard input, the others have none. Each line of
 output is passed on whole, after its rank; a last line without its end gets one; a line of more
@@ -94,13 +173,21 @@ Exit code:
   124         the job took longer than --timeout
   126, 127    the program cannot be run; there is no such program
   2           the command line is wrong, or the job is more than this host allows
-  1           output could not be written";
+  1           output could not be written, or ranks of other hosts were lost or have not arrived";
 
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse::<f64>().map_err(|_| "not a number of seconds".to_owned())?;
     match Duration::try_from_secs_f64(seconds) {
         Ok(duration) if seconds <= 1e9 => Ok(duration),
         _ => Err("must be 0 to 1000000000 seconds".to_owned()),
+    }
+}
+
+fn ranks(text: &str) -> Result<(u32, u32), String> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    match (first.parse(), last.parse()) {
+        (Ok(first), Ok(last)) if first <= last => Ok((first, last)),
+        _ => Err("must be a rank, or the first and the last of several: 4-7".to_owned()),
     }
 }
 
@@ -113,8 +200,6 @@ fn variable(text: &str) -> Result<(String, String), String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::{CommandFactory, error::ErrorKind};
-
     use super::*;
 
     /// Goal: the definition of the command line is sound. Method: clap's own check.
@@ -134,6 +219,23 @@ mod tests {
         assert_eq!(arguments, ["-n", "--help", "--", "x"]);
     }
 
+    /// Goal: what several arguments say together makes sense. Method: what does and what does not.
+    #[test]
+    fn several_arguments() {
+        let parse = |arguments: &[&str]| {
+            let cli = Cli::try_parse_from(["vigie-run"].iter().chain(arguments)).unwrap();
+            cli.check().map(|()| cli.here())
+        };
+        let meet = ["-n", "4", "--meet", "[::1]:1"];
+        assert_eq!(parse(&[&meet[..], &["--here", "1-2", "x"]].concat()).unwrap(), 1..3);
+        assert_eq!(parse(&[&meet[..], &["--here", "3", "x"]].concat()).unwrap(), 3..4);
+        assert_eq!(parse(&["-n", "4", "--listen", "[::1]:1"]).unwrap(), 0..0);
+        assert_eq!(parse(&["-n", "4", "x"]).unwrap(), 0..4);
+        assert!(parse(&[&meet[..], &["--here", "3-4", "x"]].concat()).is_err());
+        assert!(parse(&["-n", "4", "--here", "1", "x"]).is_err());
+        assert!(parse(&["-n", "4", "--secret-file", "s", "x"]).is_err());
+    }
+
     /// Goal: bad input is refused. Method: each kind of it.
     #[test]
     fn bad_input() {
@@ -144,6 +246,11 @@ mod tests {
             (&["-n", "two", "x"], ErrorKind::ValueValidation),
             (&["-n", "1"], ErrorKind::MissingRequiredArgument),
             (&["x"], ErrorKind::MissingRequiredArgument),
+            (&["-n", "2", "--listen", "here", "x"], ErrorKind::ValueValidation),
+            (&["-n", "2", "--listen", "[::1]:1", "--meet", "[::1]:1"], ErrorKind::ArgumentConflict),
+            (&["-n", "2", "--meet", "[::1]:1"], ErrorKind::MissingRequiredArgument),
+            (&["-n", "2", "--meet", "[::1]:1", "--here", "1-0", "x"], ErrorKind::ValueValidation),
+            (&["-n", "2", "--arrival", "1", "x"], ErrorKind::MissingRequiredArgument),
             (&["-n", "1", "--env", "A", "x"], ErrorKind::ValueValidation),
             (&["-n", "1", "--env", "=A", "x"], ErrorKind::ValueValidation),
             (&["-n", "1", "--timeout", "-1", "x"], ErrorKind::UnknownArgument),

@@ -5,6 +5,7 @@ use std::{
     fmt,
     future::{Future, poll_fn},
     io, mem,
+    net::SocketAddr,
     pin::pin,
     rc::Rc,
     task::Poll,
@@ -19,14 +20,16 @@ use vigie::{
     spawn_local,
     stock::readiness::Direction,
     time::sleep,
-    via::world::Ending,
+    via::world::{self, Ending, Identity, WorldError, tcp::SCHEME},
 };
 
 use crate::{
     binding,
     cli::{BindTo, Cli},
+    door::{Door, STRANGERS_MAX},
     input::{self, Input},
     mailbox::{Happening, Mailbox},
+    meeting::{self, Meeting},
     output::{Pipe, Sink, Stream},
     rank::{self, Rank, Started},
     rendezvous::Rendezvous,
@@ -45,6 +48,10 @@ pub(crate) enum RunError {
          fewer ranks, or take --no-prefix, which needs fewer"
     )]
     Descriptors { ranks: u32, needed: u64, limit: u64 },
+    #[error("nobody can listen at {address}: {source}")]
+    Listen { address: SocketAddr, source: io::Error },
+    #[error(transparent)]
+    Secret(#[from] WorldError),
     #[error("the launcher cannot be started: {0}")]
     Launcher(#[from] io::Error),
     #[error("the launcher cannot be started: {0}")]
@@ -64,6 +71,8 @@ impl RunError {
 
 /// How long the output of a job may take whose user has lost patience.
 const HURRIED_DRAIN_TIME: Duration = Duration::from_secs(1);
+/// What the launcher ends with if ranks of other hosts were lost.
+const LOST_CODE: u8 = 1;
 /// What `timeout(1)` ends with.
 const TIMED_OUT_CODE: u8 = 124;
 /// Runs the job and returns its exit code.
@@ -82,7 +91,9 @@ fn check_descriptors(cli: &Cli) -> Result<(), RunError> {
     /// Of the launcher itself, and of the rank that is being started.
     const OWN: u64 = 32;
     let each = if cli.no_prefix { 2 } else { 4 };
-    let needed = OWN + each * u64::from(cli.ranks);
+    let callers = cli.listen.map_or(0, |_| u64::from(cli.ranks) + u64::from(STRANGERS_MAX));
+    let here = u64::try_from(cli.here().len()).unwrap_or(u64::MAX);
+    let needed = OWN + each * here + callers;
     match getrlimit(Resource::Nofile).current {
         Some(limit) if limit < needed => {
             Err(RunError::Descriptors { ranks: cli.ranks, needed, limit })
@@ -93,8 +104,12 @@ fn check_descriptors(cli: &Cli) -> Result<(), RunError> {
 
 struct Job {
     cli: Cli,
-    /// By rank, until they are reaped.
+    /// Those of this host in their order, until they are reaped.
     ranks: Vec<Option<Rank>>,
+    /// Where they meet the ranks of other hosts.
+    meeting: Option<Meeting>,
+    /// Through which the ranks of other hosts come, until all have departed.
+    door: Option<Rc<Door>>,
     mailbox: Rc<Mailbox>,
     rendezvous: Rc<Rendezvous>,
     stdout: Rc<Sink>,
@@ -118,10 +133,15 @@ impl Job {
         let server = Server::current().map_err(io::Error::from)?;
         let mailbox = Rc::new(Mailbox::default());
         signals::pass_to(&mailbox, signals::listen(&server)?);
+        let identity =
+            if cli.has_tcp() { Identity::random_without_secret()? } else { Identity::random()? };
+        let rendezvous = Rendezvous::new(cli.ranks, identity, Rc::clone(&mailbox));
         let mut job = Self {
             ranks: Vec::new(),
+            meeting: None,
+            door: None,
             mailbox,
-            rendezvous: Rendezvous::new(cli.ranks)?,
+            rendezvous,
             stdout: Sink::new(Stream::Output),
             stderr: Sink::new(Stream::Error),
             pipes: Vec::new(),
@@ -132,6 +152,7 @@ impl Job {
             is_hurried: false,
             cli,
         };
+        job.open_door()?;
         match job.start_ranks() {
             Ok(()) => Ok(job),
             Err(error) => {
@@ -141,24 +162,46 @@ impl Job {
         }
     }
 
+    /// Sees to it that ranks can meet those of other hosts, if that is wanted.
+    fn open_door(&mut self) -> Result<(), RunError> {
+        let file = self.cli.secret_file.as_deref();
+        if let Some(address) = self.cli.meet {
+            // What is missing shall be said once, and here.
+            meeting::secret(file)?;
+            self.meeting = Some(Meeting::new(address, file));
+        } else if let Some(address) = self.cli.listen {
+            let (secret, rendezvous) = (meeting::secret(file)?, Rc::clone(&self.rendezvous));
+            let door = Door::open(address, secret, self.cli.ranks, rendezvous);
+            let door = door.map_err(|source| RunError::Listen { address, source })?;
+            let address = door.address();
+            self.meeting = Some(Meeting::new(address, file));
+            self.door = Some(door);
+            self.say(&format!("ranks meet at {SCHEME}{address}"));
+            self.post_after(self.cli.arrival, Happening::ArrivalOver);
+        }
+        Ok(())
+    }
+
     fn start_ranks(&mut self) -> Result<(), RunError> {
         let processors = match self.cli.bind_to {
             BindTo::None => None,
             BindTo::Core => Some(binding::processors()?),
         };
         let input = Input::find();
-        for (index, number) in (0..self.cli.ranks).enumerate() {
+        for (index, number) in self.cli.here().enumerate() {
             let processors = processors.as_ref().map(|all| binding::of_rank(all, index));
-            let started = rank::start(&self.cli, number, input, processors)?;
-            self.adopt(index, started)?;
+            let started = rank::start(&self.cli, number, input, processors, self.meeting.as_ref())?;
+            self.adopt(index, number, started)?;
         }
         Ok(())
     }
 
     /// Watches what connects the launcher to a rank.
-    fn adopt(&mut self, index: usize, started: Started) -> io::Result<()> {
+    fn adopt(&mut self, index: usize, number: u32, started: Started) -> io::Result<()> {
         self.ranks.push(Some(started.rank));
-        self.rendezvous.serve(started.rendezvous)?;
+        if let Some(socket) = started.rendezvous {
+            self.rendezvous.serve(world::Rank(number), socket.into(), None)?;
+        }
         let (exit, mailbox) = (AsyncFd::new(started.pidfd)?, Rc::clone(&self.mailbox));
         let watcher = spawn_local(async move {
             // An error means that the server is gone, and the job with it.
@@ -172,7 +215,7 @@ impl Job {
         }
         let width = (self.cli.ranks - 1).to_string().len();
         for (pipe, sink) in started.output.into_iter().flatten().zip([&self.stdout, &self.stderr]) {
-            let prefix = format!("[{index:>width$}] ");
+            let prefix = format!("[{number:>width$}] ");
             self.pipes.push(Pipe::pass_on(pipe, Rc::clone(sink), prefix)?);
         }
         Ok(())
@@ -183,7 +226,7 @@ impl Job {
         if let Some(time) = self.cli.timeout {
             self.post_after(time, Happening::TimedOut);
         }
-        while self.ranks.iter().any(Option::is_some) {
+        while self.ranks.iter().any(Option::is_some) || self.door.is_some() {
             match self.mailbox.next().await {
                 Happening::Ended(index) => self.reap(index)?,
                 Happening::Signal(number) => self.pass_on(number),
@@ -192,9 +235,12 @@ impl Job {
                     self.say(&format!("the job has taken longer than {time:?}; ending it"));
                     self.code.get_or_insert(TIMED_OUT_CODE);
                     self.is_hurried = true;
+                    self.door = None;
                     self.end_all();
                 }
                 Happening::GraceOver => self.signal_all(Signal::KILL),
+                Happening::ArrivalOver => self.give_up_missing(),
+                Happening::Dispersed => self.close_door().await,
             }
         }
         self.drain().await;
@@ -203,6 +249,30 @@ impl Job {
             self.code.get_or_insert(1);
         }
         Ok(self.code.unwrap_or(0))
+    }
+
+    /// Waits no longer for ranks that have not arrived.
+    fn give_up_missing(&mut self) {
+        let missing = self.rendezvous.missing();
+        if self.door.is_some() && !missing.is_empty() {
+            self.say(&format!("not arrived in {:?}: {}", self.cli.arrival, Listed(&missing)));
+            self.code.get_or_insert(LOST_CODE);
+            self.rendezvous.give_up(!self.cli.keep_going);
+        }
+    }
+
+    /// All ranks have departed: says what there is to say of them.
+    async fn close_door(&mut self) {
+        let Some(door) = self.door.take() else { return };
+        self.rendezvous.farewell().await;
+        if door.turned_away() > 0 {
+            self.say(&format!("callers that were not let in: {}", door.turned_away()));
+        }
+        let lost = self.rendezvous.lost();
+        if !lost.is_empty() {
+            self.say(&format!("lost: {}", Listed(&lost)));
+            self.code.get_or_insert(LOST_CODE);
+        }
     }
 
     /// Waits until all output is written. Slow readers have all the time they want, unless a signal or
@@ -248,7 +318,8 @@ impl Job {
         let Some(slot) = self.ranks.get_mut(index) else { return Ok(()) };
         let Some(rank) = slot.take() else { return Ok(()) };
         let ending = rank.reap()?;
-        self.rendezvous.end(index, ending);
+        let index = self.cli.here().nth(index).unwrap_or_default();
+        self.rendezvous.end(world::Rank(index), ending);
         let code = code_of(ending);
         if code == 0 {
             return Ok(());
@@ -274,11 +345,17 @@ impl Job {
                 self.say(&format!("{} again: killing all ranks", signals::name(number)));
                 self.code.get_or_insert_with(|| code_of(Ending::Killed(number)));
                 (self.is_ending, self.is_hurried) = (true, true);
+                self.door = None;
                 self.signal_all(Signal::KILL);
                 return;
             }
         }
         self.signal_all(signal);
+        if is_end(number) && self.cli.here().is_empty() {
+            // There is nobody whom it is passed on to.
+            self.code.get_or_insert_with(|| code_of(Ending::Killed(number)));
+            self.door = None;
+        }
         if signal == Signal::TSTP {
             // The ranks are told, and now the launcher itself does what it was asked for.
             if let Err(error) = kill_process(getpid(), Signal::STOP) {
@@ -317,6 +394,18 @@ impl Job {
         self.messages.push(spawn_local(async move {
             sink.write(line.into_bytes()).await;
         }));
+    }
+}
+
+/// Ranks, for people.
+struct Listed<'a>(&'a [world::Rank]);
+
+impl fmt::Display for Listed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, rank) in self.0.iter().enumerate() {
+            write!(f, "{}{}", if index > 0 { ", " } else { "ranks " }, rank.0)?;
+        }
+        Ok(())
     }
 }
 

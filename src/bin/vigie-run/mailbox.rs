@@ -14,6 +14,10 @@ pub(crate) enum Happening {
     Ended(usize),
     /// The launcher got this signal.
     Signal(i32),
+    /// All ranks of the rendezvous have departed.
+    Dispersed,
+    /// `--arrival` is over.
+    ArrivalOver,
     /// `--timeout` is over.
     TimedOut,
     /// `--timeout-end` is over.

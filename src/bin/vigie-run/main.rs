@@ -8,6 +8,8 @@
 //!              │          │                                    │      ⋮
 //!              │          ▼                                    │
 //!              │   rendezvous.rs ◀── a pair of Unix sockets ──▶│    World of vigie-via
+//!              │          ▲                                    │
+//!              │       door.rs ◀──── TCP, with --listen ──────▶│    World on other hosts
 //!  stdout ◀────│── output.rs ◀────── two pipes ────────────────│──  stdout, stderr
 //!  stdin ──────│── input.rs ───────────────────────────────────│──▶ stdin of rank 0
 //!              └───────────────────────────────────────────────┘
@@ -18,9 +20,11 @@
 
 mod binding;
 mod cli;
+mod door;
 mod input;
 mod job;
 mod mailbox;
+mod meeting;
 mod output;
 mod rank;
 mod rendezvous;
@@ -28,12 +32,10 @@ mod signals;
 
 use std::process;
 
-use clap::Parser;
-
 use self::cli::Cli;
 
 fn main() {
-    let code = job::run(Cli::parse()).unwrap_or_else(|error| {
+    let code = job::run(Cli::from_process()).unwrap_or_else(|error| {
         eprintln!("vigie-run: {error}");
         error.code()
     });

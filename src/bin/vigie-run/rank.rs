@@ -27,7 +27,7 @@ use rustix::{
 };
 use vigie::via::world::{Ending, RANK_VARIABLE, RENDEZVOUS_VARIABLE, SIZE_VARIABLE};
 
-use crate::{cli::Cli, input::Input, job::RunError};
+use crate::{cli::Cli, input::Input, job::RunError, meeting::Meeting};
 
 /// A rank that runs, or is still to be reaped.
 pub(crate) struct Rank {
@@ -40,7 +40,8 @@ pub(crate) struct Started {
     pub(crate) rank: Rank,
     /// Readable once the process has ended.
     pub(crate) pidfd: OwnedFd,
-    pub(crate) rendezvous: UnixStream,
+    /// Its end of an inherited rendezvous, if it does not meet others over TCP.
+    pub(crate) rendezvous: Option<UnixStream>,
     /// Standard output and error, unless the rank has the launcher's own.
     pub(crate) output: Option<[OwnedFd; 2]>,
     pub(crate) stdin: Option<std::process::ChildStdin>,
@@ -54,10 +55,17 @@ pub(crate) fn start(
     number: u32,
     input: Input,
     processors: Option<CpuSet>,
+    meeting: Option<&Meeting>,
 ) -> Result<Started, RunError> {
     let resources = |source| RunError::Resources { number, source };
-    let (rendezvous, inherited) = UnixStream::pair().map_err(resources)?;
-    rendezvous.set_nonblocking(true).map_err(resources)?;
+    let (rendezvous, inherited) = match meeting {
+        Some(_) => (None, None),
+        None => {
+            let (rendezvous, inherited) = UnixStream::pair().map_err(resources)?;
+            rendezvous.set_nonblocking(true).map_err(resources)?;
+            (Some(rendezvous), Some(inherited))
+        }
+    };
     let (program, arguments) = cli.program_and_arguments();
     let mut command = Command::new(program);
     command
@@ -65,11 +73,16 @@ pub(crate) fn start(
         .envs(cli.env.iter().map(|(key, value)| (key, value)))
         .env(RANK_VARIABLE, number.to_string())
         .env(SIZE_VARIABLE, cli.ranks.to_string())
-        .env(RENDEZVOUS_VARIABLE, inherited.as_raw_fd().to_string())
         .stdin(if number == 0 { input.stdio() } else { Stdio::null() })
         .process_group(0);
     if !cli.no_prefix {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    }
+    if let Some(inherited) = &inherited {
+        command.env(RENDEZVOUS_VARIABLE, inherited.as_raw_fd().to_string());
+    }
+    if let Some(meeting) = meeting {
+        meeting.tell(&mut command);
     }
     let launcher = getpid();
     let arrange = move || {
@@ -82,7 +95,10 @@ pub(crate) fn start(
             sched_setaffinity(None, processors)?;
         }
         // Every other descriptor of the launcher is closed by exec.
-        Ok(fcntl_setfd(&inherited, FdFlags::empty())?)
+        if let Some(inherited) = &inherited {
+            fcntl_setfd(inherited, FdFlags::empty())?;
+        }
+        Ok(())
     };
     // SAFETY: between fork and exec of a program with several threads only what is async-signal-safe may
     // be called: these are system calls without locks and allocations, on values that were made before.

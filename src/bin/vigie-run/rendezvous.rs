@@ -1,45 +1,58 @@
-//! The launcher's end of the rendezvous: sockets around the hub of `vigie-via`.
+//! The launcher's end of the rendezvous: sockets around the hub of `vigie-via`, inherited by ranks that were started
+//! here, or of ranks that have [called](crate::door).
 
 use std::{
     cell::{Cell, RefCell},
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     future::poll_fn,
-    io::{self, Read},
-    net::Shutdown,
-    os::unix::net::UnixStream,
+    io, mem,
+    os::fd::OwnedFd,
     rc::Rc,
     task::{Poll, Waker},
     time::Duration,
 };
 
-use rustix::net::{SendFlags, send};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 use vigie::{
+    JoinHandle,
     detect::AsyncFd,
     spawn_local,
     stock::readiness::Direction,
-    time::sleep,
+    time::{sleep, timeout},
     via::world::{
-        Ending, Identity, Rank,
+        Ending, Identity, Rank, Refusal,
         hub::{Hub, SharedFrame},
+        tcp::{handshake::Session, seal::Seal},
         wire::{Decoder, Request, WireError},
     },
     yield_now,
 };
 
+use crate::mailbox::{Happening, Mailbox};
+
 /// How long the end of a process may take to be noticed after its connection was closed; one that lives
 /// on has cut itself off.
 const CLOSED_TIME: Duration = Duration::from_secs(1);
 
+/// How long the last words to ranks may take.
+const FAREWELL_TIME: Duration = Duration::from_secs(2);
+
 /// The rendezvous of a job.
 pub(crate) struct Rendezvous {
     hub: RefCell<Hub>,
-    lines: RefCell<Vec<Rc<Line>>>,
+    lines: RefCell<BTreeMap<Rank, Rc<Line>>>,
+    speakers: RefCell<Vec<JoinHandle<()>>>,
+    /// Is told when nobody is there any more, or will be.
+    mailbox: Rc<Mailbox>,
+    is_over: Cell<bool>,
 }
 
 /// The connection to one rank.
 struct Line {
     rank: Rank,
-    socket: AsyncFd<UnixStream>,
+    socket: AsyncFd<OwnedFd>,
+    /// On a network.
+    seal: Option<RefCell<Seal>>,
     decoder: RefCell<Decoder>,
     outgoing: RefCell<VecDeque<SharedFrame>>,
     /// Whoever waits for something to send.
@@ -56,31 +69,94 @@ enum Heard {
 }
 
 impl Rendezvous {
-    pub(crate) fn new(size: u32) -> io::Result<Rc<Self>> {
-        let hub = RefCell::new(Hub::new(size, Identity::random()?));
-        Ok(Rc::new(Self { hub, lines: RefCell::default() }))
+    pub(crate) fn new(size: u32, identity: Identity, mailbox: Rc<Mailbox>) -> Rc<Self> {
+        Rc::new(Self {
+            hub: RefCell::new(Hub::new(size, identity)),
+            lines: RefCell::default(),
+            speakers: RefCell::default(),
+            mailbox,
+            is_over: Cell::new(false),
+        })
     }
 
-    /// Serves the next rank through `socket`, which must be in non-blocking mode.
-    pub(crate) fn serve(self: &Rc<Self>, socket: UnixStream) -> io::Result<()> {
-        let mut lines = self.lines.borrow_mut();
+    /// Serves `rank` through `socket`, which must be in non-blocking mode; on a network with the keys of
+    /// `session`.
+    pub(crate) fn serve(
+        self: &Rc<Self>,
+        rank: Rank,
+        socket: OwnedFd,
+        session: Option<&Session>,
+    ) -> io::Result<()> {
         let line = Rc::new(Line {
-            rank: Rank(u32::try_from(lines.len()).unwrap_or(u32::MAX)),
+            rank,
             socket: AsyncFd::new(socket)?,
+            seal: session.map(|session| RefCell::new(Seal::of_hub(session))),
             decoder: RefCell::new(Decoder::new()),
             outgoing: RefCell::default(),
             writer: Cell::new(None),
             is_closing: Cell::new(false),
         });
-        lines.push(Rc::clone(&line));
+        self.lines.borrow_mut().insert(rank, Rc::clone(&line));
         spawn_local(Rc::clone(self).listen(Rc::clone(&line))).detach();
-        spawn_local(line.speak()).detach();
+        self.speakers.borrow_mut().push(spawn_local(line.speak()));
         Ok(())
     }
 
+    /// Says why `rank` cannot be let in, if it cannot.
+    pub(crate) fn admit(&self, rank: Rank) -> Result<(), Refusal> {
+        if self.lines.borrow().contains_key(&rank) {
+            Err(Refusal::Taken)
+        } else if self.hub.borrow().is_heard(rank) {
+            Ok(())
+        } else {
+            Err(Refusal::TooLate)
+        }
+    }
+
+    /// Returns the ranks that have not arrived.
+    pub(crate) fn missing(&self) -> Vec<Rank> {
+        self.hub.borrow().missing()
+    }
+
+    /// Returns the ranks that were lost.
+    pub(crate) fn lost(&self) -> Vec<Rank> {
+        self.hub.borrow().lost()
+    }
+
+    /// Waits no longer for ranks that have not arrived: the others go on, or are told that this is the end.
+    pub(crate) fn give_up(&self, is_end: bool) {
+        if is_end {
+            self.hub.borrow_mut().dissolve();
+        } else {
+            for rank in self.missing() {
+                self.hub.borrow_mut().expel(rank, "it has not arrived in time");
+            }
+        }
+        self.deliver();
+        if is_end {
+            self.lines.borrow().values().for_each(|line| line.close());
+        }
+    }
+
+    /// Waits until the last words are said, for a while.
+    pub(crate) async fn farewell(&self) {
+        let speakers = mem::take(&mut *self.speakers.borrow_mut());
+        let all = async {
+            for speaker in speakers {
+                // It cannot have failed otherwise than by the end of the runtime.
+                drop(speaker.await);
+            }
+        };
+        // Who does not listen by then has had time enough.
+        let _ = timeout(FAREWELL_TIME, all).await;
+    }
+
     /// Handles what a rank that has ended said before, and tells the others of its end.
-    pub(crate) fn end(&self, index: usize, ending: Ending) {
-        let Some(line) = self.lines.borrow().get(index).cloned() else { return };
+    pub(crate) fn end(&self, rank: Rank, ending: Ending) {
+        let Some(line) = self.lines.borrow().get(&rank).cloned() else {
+            self.hub.borrow_mut().end(rank, ending);
+            return self.deliver();
+        };
         // Bounded: nobody writes any more, unless the rank has given its connection away.
         for _ in 0..ENDED_READS_MAX {
             if !matches!(self.hear(&line), Heard::Something) {
@@ -103,7 +179,9 @@ impl Rendezvous {
                     Err(_) => return,
                 },
                 Heard::End => {
-                    sleep(CLOSED_TIME).await;
+                    if line.seal.is_none() {
+                        sleep(CLOSED_TIME).await;
+                    }
                     self.expel(&line, "the connection was closed without leaving");
                 }
             }
@@ -114,7 +192,7 @@ impl Rendezvous {
     /// Reads once.
     fn hear(&self, line: &Line) -> Heard {
         let mut buffer = [0; 4096];
-        match line.socket.try_io(Direction::Read, |mut socket| socket.read(&mut buffer)) {
+        match line.receive(&mut buffer) {
             Ok(0) => Heard::End,
             Ok(count) => {
                 line.decoder.borrow_mut().feed(&buffer[..count]);
@@ -133,10 +211,14 @@ impl Rendezvous {
     fn handle_frames(&self, line: &Line) -> Result<(), WireError> {
         let mut decoder = line.decoder.borrow_mut();
         let mut hub = self.hub.borrow_mut();
-        while let Some(frame) = decoder.next_frame()? {
+        loop {
+            let frame = match &line.seal {
+                Some(seal) => seal.borrow_mut().open(&mut decoder)?,
+                None => decoder.next_frame()?,
+            };
+            let Some(frame) = frame else { return Ok(()) };
             hub.handle(line.rank, Request::decode(frame)?);
         }
-        Ok(())
     }
 
     fn expel(&self, line: &Line, why: &str) {
@@ -149,8 +231,8 @@ impl Rendezvous {
         let lines = self.lines.borrow();
         loop {
             let transmission = self.hub.borrow_mut().poll_transmit();
-            let Some((rank, frame)) = transmission else { return };
-            let Some(line) = lines.get(rank.index()) else { continue };
+            let Some((rank, frame)) = transmission else { break };
+            let Some(line) = lines.get(&rank) else { continue };
             line.queue(frame);
             let mut hub = self.hub.borrow_mut();
             if line.outgoing.borrow().len() > hub.backlog_max() {
@@ -159,6 +241,9 @@ impl Rendezvous {
                 line.cut();
             }
         }
+        if self.hub.borrow().is_over() && !self.is_over.replace(true) {
+            self.mailbox.post(Happening::Dispersed);
+        }
     }
 }
 
@@ -166,6 +251,13 @@ impl Rendezvous {
 const ENDED_READS_MAX: usize = 1024;
 
 impl Line {
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.socket.try_io(Direction::Read, |socket| {
+            let (count, _) = recv(socket, buffer, RecvFlags::empty())?;
+            Ok(count)
+        })
+    }
+
     fn queue(&self, frame: SharedFrame) {
         self.outgoing.borrow_mut().push_back(frame);
         self.wake();
@@ -185,7 +277,7 @@ impl Line {
 
     fn shut(&self) {
         // One whose rank has closed it already is shut.
-        drop(self.socket.as_inner().shutdown(Shutdown::Both));
+        let _ = shutdown(self.socket.as_inner(), Shutdown::Both);
     }
 
     fn wake(&self) {
@@ -197,7 +289,9 @@ impl Line {
     /// Writes what is queued, until the line is closed and the rest is written or nobody reads it.
     async fn speak(self: Rc<Self>) {
         while let Some(frame) = self.next().await {
-            let mut rest = &frame[..];
+            let tag = self.seal.as_ref().map(|seal| seal.borrow_mut().tag(&frame));
+            let bytes = [&frame[..], tag.as_ref().map_or(&[][..], |tag| &tag[..])].concat();
+            let mut rest = &bytes[..];
             while !rest.is_empty() {
                 let sent = self.socket.async_io(Direction::Write, |socket| {
                     Ok(send(socket, rest, SendFlags::NOSIGNAL)?)

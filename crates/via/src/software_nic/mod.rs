@@ -53,6 +53,7 @@ use vigie_detect::Instant;
 use self::engine::{Batch, Engine};
 
 pub use secret::Secret;
+pub(crate) use secret::{TAG_BYTES, is_same};
 
 /// How many arrivals are taken at most before what they ask for is sent.
 const ARRIVALS_MAX: usize = 64;

@@ -11,7 +11,7 @@ use siphasher::{
 };
 
 /// The length of a tag of the handshake, in bytes.
-pub(super) const TAG_BYTES: usize = 16;
+pub(crate) const TAG_BYTES: usize = 16;
 
 /// The length of the tag of a packet with data, in bytes.
 pub(super) const PACKET_TAG_BYTES: usize = 8;
@@ -28,7 +28,7 @@ impl Secret {
     }
 
     /// Returns the tag of some bytes.
-    pub(super) fn tag(&self, bytes: &[u8]) -> [u8; TAG_BYTES] {
+    pub(crate) fn tag(&self, bytes: &[u8]) -> [u8; TAG_BYTES] {
         let mut hasher = WideHasher::new_with_key(&self.0);
         hasher.write(bytes);
         hasher.finish128().as_bytes()
@@ -55,7 +55,7 @@ impl fmt::Debug for Secret {
 }
 
 /// Whether two tags are the same; how long that takes does not tell where they differ.
-pub(super) fn is_same(one: &[u8], other: &[u8]) -> bool {
+pub(crate) fn is_same(one: &[u8], other: &[u8]) -> bool {
     let differing = one.iter().zip(other).fold(0, |sum, (one, other)| sum | (one ^ other));
     one.len() == other.len() && differing == 0
 }

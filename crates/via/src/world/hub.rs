@@ -25,7 +25,7 @@ use std::{
 
 use super::{
     Ending, Event, Identity, Membership, Rank,
-    wire::{Reply, Request, VERSION},
+    wire::{MISSING_MAX, Reply, Request, VERSION},
 };
 
 /// The most values that one rank puts.
@@ -51,6 +51,8 @@ pub struct Hub {
 #[derive(Debug)]
 struct Member {
     state: State,
+    /// It is gone without having left.
+    is_lost: bool,
     /// The last barrier that it has come to, and the last that it was let through.
     entered: u32,
     passed: u32,
@@ -81,6 +83,7 @@ impl Hub {
     pub fn new(size: u32, identity: Identity) -> Self {
         let member = |_| Member {
             state: State::Silent,
+            is_lost: false,
             entered: 0,
             passed: 0,
             values: BTreeMap::new(),
@@ -123,7 +126,7 @@ impl Hub {
         if !member.state.is_awaited() {
             return;
         }
-        member.state = State::Expelled;
+        (member.state, member.is_lost) = (State::Expelled, true);
         let frame = Reply::Expelled { why: why.to_owned() }.encode();
         self.transmissions.push_back((rank, frame.into()));
         self.depart(rank, Event::Expelled { rank });
@@ -134,6 +137,7 @@ impl Hub {
         let Some(member) = self.member(rank) else { return };
         let before = member.state;
         member.state = State::Ended;
+        member.is_lost |= before.is_awaited();
         let event = Event::Ended { rank, ending };
         match before {
             State::Silent | State::Joined => self.depart(rank, event),
@@ -146,6 +150,41 @@ impl Hub {
     #[must_use]
     pub fn is_heard(&self, rank: Rank) -> bool {
         self.member_ref(rank).is_some_and(|member| member.state.is_awaited())
+    }
+
+    /// Returns the ranks that have not said anything yet.
+    #[must_use]
+    pub fn missing(&self) -> Vec<Rank> {
+        let ranks = (0..).map(Rank).zip(&self.members);
+        ranks.filter(|(_, member)| member.state == State::Silent).map(|(rank, _)| rank).collect()
+    }
+
+    /// Returns the ranks that are gone without having left.
+    #[must_use]
+    pub fn lost(&self) -> Vec<Rank> {
+        let ranks = (0..).map(Rank).zip(&self.members);
+        ranks.filter(|(_, member)| member.is_lost).map(|(rank, _)| rank).collect()
+    }
+
+    /// Returns whether nobody is there any more, or will be.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        !self.members.iter().any(|member| member.state.is_awaited())
+    }
+
+    /// Ends the rendezvous for all, since some have not arrived in time: each of the others is told which.
+    pub fn dissolve(&mut self) {
+        let missing = self.missing();
+        let count = u32::try_from(missing.len()).unwrap_or(u32::MAX);
+        let ranks = missing.into_iter().take(MISSING_MAX).collect();
+        let frame: SharedFrame = Reply::Missing { count, ranks }.encode().into();
+        for rank in (0..self.size()).map(Rank) {
+            self.send(rank, &frame);
+        }
+        for member in self.members.iter_mut().filter(|member| member.state.is_awaited()) {
+            member.is_lost = member.state == State::Silent;
+            member.state = State::Expelled;
+        }
     }
 
     /// Returns the next frame to send, and to whom.

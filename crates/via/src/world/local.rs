@@ -9,10 +9,11 @@ use vigie_detect::Server;
 
 use super::{
     Ending, Identity, Rank, World, WorldError,
-    attached::{Attached, Link},
+    attached::Attached,
     hub::Hub,
     member::Member,
-    wire::{Decoder, Request},
+    waiting::{Link, Machine},
+    wire::Decoder,
 };
 
 /// Makes a world of `size` ranks inside this process, at least 1, and the launcher of them. Deadlines
@@ -34,8 +35,11 @@ pub fn local(server: &Server, size: u32) -> io::Result<(LocalLauncher, Vec<World
     for rank in (0..size).map(Rank) {
         let link = LocalLink { launcher: launcher.clone(), rank };
         let greeted = link
-            .act(|_| Ok(((), Some(Member::hello()))))
-            .and_then(|()| link.act(|member| Ok((member.membership.clone(), None))));
+            .act(|member| {
+                member.greet();
+                Ok(())
+            })
+            .and_then(|()| link.act(|member| Ok(member.membership.clone())));
         // The hub answers at once.
         let membership = greeted.map_err(io::Error::other)?;
         let membership = membership.ok_or(io::ErrorKind::NotConnected)?;
@@ -96,7 +100,8 @@ impl LocalLauncher {
                 member.receive(frame);
             }
         }
-        let waiters = state.members.iter_mut().flat_map(Member::take_waiters).collect::<Vec<_>>();
+        let waiters =
+            state.members.iter_mut().flat_map(|member| member.waiters().take()).collect::<Vec<_>>();
         drop(state);
         for (_, waker) in waiters {
             waker.wake();
@@ -118,14 +123,20 @@ struct LocalLink {
 }
 
 impl Link for LocalLink {
+    type Machine = Member;
+
     fn act<T>(
         &self,
-        act: impl FnOnce(&mut Member) -> Result<(T, Option<Request>), WorldError>,
+        act: impl FnOnce(&mut Member) -> Result<T, WorldError>,
     ) -> Result<T, WorldError> {
         let mut state = self.launcher.lock();
-        let (result, request) = act(&mut state.members[self.rank.index()])?;
-        if let Some(request) = request {
-            state.hub.handle(self.rank, request);
+        let member = &mut state.members[self.rank.index()];
+        let result = act(member)?;
+        let said = std::mem::take(&mut member.said);
+        if !said.is_empty() {
+            for request in said {
+                state.hub.handle(self.rank, request);
+            }
             LocalLauncher::deliver(state);
         }
         Ok(result)

@@ -3,13 +3,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     mem,
-    task::Waker,
 };
 
 use super::{
     Event, Membership, Rank, WorldError,
     hub::{GETS_MAX, KEYS_MAX},
-    wire::{Reply, Request, VERSION},
+    rounds::Rounds,
+    waiting::{Machine, Waiters},
+    wire::{Reply, Request, VERSION, WireError},
 };
 
 /// What a rank knows.
@@ -21,18 +22,14 @@ pub(super) struct Member {
     /// Whose value was asked for, `None` for everybody's.
     asked: BTreeSet<(Option<Rank>, String)>,
     put: BTreeSet<String>,
-    /// The last barrier that this rank has come to, the last that it was let through, and the last of
-    /// which a caller was told so: what is passed while nobody waits is the next caller's.
-    entered: u32,
-    passed: u32,
-    told: u32,
+    rounds: Rounds,
     events: Vec<Event>,
     has_left: bool,
     end: Option<End>,
-    /// Grows with everything that was heard, so that no waiter misses anything.
-    pub(super) generation: u64,
-    waiters: Vec<(u64, Waker)>,
-    next_waiter: u64,
+    /// What is still to be given to whatever carries it. Bounded by what a rank may say before it hears
+    /// an answer.
+    pub(super) said: Vec<Request>,
+    waiters: Waiters,
 }
 
 /// Why nothing more will be heard.
@@ -40,17 +37,19 @@ pub(super) struct Member {
 enum End {
     Lost,
     Expelled(String),
-    Broken(super::wire::WireError),
+    Broken(WireError),
     Disorder(&'static str),
+    Missing { count: u32, ranks: Vec<Rank> },
 }
 
 impl Member {
-    pub(super) const fn hello() -> Request {
-        Request::Hello { version: VERSION }
+    /// Asks who this rank is.
+    pub(super) fn greet(&mut self) {
+        self.said.push(Request::Hello { version: VERSION });
     }
 
-    /// Publishes a value: what to say.
-    pub(super) fn put(&mut self, key: &str, value: &[u8]) -> Result<Request, WorldError> {
+    /// Publishes a value.
+    pub(super) fn put(&mut self, key: &str, value: &[u8]) -> Result<(), WorldError> {
         self.check()?;
         if self.put.len() >= KEYS_MAX {
             return Err(WorldError::TooMany { what: "keys", limit: KEYS_MAX });
@@ -58,29 +57,27 @@ impl Member {
         if !self.put.insert(key.to_owned()) {
             return Err(WorldError::AlreadyPut { key: key.to_owned() });
         }
-        Ok(Request::Put { key: key.to_owned(), value: value.to_vec() })
+        self.said.push(Request::Put { key: key.to_owned(), value: value.to_vec() });
+        Ok(())
     }
 
-    /// Asks for a value, `None`: everybody's. What to say, if it was not asked for before.
-    pub(super) fn ask(
-        &mut self,
-        rank: Option<Rank>,
-        key: &str,
-    ) -> Result<Option<Request>, WorldError> {
+    /// Asks for a value, `None`: everybody's; unless it was asked for before.
+    pub(super) fn ask(&mut self, rank: Option<Rank>, key: &str) -> Result<(), WorldError> {
         if self.is_known(rank, key) {
-            return Ok(None);
+            return Ok(());
         }
         self.check()?;
         let question = (rank, key.to_owned());
         if self.asked.contains(&question) || self.asked.contains(&(None, key.to_owned())) {
-            return Ok(None);
+            return Ok(());
         }
         self.forget_answered();
         if self.asked.len() >= GETS_MAX {
             return Err(WorldError::TooMany { what: "open questions", limit: GETS_MAX });
         }
         self.asked.insert(question);
-        Ok(Some(Request::Get { rank, key: key.to_owned() }))
+        self.said.push(Request::Get { rank, key: key.to_owned() });
+        Ok(())
     }
 
     fn forget_answered(&mut self) {
@@ -106,52 +103,34 @@ impl Member {
         (0..self.size()).map(|rank| self.answer(Rank(rank), key)).collect()
     }
 
-    /// Comes to a barrier: which, and what to say unless this rank is in it already.
-    pub(super) fn enter(&mut self) -> Result<(u32, Option<Request>), WorldError> {
-        if self.entered != self.told {
-            return Ok((self.entered, None));
+    /// Comes to a barrier, unless this rank is in it already. Returns which.
+    pub(super) fn enter(&mut self) -> Result<u32, WorldError> {
+        if !self.rounds.is_inside() {
+            self.check()?;
+            let round = self.rounds.enter()?;
+            self.said.push(Request::Enter { round });
         }
-        self.check()?;
-        let limit = WorldError::TooMany { what: "barriers", limit: usize::MAX };
-        self.entered = self.entered.checked_add(1).ok_or(limit)?;
-        Ok((self.entered, Some(Request::Enter { round: self.entered })))
+        Ok(self.rounds.entered())
     }
 
     /// Returns whether the barrier is passed, which the caller then tells.
     pub(super) fn pass(&mut self, round: u32) -> bool {
-        let is_passed = self.passed >= round;
-        if is_passed {
-            self.told = self.told.max(round);
-        }
-        is_passed
+        self.rounds.tell(round)
     }
 
     pub(super) fn event(&self, index: usize) -> Option<Event> {
         self.events.get(index).copied()
     }
 
-    /// Leaves: what to say, if that was not said before.
-    pub(super) fn leave(&mut self) -> Result<Option<Request>, WorldError> {
+    /// Leaves, unless that was said before.
+    pub(super) fn leave(&mut self) -> Result<(), WorldError> {
         if self.has_left {
-            return Ok(None);
+            return Ok(());
         }
         self.check()?;
         self.has_left = true;
-        Ok(Some(Request::Leave))
-    }
-
-    /// Says why nothing more can be said or heard.
-    pub(super) fn check(&self) -> Result<(), WorldError> {
-        if self.has_left {
-            return Err(WorldError::Left);
-        }
-        match &self.end {
-            None => Ok(()),
-            Some(End::Lost) => Err(WorldError::LauncherLost),
-            Some(End::Expelled(why)) => Err(WorldError::Expelled { why: why.clone() }),
-            Some(End::Broken(error)) => Err((*error).into()),
-            Some(End::Disorder(what)) => Err(WorldError::Disorder(what)),
-        }
+        self.said.push(Request::Leave);
+        Ok(())
     }
 
     /// Takes a frame of the launcher, without its length.
@@ -164,11 +143,11 @@ impl Member {
             }
             Err(error) => self.close(End::Broken(error)),
         }
-        self.generation += 1;
+        self.waiters.moved();
     }
 
     /// Takes note of a stream without meaning.
-    pub(super) fn receive_nonsense(&mut self, error: super::wire::WireError) {
+    pub(super) fn receive_nonsense(&mut self, error: WireError) {
         self.close(End::Broken(error));
     }
 
@@ -184,7 +163,7 @@ impl Member {
 
     fn close(&mut self, end: End) {
         self.end.get_or_insert(end);
-        self.generation += 1;
+        self.waiters.moved();
     }
 
     fn take(&mut self, reply: Reply) -> Result<(), &'static str> {
@@ -199,10 +178,9 @@ impl Member {
             Reply::Value { rank, key, value } => self.learn(rank, key, Some(value))?,
             Reply::Absent { rank, key } => self.learn(rank, key, None)?,
             Reply::Passed { round } => {
-                if round != self.entered || round == self.passed {
+                if !self.rounds.pass(round) {
                     return Err("it opened a barrier out of order");
                 }
-                self.passed = round;
             }
             Reply::Event(event) => {
                 // At most these: expelled or left, and ended.
@@ -213,6 +191,7 @@ impl Member {
                 self.events.push(event);
             }
             Reply::Expelled { why } => self.close(End::Expelled(why)),
+            Reply::Missing { count, ranks } => self.close(End::Missing { count, ranks }),
         }
         Ok(())
     }
@@ -235,27 +214,26 @@ impl Member {
     fn size(&self) -> u32 {
         self.membership.as_ref().map_or(0, |membership| membership.size)
     }
+}
 
-    /// Leaves a waker for whatever is heard next, in place of the one of the same waiter.
-    pub(super) fn wait(&mut self, waiter: &mut Option<u64>, waker: &Waker) {
-        let next = &mut self.next_waiter;
-        let id = *waiter.get_or_insert_with(|| {
-            *next += 1;
-            *next
-        });
-        match self.waiters.iter_mut().find(|(other, _)| *other == id) {
-            Some((_, old)) => old.clone_from(waker),
-            None => self.waiters.push((id, waker.clone())),
+impl Machine for Member {
+    fn check(&self) -> Result<(), WorldError> {
+        if self.has_left {
+            return Err(WorldError::Left);
+        }
+        match &self.end {
+            None => Ok(()),
+            Some(End::Lost) => Err(WorldError::LauncherLost),
+            Some(End::Expelled(why)) => Err(WorldError::Expelled { why: why.clone() }),
+            Some(End::Broken(error)) => Err((*error).into()),
+            Some(End::Disorder(what)) => Err(WorldError::Disorder(what)),
+            Some(End::Missing { count, ranks }) => {
+                Err(WorldError::Missing { count: *count, ranks: ranks.clone() })
+            }
         }
     }
 
-    /// Forgets a waiter that does not wait any more.
-    pub(super) fn forget(&mut self, waiter: u64) {
-        self.waiters.retain(|(id, _)| *id != waiter);
-    }
-
-    /// Returns whom to wake, outside of any lock.
-    pub(super) fn take_waiters(&mut self) -> Vec<(u64, Waker)> {
-        mem::take(&mut self.waiters)
+    fn waiters(&mut self) -> &mut Waiters {
+        &mut self.waiters
     }
 }

@@ -23,7 +23,9 @@
 //! # The parts
 //! - [`World`]: what a program uses. [`World::join`] finds the launcher that the environment names, or
 //!   makes a world of one rank if it names none.
-//! - [`Bootstrap`]: the trait behind it, for launchers of other kinds.
+//! - [`Bootstrap`]: the trait behind it, for launchers of other kinds. MPICH's Hydra and Slurm, which speak PMI-1, are
+//!   found by themselves.
+//! - [`tcp`]: the rendezvous of ranks on many hosts that no launcher brings together.
 //! - [`local`]: several ranks on threads of one process, for tests.
 //! - [`hub`]: the launcher's side, without I/O; [`wire`]: the bytes between both. `vigie-run` of the
 //!   crate `vigie` puts processes, pipes and signals around them.
@@ -32,10 +34,13 @@
 //! | variable | meaning |
 //! | --- | --- |
 //! | `VIGIE_RANK`, `VIGIE_SIZE` | for scripts; a [`World`] asks the launcher |
-//! | `VIGIE_RENDEZVOUS` | the number of a descriptor: one end of a pair of Unix sockets, whose other end the launcher holds |
+//! | `VIGIE_RENDEZVOUS` | the number of a descriptor: one end of a pair of Unix sockets, whose other end the launcher holds; or `tcp://ADDRESS:PORT` |
+//! | `VIGIE_SECRET`, `VIGIE_SECRET_FILE` | the secret of a rendezvous over TCP, 32 hexadecimal digits, or the file in which it is |
+//! | `PMI_FD`, `PMI_RANK`, `PMI_SIZE` | set by launchers that speak PMI-1, used if `VIGIE_RENDEZVOUS` is not set |
 //!
-//! The descriptor is the right to take part: nothing of a world has a name in the file system or in
-//! the network, so nobody can attach who was not started by the launcher.
+//! A descriptor is the right to take part: nothing of such a world has a name in the file system or in
+//! the network, so nobody can attach who was not started by the launcher. Over TCP the secret is that.
+//! Without any of these variables, a process is a world of its own; if they are half there, it is an error.
 //!
 //! # Cost and limits
 //! For setting up and for hearing of ends, not for messages: each call is a round trip through the
@@ -46,20 +51,28 @@
 //! what setting up needs.
 
 mod attached;
+mod environment;
 mod error;
 pub mod hub;
 mod local;
 mod member;
+mod pmi;
+mod rounds;
+mod socket;
+pub mod tcp;
 mod unix;
+mod waiting;
 pub mod wire;
 
-use std::{env, fmt, future::Future, io, pin::Pin, sync::Arc};
+use std::{env, fmt, future::Future, io, pin::Pin, process, sync::Arc};
 
 use vigie_detect::{Instant, Server};
 
+use self::environment::Launcher;
 pub use self::{
-    error::WorldError,
+    error::{Refusal, WorldError},
     local::{LocalLauncher, local},
+    pmi::PmiError,
 };
 
 /// Names the descriptor through which a rank reaches its launcher.
@@ -68,6 +81,11 @@ pub const RENDEZVOUS_VARIABLE: &str = "VIGIE_RENDEZVOUS";
 pub const RANK_VARIABLE: &str = "VIGIE_RANK";
 /// Tells a rank how many there are.
 pub const SIZE_VARIABLE: &str = "VIGIE_SIZE";
+
+/// Holds the secret of a rendezvous over TCP: 32 hexadecimal digits.
+pub const SECRET_VARIABLE: &str = "VIGIE_SECRET";
+/// Names the file that holds the secret of a rendezvous over TCP.
+pub const SECRET_FILE_VARIABLE: &str = "VIGIE_SECRET_FILE";
 
 /// One of the processes of a world, counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -99,6 +117,14 @@ pub struct Identity {
 }
 
 impl Identity {
+    /// Makes an identity whose secret its ranks have from elsewhere, as at a rendezvous over [TCP](tcp).
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn random_without_secret() -> io::Result<Self> {
+        Ok(Self { secret: [0; 32], ..Self::random()? })
+    }
+
     /// Makes the identity of a new world, from the kernel's random numbers.
     ///
     /// # Errors
@@ -227,6 +253,10 @@ pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, WorldError>> + Se
 ///    what happened before.
 /// 7. Every future ends by its deadline, or when the launcher is lost.
 ///
+/// A launcher that speaks PMI-1 cannot keep all of it: what is not there is [`WorldError::NotPut`] instead of being
+/// waited for, barriers wait for ranks that have left, and there are no events. Programs for every launcher
+/// leave at their end, and not before the others need them no more.
+///
 /// # Conformance
 /// The unit tests of this module hold for every implementation in this crate.
 pub trait Bootstrap: Send + Sync + fmt::Debug {
@@ -252,6 +282,12 @@ pub trait Bootstrap: Send + Sync + fmt::Debug {
 
     /// Says that this rank needs nobody any more.
     fn leave(&self, deadline: Instant) -> Answer<'_, ()>;
+
+    /// Asks the launcher to end all ranks with `code`, without waiting for long: the caller ends itself
+    /// next. The default asks for nothing: for launchers that see how this process ends.
+    fn abort(&self, code: i32) {
+        let _ = code;
+    }
 
     /// Puts a value and returns those of all ranks by this key. The default does so by a barrier.
     fn all_gather<'a>(
@@ -281,14 +317,16 @@ pub struct World {
 }
 
 impl World {
-    /// Joins the world that the environment names, watching at the [current](Server::current) server;
-    /// or makes one of a [single](Self::single) rank, if the program was started without a launcher.
+    /// Joins the world that the [environment](self#the-environment) names, watching at the
+    /// [current](Server::current) server; or makes one of a [single](Self::single) rank, if the program was
+    /// started without a launcher. With launchers that speak PMI-1 it waits until all ranks have joined, at a
+    /// rendezvous over TCP until that is there.
     ///
     /// # Cancel safety
     /// *Loses* the connection: this process cannot join again.
     ///
     /// # Errors
-    /// [`WorldError::Environment`] if the variable does not lead to a launcher,
+    /// [`WorldError::Environment`] if the variables do not lead to a launcher, [`WorldError::Refused`],
     /// [`WorldError::AlreadyJoined`] the second time, [`WorldError::TimedOut`]; those of [`WorldError`]
     /// that a launcher can cause.
     pub async fn join(deadline: Instant) -> Result<Self, WorldError> {
@@ -304,11 +342,18 @@ impl World {
     /// # Errors
     /// As [`join`](Self::join).
     pub async fn join_on(server: &Server, deadline: Instant) -> Result<Self, WorldError> {
-        match env::var_os(RENDEZVOUS_VARIABLE) {
-            None => Ok(Self::single(server)?),
-            Some(value) => {
-                let socket = unix::inherited(&value)?;
+        match environment::find(|variable| env::var_os(variable))? {
+            Launcher::None => Ok(Self::single(server)?),
+            Launcher::Inherited { descriptor } => {
+                let socket = unix::inherited(RENDEZVOUS_VARIABLE, &descriptor)?;
                 Ok(Self::from_bootstrap(unix::join(server, socket, deadline).await?))
+            }
+            Launcher::Tcp(place) => {
+                Ok(Self::from_bootstrap(tcp::join(server, place, deadline).await?))
+            }
+            Launcher::Pmi { descriptor, rank, size } => {
+                let socket = unix::inherited(environment::PMI_FD, &descriptor)?;
+                Ok(Self::from_bootstrap(pmi::join(server, socket, (rank, size), deadline).await?))
             }
         }
     }
@@ -402,7 +447,7 @@ impl World {
     }
 
     /// Waits until every rank is here that has neither left nor ended nor been expelled. Their
-    /// [events](Self::events) are there when this returns.
+    /// [events](Self::events) are there when this returns. Launchers that speak PMI-1 wait for all ranks.
     ///
     /// # Cancel safety
     /// This rank stays in the barrier; the next call is for the same one, also if it was passed meanwhile.
@@ -413,7 +458,7 @@ impl World {
         self.bootstrap.barrier(deadline).await
     }
 
-    /// Returns what happens to the other ranks, from the beginning.
+    /// Returns what happens to the other ranks, from the beginning. Launchers that speak PMI-1 tell nothing.
     #[must_use]
     pub fn events(&self) -> Events {
         Events { world: self.clone(), next: 0 }
@@ -430,6 +475,16 @@ impl World {
     /// Those of [`WorldError`] that a launcher can cause. Leaving twice is none.
     pub async fn leave(&self, deadline: Instant) -> Result<(), WorldError> {
         self.bootstrap.leave(deadline).await
+    }
+
+    /// Ends the program: this process with `code`, without running destructors, and by the launcher all
+    /// others, unless that keeps them going (`vigie-run --keep-going`, the rendezvous over TCP).
+    ///
+    /// The launcher ends with `code` if it is `vigie-run` or Hydra; Slurm's `srun` ends with the largest
+    /// code of any rank, which is that of those that it has killed.
+    pub fn abort(&self, code: i32) -> ! {
+        self.bootstrap.abort(code);
+        process::exit(code)
     }
 }
 

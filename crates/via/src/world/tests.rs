@@ -292,7 +292,7 @@ fn environment_that_leads_nowhere() {
     let numbers = [file.as_raw_fd(), datagram.as_raw_fd(), network.as_raw_fd()];
     let texts = ["", "x", "-1", "0", "2", "99999999999", "1000000", "3 "].map(str::to_owned);
     for text in texts.into_iter().chain(numbers.map(|number| number.to_string())) {
-        let error = unix::inherited(text.as_ref()).unwrap_err();
+        let error = unix::inherited(RENDEZVOUS_VARIABLE, text.as_ref()).unwrap_err();
         assert!(matches!(error, WorldError::Environment { .. }), "{text}: {error}");
         assert!(error.to_string().contains(RENDEZVOUS_VARIABLE), "{error}");
     }

@@ -4,43 +4,38 @@
 
 use std::{
     ffi::OsStr,
-    fmt,
-    io::{self, Read},
+    io,
     os::{
-        fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+        fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd},
         unix::net::UnixStream,
     },
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use rustix::{
     fs::{OFlags, fcntl_getfl, fcntl_setfl},
     io::{FdFlags, fcntl_setfd},
-    net::{AddressFamily, SendFlags, SocketType, send, sockopt},
+    net::{AddressFamily, SocketType, sockopt},
 };
-use vigie_detect::{AsyncFd, Instant, Server, stock::readiness::Direction};
+use vigie_detect::{Instant, Server};
 
 use super::{
-    RENDEZVOUS_VARIABLE, WorldError,
-    attached::{Attached, Link},
-    member::Member,
-    wire::{Decoder, Request},
+    WorldError,
+    attached::Attached,
+    socket::{Framed, SocketLink},
 };
 
 /// Whether this process has taken its descriptor: there is one, and it has one owner. Swapped by
 /// whoever joins; the value alone carries meaning.
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// Takes the socket whose number is `value`. Checks that it can be a launcher's before anything is
+/// Takes the socket whose number is `value`, that of the environment's `variable`. Checks that it can be a launcher's before anything is
 /// said, and keeps it from programs that this process starts.
 ///
 /// Invariant world-1: the descriptor is owned by nobody. It was open before this program began, in
 /// which nothing but this function takes it, and that once.
-pub(super) fn inherited(value: &OsStr) -> Result<UnixStream, WorldError> {
-    let bad = |problem: String| WorldError::Environment { variable: RENDEZVOUS_VARIABLE, problem };
+pub(super) fn inherited(variable: &'static str, value: &OsStr) -> Result<UnixStream, WorldError> {
+    let bad = |problem: String| WorldError::Environment { variable, problem };
     let shown = value.display();
     let number = value.to_str().and_then(|text| text.parse::<RawFd>().ok());
     // The standard streams have owners in every program.
@@ -87,116 +82,7 @@ pub(super) async fn join(
     server: &Server,
     socket: UnixStream,
     deadline: Instant,
-) -> Result<Attached<SocketLink>, WorldError> {
-    let link = SocketLink {
-        socket: AsyncFd::new_on(server, socket)?,
-        state: Mutex::new(State::default()),
-    };
+) -> Result<Attached<SocketLink<UnixStream, Framed>>, WorldError> {
+    let link = SocketLink::new(server, socket, Framed::default())?;
     Attached::greet(link, server.timers().clone(), deadline).await
-}
-
-/// A rank's socket to its launcher.
-pub(super) struct SocketLink {
-    socket: AsyncFd<UnixStream>,
-    state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
-    member: Member,
-    decoder: Decoder,
-    /// What is still to be sent. Bounded by what a member may ask before it hears an answer.
-    outgoing: Vec<u8>,
-}
-
-impl SocketLink {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // No foreign code runs under this lock, so a poisoned one says nothing about what it holds.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn send(&self, state: &mut State) {
-        while !state.outgoing.is_empty() {
-            let sent = self.socket.try_io(Direction::Write, |socket| {
-                Ok(send(socket, &state.outgoing, SendFlags::NOSIGNAL)?)
-            });
-            match sent {
-                Ok(count) => drop(state.outgoing.drain(..count)),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // The launcher does not listen any more. Why, may still be there to be read.
-                Err(_) => state.outgoing.clear(),
-            }
-        }
-    }
-
-    fn hear(&self, state: &mut State) {
-        let mut buffer = [0; 4096];
-        while !state.member.is_over() {
-            match self.socket.try_io(Direction::Read, |mut socket| socket.read(&mut buffer)) {
-                Ok(0) => state.member.lose(),
-                Ok(count) => {
-                    state.decoder.feed(&buffer[..count]);
-                    loop {
-                        match state.decoder.next_frame() {
-                            Ok(Some(frame)) => state.member.receive(frame),
-                            Ok(None) => break,
-                            Err(error) => {
-                                state.member.receive_nonsense(error);
-                                break;
-                            }
-                        }
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(_) => state.member.lose(),
-            }
-        }
-    }
-}
-
-impl Link for SocketLink {
-    fn act<T>(
-        &self,
-        act: impl FnOnce(&mut Member) -> Result<(T, Option<Request>), WorldError>,
-    ) -> Result<T, WorldError> {
-        let mut state = self.lock();
-        let (result, request) = act(&mut state.member)?;
-        if let Some(request) = request {
-            state.outgoing.extend_from_slice(&request.encode());
-        }
-        Ok(result)
-    }
-
-    fn pump(&self) -> bool {
-        let mut state = self.lock();
-        let before = state.member.generation;
-        self.send(&mut state);
-        self.hear(&mut state);
-        let is_sent = state.outgoing.is_empty();
-        let has_heard = state.member.generation != before;
-        let waiters = if has_heard { state.member.take_waiters() } else { Vec::new() };
-        drop(state);
-        for (_, waker) in waiters {
-            waker.wake();
-        }
-        is_sent
-    }
-
-    async fn readable(&self) -> io::Result<()> {
-        self.socket.ready(Direction::Read).await.map(drop)
-    }
-
-    async fn writable(&self) -> io::Result<()> {
-        self.socket.ready(Direction::Write).await.map(drop)
-    }
-}
-
-impl fmt::Debug for SocketLink {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SocketLink")
-            .field("descriptor", &self.socket.as_fd())
-            .finish_non_exhaustive()
-    }
 }

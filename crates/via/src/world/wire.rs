@@ -20,6 +20,9 @@ pub const VALUE_BYTES_MAX: usize = 500;
 /// The most bytes of a frame behind its length.
 pub const FRAME_BYTES_MAX: usize = 600;
 
+/// How many missing ranks are named at most.
+pub const MISSING_MAX: usize = 100;
+
 /// The longest text with which a launcher says why it expels a rank.
 const TEXT_BYTES_MAX: usize = 300;
 const LENGTH_BYTES: usize = 4;
@@ -90,6 +93,13 @@ pub enum Reply {
         /// Which rule.
         why: String,
     },
+    /// Ranks have not arrived in time; nothing more will be said.
+    Missing {
+        /// How many.
+        count: u32,
+        /// Which: the first [`MISSING_MAX`] of them.
+        ranks: Vec<Rank>,
+    },
 }
 
 /// Bytes that are no message.
@@ -117,6 +127,9 @@ pub enum WireError {
         /// How many.
         bytes: usize,
     },
+    /// A frame that does not carry the tag of its connection.
+    #[error("a message that somebody on the way has changed or made")]
+    Forged,
     /// A field with a value that it must not have.
     #[error("a message with a bad {field}")]
     BadField {
@@ -199,6 +212,11 @@ impl Reply {
                 }
                 Frame::new(73).bytes(&why.as_bytes()[..end]).done()
             }
+            Self::Missing { count, ranks } => {
+                let named = &ranks[..ranks.len().min(MISSING_MAX)];
+                let bytes = named.iter().flat_map(|rank| rank.0.to_le_bytes());
+                Frame::new(74).u32(*count).bytes(&bytes.collect::<Vec<_>>()).done()
+            }
         }
     }
 
@@ -231,6 +249,16 @@ impl Reply {
                 Self::Event(Event::Ended { rank, ending })
             }
             73 => Self::Expelled { why: fields.text()? },
+            74 => {
+                let count = fields.u32()?;
+                let bytes = fields.bytes(4 * MISSING_MAX, "list of ranks")?;
+                let (ranks, rest) = bytes.as_chunks();
+                if !rest.is_empty() {
+                    return Err(WireError::BadField { field: "list of ranks" });
+                }
+                let ranks = ranks.iter().map(|bytes| Rank(u32::from_le_bytes(*bytes))).collect();
+                Self::Missing { count, ranks }
+            }
             kind => return Err(WireError::UnknownKind { kind }),
         };
         fields.end(message)
@@ -264,6 +292,14 @@ impl Decoder {
     /// # Errors
     /// [`WireError::FrameLength`], after which the stream has no meaning any more.
     pub fn next_frame(&mut self) -> Result<Option<&[u8]>, WireError> {
+        Ok(self.next_tagged(0)?.map(|(_, _, body)| body))
+    }
+
+    /// Returns the next whole frame behind which a tag stands: with its length, its tag, and without its length.
+    pub(super) fn next_tagged(
+        &mut self,
+        tag_bytes: usize,
+    ) -> Result<Option<Tagged<'_>>, WireError> {
         let rest = &self.bytes[self.taken..];
         let Some((length, rest)) = rest.split_first_chunk::<LENGTH_BYTES>() else {
             return Ok(None);
@@ -273,11 +309,18 @@ impl Decoder {
         if !(1..=FRAME_BYTES_MAX).contains(&length) {
             return Err(WireError::FrameLength { bytes });
         }
-        let Some(frame) = rest.get(..length) else { return Ok(None) };
-        self.taken += LENGTH_BYTES + length;
-        Ok(Some(frame))
+        if rest.len() < length + tag_bytes {
+            return Ok(None);
+        }
+        let frame = &self.bytes[self.taken..];
+        self.taken += LENGTH_BYTES + length + tag_bytes;
+        let (frame, rest) = frame.split_at(LENGTH_BYTES + length);
+        Ok(Some((frame, &rest[..tag_bytes], &frame[LENGTH_BYTES..])))
     }
 }
+
+/// A frame with its length, its tag, and without its length.
+type Tagged<'a> = (&'a [u8], &'a [u8], &'a [u8]);
 
 impl fmt::Debug for Decoder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

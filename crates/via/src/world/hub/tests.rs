@@ -171,3 +171,23 @@ fn no_such_rank() {
     assert_eq!(said(&mut hub), []);
     assert!(!hub.is_heard(Rank(1)));
 }
+
+/// Goal: ranks that do not arrive are named to those that have, whose waiting ends. Method: two of four.
+#[test]
+fn missing_ranks() {
+    let mut hub = hub(4);
+    for rank in [0, 2] {
+        hub.handle(Rank(rank), Request::Hello { version: VERSION });
+        hub.handle(Rank(rank), Request::Enter { round: 1 });
+    }
+    assert_eq!(said(&mut hub).len(), 2);
+    assert_eq!(hub.missing(), [Rank(1), Rank(3)]);
+    assert!(!hub.is_over());
+    hub.dissolve();
+    let missing = Reply::Missing { count: 2, ranks: vec![Rank(1), Rank(3)] };
+    assert_eq!(said(&mut hub), [(0, missing.clone()), (2, missing)]);
+    assert!(hub.is_over() && hub.missing().is_empty());
+    // Who comes later is nobody any more.
+    hub.handle(Rank(1), Request::Hello { version: VERSION });
+    assert_eq!(said(&mut hub), []);
+}

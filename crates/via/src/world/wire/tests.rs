@@ -29,6 +29,7 @@ fn replies() -> Vec<Reply> {
         Reply::Event(Event::Ended { rank, ending: Ending::Exited(-1) }),
         Reply::Event(Event::Ended { rank, ending: Ending::Killed(9) }),
         Reply::Expelled { why: "é".repeat(TEXT_BYTES_MAX / 2) },
+        Reply::Missing { count: 1000, ranks: vec![rank; MISSING_MAX] },
     ]
 }
 
@@ -116,7 +117,7 @@ fn bad_fields() {
     assert_eq!(welcome(VERSION, 0, 0), Err(WireError::BadField { field: "rank" }));
     let text = reply(Frame::new(73).bytes(b"\xff"));
     assert_eq!(text, Err(WireError::BadField { field: "text" }));
-    for kind in [0, 6, 64, 74, 255] {
+    for kind in [0, 6, 64, 75, 255] {
         assert_eq!(Request::decode(&[kind]), Err(WireError::UnknownKind { kind }));
         assert_eq!(Reply::decode(&[kind]), Err(WireError::UnknownKind { kind }));
     }

@@ -1,0 +1,441 @@
+//! A rank's side of PMI-1, without I/O: what it has said, and what it was told.
+//!
+//! ```text
+//!          init   maxes   name      put (rank 0)   barrier        get
+//!   Silent ──1──▶  ──1──▶  ──1──▶ Named ──2──▶  ──2──▶  ──2──▶ Known ──3──▶ Left
+//! ```
+//! 1 is [`Client::greet`] and what follows from the answers. With 2 rank 0 tells the others the identity of
+//! the world, which launchers of this kind do not make. In `Known` the rank says what its program asks for;
+//! 3 is [`Client::leave`]. Each line is answered before the next is said: launchers read one at a time.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    fmt,
+};
+
+use super::{
+    PmiError,
+    line::{Answer, LINE_BYTES_MAX, Lines, Pieces, encode},
+};
+use crate::world::{
+    Identity, Membership, Rank, WorldError,
+    hub::{GETS_MAX, KEYS_MAX},
+    rounds::Rounds,
+    socket::Conversation,
+    waiting::{Machine, Waiters},
+    wire::{KEY_BYTES_MAX, VALUE_BYTES_MAX},
+};
+
+/// Under this key, which no program can put, rank 0 tells the identity of the world.
+const IDENTITY_KEY: &str = "";
+
+/// The longest name of a piece of a value: `v`, a rank, a number of a piece, a key, two full stops.
+const NAME_BYTES_MAX: usize = 1 + 10 + 1 + 10 + 1 + KEY_BYTES_MAX;
+
+/// The fewest characters that a value must hold to be of use.
+const ROOM_BYTES_MIN: usize = 16;
+
+/// The longest name of a key-value space.
+const SPACE_BYTES_MAX: usize = 256;
+
+/// What a rank knows.
+pub(super) struct Client {
+    rank: Rank,
+    size: u32,
+    /// Rank 0's is the world's.
+    identity: Identity,
+    pub(super) membership: Option<Membership>,
+    /// The name of the launcher's key-value space.
+    space: String,
+    /// How many characters the launcher carries in one value.
+    room_bytes: usize,
+    /// What is to be said after the answer to what was said. Bounded by the puts, gets and barriers that a
+    /// rank may have open.
+    queue: VecDeque<Said>,
+    in_flight: Option<Said>,
+    lines: Lines,
+    outgoing: Vec<u8>,
+    put: BTreeSet<String>,
+    /// How many lines with values were queued, and how many were answered.
+    puts_said: u64,
+    puts_done: u64,
+    asked: BTreeMap<(Rank, String), Asked>,
+    rounds: Rounds,
+    is_leaving: bool,
+    has_left: bool,
+    end: Option<End>,
+    waiters: Waiters,
+}
+
+/// What is said, so that its answer is understood.
+enum Said {
+    Init,
+    Maxes,
+    Name,
+    Put {
+        name: String,
+        text: String,
+    },
+    /// `None`: the barrier before the identity is read.
+    Enter {
+        round: Option<u32>,
+    },
+    Get {
+        rank: Rank,
+        key: String,
+        piece: u32,
+    },
+    Finalize,
+}
+
+/// What became of a question.
+enum Asked {
+    Open(Pieces),
+    Found(Vec<u8>),
+    /// Nothing was there. It may be later.
+    Missing,
+}
+
+/// Why nothing more will be heard.
+enum End {
+    Lost,
+    Broken(PmiError),
+}
+
+impl Client {
+    pub(super) fn new(rank: Rank, size: u32, identity: Identity) -> Self {
+        Self {
+            rank,
+            size,
+            identity,
+            membership: None,
+            space: String::new(),
+            room_bytes: 0,
+            queue: VecDeque::new(),
+            in_flight: None,
+            lines: Lines::default(),
+            outgoing: Vec::new(),
+            put: BTreeSet::new(),
+            puts_said: 0,
+            puts_done: 0,
+            asked: BTreeMap::new(),
+            rounds: Rounds::default(),
+            is_leaving: false,
+            has_left: false,
+            end: None,
+            waiters: Waiters::default(),
+        }
+    }
+
+    /// Begins.
+    pub(super) fn greet(&mut self) {
+        self.queue.extend([Said::Init, Said::Maxes, Said::Name]);
+    }
+
+    /// Publishes a value. Returns what [`is_put`](Self::is_put) is asked with.
+    pub(super) fn put(&mut self, key: &str, value: &[u8]) -> Result<u64, WorldError> {
+        self.check_open()?;
+        if self.put.len() >= KEYS_MAX {
+            return Err(WorldError::TooMany { what: "keys", limit: KEYS_MAX });
+        }
+        if !self.put.insert(key.to_owned()) {
+            return Err(WorldError::AlreadyPut { key: key.to_owned() });
+        }
+        self.publish(key, value);
+        Ok(self.puts_said)
+    }
+
+    /// Returns whether the launcher has what was published.
+    pub(super) const fn is_put(&self, said: u64) -> bool {
+        self.puts_done >= said
+    }
+
+    /// Asks for a value, unless that is known or being asked for.
+    pub(super) fn ask(&mut self, rank: Rank, key: &str) -> Result<(), WorldError> {
+        let question = (rank, key.to_owned());
+        if let Some(Asked::Open(_) | Asked::Found(_)) = self.asked.get(&question) {
+            return Ok(());
+        }
+        self.check_open()?;
+        let is_open = |asked: &&Asked| matches!(asked, Asked::Open(_));
+        if self.asked.values().filter(is_open).count() >= GETS_MAX {
+            return Err(WorldError::TooMany { what: "open questions", limit: GETS_MAX });
+        }
+        self.question(rank, key);
+        Ok(())
+    }
+
+    /// Returns the answer, if it is there.
+    pub(super) fn answer(&self, rank: Rank, key: &str) -> Option<Result<Vec<u8>, WorldError>> {
+        match self.asked.get(&(rank, key.to_owned()))? {
+            Asked::Open(_) => None,
+            Asked::Found(value) => Some(Ok(value.clone())),
+            Asked::Missing => Some(Err(WorldError::NotPut { rank, key: key.to_owned() })),
+        }
+    }
+
+    /// Comes to a barrier, unless this rank is in it already. Returns which.
+    pub(super) fn enter(&mut self) -> Result<u32, WorldError> {
+        if !self.rounds.is_inside() {
+            self.check_open()?;
+            let round = self.rounds.enter()?;
+            self.queue.push_back(Said::Enter { round: Some(round) });
+        }
+        Ok(self.rounds.entered())
+    }
+
+    /// Returns whether the barrier is passed, which the caller then tells.
+    pub(super) fn pass(&mut self, round: u32) -> bool {
+        self.rounds.tell(round)
+    }
+
+    /// Leaves, unless that was said before.
+    pub(super) fn leave(&mut self) -> Result<(), WorldError> {
+        if !self.is_leaving {
+            self.check_open()?;
+            self.is_leaving = true;
+            self.queue.push_back(Said::Finalize);
+        }
+        Ok(())
+    }
+
+    /// Returns whether the launcher knows that this rank has left.
+    pub(super) const fn has_left(&self) -> bool {
+        self.has_left
+    }
+
+    /// Asks the launcher to end all ranks, whatever it is doing.
+    pub(super) fn abort(&mut self, code: i32) {
+        self.outgoing.extend_from_slice(format!("cmd=abort exitcode={code}\n").as_bytes());
+    }
+
+    fn check_open(&self) -> Result<(), WorldError> {
+        if self.is_leaving {
+            return Err(WorldError::Left);
+        }
+        self.check()
+    }
+
+    fn publish(&mut self, key: &str, value: &[u8]) {
+        let text = encode(value);
+        // All of it is ASCII.
+        for (piece, text) in (0..).zip(text.as_bytes().chunks(self.room_bytes.max(1))) {
+            let text = String::from_utf8_lossy(text).into_owned();
+            self.queue.push_back(Said::Put { name: name(self.rank, piece, key), text });
+            self.puts_said += 1;
+        }
+    }
+
+    fn question(&mut self, rank: Rank, key: &str) {
+        self.asked.insert((rank, key.to_owned()), Asked::Open(Pieces::default()));
+        self.queue.push_back(Said::Get { rank, key: key.to_owned(), piece: 0 });
+    }
+
+    /// Says the next line, if the last one was answered.
+    fn advance(&mut self) {
+        if self.in_flight.is_none()
+            && let Some(said) = self.queue.pop_front()
+        {
+            let line = self.line(&said);
+            debug_assert!(line.len() <= LINE_BYTES_MAX, "invariant: lines are cut to what is read");
+            self.outgoing.extend_from_slice(line.as_bytes());
+            self.in_flight = Some(said);
+        }
+    }
+
+    fn line(&self, said: &Said) -> String {
+        let space = &self.space;
+        match said {
+            Said::Init => "cmd=init pmi_version=1 pmi_subversion=1\n".to_owned(),
+            Said::Maxes => "cmd=get_maxes\n".to_owned(),
+            Said::Name => "cmd=get_my_kvsname\n".to_owned(),
+            Said::Put { name, text } => {
+                format!("cmd=put kvsname={space} key={name} value={text}\n")
+            }
+            Said::Enter { .. } => "cmd=barrier_in\n".to_owned(),
+            Said::Get { rank, key, piece } => {
+                format!("cmd=get kvsname={space} key={}\n", name(*rank, *piece, key))
+            }
+            Said::Finalize => "cmd=finalize\n".to_owned(),
+        }
+    }
+
+    /// Takes a line of the launcher.
+    fn take(&mut self, line: &[u8]) -> Result<(), PmiError> {
+        let answer = Answer::parse(line)?;
+        match self.in_flight.take() {
+            None => return answer.expect("nothing"),
+            Some(Said::Init) => answer.expect("response_to_init")?,
+            Some(Said::Maxes) => {
+                answer.expect("maxes")?;
+                self.room_bytes = room(&answer)?;
+            }
+            Some(Said::Name) => {
+                answer.expect("my_kvsname")?;
+                self.settle(answer.text("kvsname")?)?;
+            }
+            Some(Said::Put { .. }) => {
+                answer.expect("put_result")?;
+                self.puts_done += 1;
+            }
+            Some(Said::Enter { round }) => {
+                answer.expect("barrier_out")?;
+                // It is the one that was entered: no other is said meanwhile.
+                let is_due = round.is_none_or(|round| self.rounds.pass(round));
+                debug_assert!(is_due, "invariant: barriers are entered one after the other");
+            }
+            Some(Said::Get { rank, key, .. }) => self.learn(&answer, rank, key)?,
+            Some(Said::Finalize) => {
+                answer.expect("finalize_ack")?;
+                self.has_left = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the name of the key-value space, and goes on to the identity of the world.
+    fn settle(&mut self, space: &str) -> Result<(), PmiError> {
+        if !(1..=SPACE_BYTES_MAX).contains(&space.len()) {
+            let text = super::line::shown(space);
+            return Err(PmiError::BadField { field: "kvsname", text });
+        }
+        space.clone_into(&mut self.space);
+        let frame = "cmd=put kvsname= key= value=\n".len() + space.len() + NAME_BYTES_MAX;
+        let line = "lines";
+        let needed = frame + ROOM_BYTES_MIN;
+        let too_short = PmiError::TooShort { what: line, limit: LINE_BYTES_MAX, needed };
+        let room = LINE_BYTES_MAX.checked_sub(frame).filter(|&room| room >= ROOM_BYTES_MIN);
+        self.room_bytes = self.room_bytes.min(room.ok_or(too_short)?);
+        if self.rank == Rank(0) {
+            let identity = [&self.identity.id[..], &self.identity.secret[..]].concat();
+            self.publish(IDENTITY_KEY, &identity);
+        }
+        self.queue.push_back(Said::Enter { round: None });
+        self.question(Rank(0), IDENTITY_KEY);
+        Ok(())
+    }
+
+    fn learn(&mut self, answer: &Answer<'_>, rank: Rank, key: String) -> Result<(), PmiError> {
+        let is_found = answer.is_success("get_result")?;
+        let question = (rank, key);
+        let Some(Asked::Open(pieces)) = self.asked.get_mut(&question) else { return Ok(()) };
+        let now = if is_found {
+            match pieces.add(answer.text("value")?, VALUE_BYTES_MAX)? {
+                Some(value) => Asked::Found(value),
+                None => {
+                    let (piece, key) = (pieces.count, question.1);
+                    self.queue.push_front(Said::Get { rank, key, piece });
+                    return Ok(());
+                }
+            }
+        } else {
+            // Also if a later piece is missing: before the barrier some may be there and others not.
+            Asked::Missing
+        };
+        if question.1 == IDENTITY_KEY {
+            return self.enrol(now);
+        }
+        self.asked.insert(question, now);
+        Ok(())
+    }
+
+    fn enrol(&mut self, told: Asked) -> Result<(), PmiError> {
+        let bad =
+            || PmiError::BadField { field: "value", text: "no identity of a world".to_owned() };
+        let Asked::Found(bytes) = told else { return Err(bad()) };
+        let (id, secret) = bytes.split_first_chunk().ok_or_else(bad)?;
+        let secret = secret.try_into().map_err(|_| bad())?;
+        let identity = Identity { id: *id, secret };
+        self.asked.remove(&(Rank(0), IDENTITY_KEY.to_owned()));
+        self.membership = Some(Membership::new(self.rank, self.size, identity));
+        Ok(())
+    }
+
+    fn close(&mut self, end: End) {
+        if self.is_leaving {
+            // Some launchers end the connection instead of a last word.
+            self.has_left = true;
+        }
+        self.end.get_or_insert(end);
+        self.waiters.moved();
+    }
+}
+
+impl Machine for Client {
+    fn check(&self) -> Result<(), WorldError> {
+        match &self.end {
+            _ if self.has_left => Err(WorldError::Left),
+            None => Ok(()),
+            Some(End::Lost) => Err(WorldError::LauncherLost),
+            Some(End::Broken(error)) => Err(error.clone().into()),
+        }
+    }
+
+    fn waiters(&mut self) -> &mut Waiters {
+        &mut self.waiters
+    }
+}
+
+impl Conversation for Client {
+    type Machine = Self;
+
+    fn machine(&mut self) -> &mut Self {
+        self
+    }
+
+    fn outgoing(&mut self) -> &mut Vec<u8> {
+        self.advance();
+        &mut self.outgoing
+    }
+
+    fn hear(&mut self, bytes: &[u8]) {
+        let mut lines = std::mem::take(&mut self.lines);
+        lines.feed(bytes);
+        while self.end.is_none() {
+            let taken = match lines.next_line() {
+                Ok(Some(line)) => self.take(line),
+                Ok(None) => break,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = taken {
+                self.close(End::Broken(error));
+            }
+        }
+        self.lines = lines;
+        self.waiters.moved();
+    }
+
+    fn lose(&mut self) {
+        self.close(End::Lost);
+    }
+
+    fn is_over(&self) -> bool {
+        self.end.is_some()
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("rank", &self.rank)
+            .field("size", &self.size)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Returns under which name a piece of a value stands.
+fn name(rank: Rank, piece: u32, key: &str) -> String {
+    format!("v{}.{piece}.{key}", rank.0)
+}
+
+/// Returns how many characters the launcher carries in one value; its limits count an end of text.
+fn room(answer: &Answer<'_>) -> Result<usize, PmiError> {
+    let (names, values) = (answer.number("keylen_max")?, answer.number("vallen_max")?);
+    let check = |what, limit: usize, needed| match limit.checked_sub(1) {
+        Some(room) if room >= needed => Ok(room),
+        _ => Err(PmiError::TooShort { what, limit, needed: needed + 1 }),
+    };
+    check("names", names, NAME_BYTES_MAX)?;
+    let answer = "cmd=get_result rc=0 msg=success value=\n".len();
+    Ok(check("values", values, ROOM_BYTES_MIN)?.min(LINE_BYTES_MAX - answer))
+}

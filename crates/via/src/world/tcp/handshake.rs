@@ -1,0 +1,248 @@
+//! How a caller and the rendezvous prove to each other that they know the secret, without I/O.
+//!
+//! ```text
+//!   rendezvous                                     caller
+//!       │  challenge: magic, a random number          │
+//!       ├─────────────────────────────────────────────▶
+//!       │  answer: magic, rank, size, another random  │
+//!       │  number, a tag of all that is known so far  │
+//!       ◀─────────────────────────────────────────────┤
+//!       │  verdict: a word, a tag of it all           │
+//!       ├─────────────────────────────────────────────▶
+//! ```
+//! Tags are SipHash-2-4 of 128 bits under the secret [siphash, §6]. Both random numbers are in every tag, so
+//! that nothing can be said twice; each tag begins with who says it, so that nothing can be said back. From
+//! the same comes the key under which every later frame is [tagged](super::seal).
+
+use std::fmt;
+
+use crate::{
+    software_nic::{Secret, TAG_BYTES, is_same},
+    world::{Rank, Refusal},
+};
+
+/// How a random number of a handshake is kept.
+pub type Nonce = [u8; 16];
+
+/// Says what this is, and in its last byte which version.
+const MAGIC: [u8; 8] = *b"vigieRV\x01";
+
+/// The length of a challenge, in bytes.
+pub const CHALLENGE_BYTES: usize = MAGIC.len() + 16;
+/// The length of an answer, in bytes.
+pub const ANSWER_BYTES: usize = MAGIC.len() + 4 + 4 + 16 + TAG_BYTES;
+/// The length of a verdict, in bytes.
+pub const VERDICT_BYTES: usize = 1 + TAG_BYTES;
+
+/// The verdict that needs no tag: who gets it knows no key.
+const WRONG_SECRET: u8 = 1;
+
+/// The keys of a connection, one for each direction.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Session {
+    /// Of what the rendezvous says.
+    pub(super) from_hub: Secret,
+    /// Of what the rank says.
+    pub(super) from_member: Secret,
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session").finish_non_exhaustive()
+    }
+}
+
+/// What both sides know of a call.
+#[derive(Clone, Copy, Debug)]
+struct Call {
+    challenge: Nonce,
+    answer: Nonce,
+    rank: u32,
+    size: u32,
+}
+
+impl Call {
+    fn tag(&self, secret: &Secret, what: &[u8]) -> [u8; TAG_BYTES] {
+        let (rank, size) = (self.rank.to_le_bytes(), self.size.to_le_bytes());
+        secret.tag(&[&self.challenge, &self.answer, &rank[..], &size, what].concat())
+    }
+
+    fn session(&self, secret: &Secret) -> Session {
+        let key = |what: &[u8]| Secret::new(self.tag(secret, what));
+        Session { from_hub: key(b"frames of the hub"), from_member: key(b"frames of a member") }
+    }
+
+    fn verdict(&self, secret: &Secret, word: u8) -> [u8; VERDICT_BYTES] {
+        let tag = self.tag(secret, &[b"verdict".as_slice(), &[word]].concat());
+        let mut verdict = [word; VERDICT_BYTES];
+        verdict[1..].copy_from_slice(&tag);
+        verdict
+    }
+}
+
+/// The side of the rendezvous, for one caller.
+#[derive(Debug)]
+pub struct Challenger {
+    nonce: Nonce,
+}
+
+/// What the rendezvous makes of a caller.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Verdict {
+    /// It is this rank: send it the bytes, then frames under the keys.
+    Admitted {
+        /// Which.
+        rank: Rank,
+        /// The verdict.
+        bytes: [u8; VERDICT_BYTES],
+        /// The keys.
+        session: Session,
+    },
+    /// It knows the secret, but cannot be let in: send it the bytes, and end the connection.
+    Refused {
+        /// Why.
+        why: Refusal,
+        /// The verdict.
+        bytes: [u8; VERDICT_BYTES],
+    },
+    /// It does not know the secret, or speaks something else.
+    Stranger {
+        /// The verdict, for the case that it is a rank with a wrong secret.
+        bytes: [u8; VERDICT_BYTES],
+    },
+}
+
+impl Challenger {
+    /// Takes a random number that was never used before.
+    #[must_use]
+    pub const fn new(nonce: Nonce) -> Self {
+        Self { nonce }
+    }
+
+    /// Returns the challenge, to be sent first.
+    #[must_use]
+    pub fn challenge(&self) -> [u8; CHALLENGE_BYTES] {
+        let mut bytes = [0; CHALLENGE_BYTES];
+        let (magic, nonce) = bytes.split_at_mut(MAGIC.len());
+        magic.copy_from_slice(&MAGIC);
+        nonce.copy_from_slice(&self.nonce);
+        bytes
+    }
+
+    /// Judges the answer to it, for a world of `size` ranks; `admit` says why a rank that knows the secret is
+    /// not let in.
+    #[must_use]
+    pub fn judge(
+        &self,
+        answer: &[u8; ANSWER_BYTES],
+        secret: &Secret,
+        size: u32,
+        admit: impl FnOnce(Rank) -> Result<(), Refusal>,
+    ) -> Verdict {
+        let stranger = Verdict::Stranger { bytes: [WRONG_SECRET; VERDICT_BYTES] };
+        let Some((call, tag)) = self.read(answer) else { return stranger };
+        if !is_same(&call.tag(secret, b"answer"), tag) {
+            return stranger;
+        }
+        let checked = if call.size != size {
+            Err(Refusal::OtherSize)
+        } else if call.rank >= size {
+            Err(Refusal::NoSuchRank)
+        } else {
+            admit(Rank(call.rank))
+        };
+        match checked {
+            Ok(()) => Verdict::Admitted {
+                rank: Rank(call.rank),
+                bytes: call.verdict(secret, 0),
+                session: call.session(secret),
+            },
+            Err(why) => Verdict::Refused { why, bytes: call.verdict(secret, word(why)) },
+        }
+    }
+
+    fn read<'a>(&self, answer: &'a [u8; ANSWER_BYTES]) -> Option<(Call, &'a [u8])> {
+        let rest = answer.strip_prefix(&MAGIC)?;
+        let (rank, rest) = rest.split_first_chunk()?;
+        let (size, rest) = rest.split_first_chunk()?;
+        let (nonce, tag) = rest.split_first_chunk()?;
+        let (rank, size) = (u32::from_le_bytes(*rank), u32::from_le_bytes(*size));
+        Some((Call { challenge: self.nonce, answer: *nonce, rank, size }, tag))
+    }
+}
+
+/// A rank's side.
+#[derive(Debug)]
+pub(super) struct Caller {
+    secret: Secret,
+    rank: Rank,
+    size: u32,
+    nonce: Nonce,
+}
+
+impl Caller {
+    pub(super) const fn new(secret: Secret, rank: Rank, size: u32, nonce: Nonce) -> Self {
+        Self { secret, rank, size, nonce }
+    }
+
+    /// Returns the answer to a challenge, and what is to be done with the verdict. `None`: this is no challenge.
+    pub(super) fn answer(
+        self,
+        challenge: &[u8; CHALLENGE_BYTES],
+    ) -> Option<([u8; ANSWER_BYTES], Answered)> {
+        let nonce = challenge.strip_prefix(&MAGIC)?.try_into().ok()?;
+        let call =
+            Call { challenge: nonce, answer: self.nonce, rank: self.rank.0, size: self.size };
+        let (rank, size) = (call.rank.to_le_bytes(), call.size.to_le_bytes());
+        let tag = call.tag(&self.secret, b"answer");
+        let bytes = [&MAGIC[..], &rank, &size, &call.answer, &tag].concat();
+        Some((bytes.try_into().ok()?, Answered { secret: self.secret, call }))
+    }
+}
+
+/// A rank's side after its answer.
+#[derive(Debug)]
+pub(super) struct Answered {
+    secret: Secret,
+    call: Call,
+}
+
+impl Answered {
+    /// Returns the keys, or why there are none.
+    pub(super) fn read(&self, verdict: &[u8; VERDICT_BYTES]) -> Result<Session, Refusal> {
+        let word = verdict[0];
+        if word == WRONG_SECRET {
+            return Err(Refusal::WrongSecret);
+        }
+        if !is_same(&self.call.verdict(&self.secret, word), verdict) {
+            return Err(Refusal::Impostor);
+        }
+        match word {
+            0 => Ok(self.call.session(&self.secret)),
+            word => Err(refusal(word)),
+        }
+    }
+}
+
+/// Returns the word for a refusal.
+const fn word(why: Refusal) -> u8 {
+    match why {
+        Refusal::WrongSecret | Refusal::Impostor => WRONG_SECRET,
+        Refusal::OtherSize => 2,
+        Refusal::NoSuchRank => 3,
+        Refusal::Taken => 4,
+        Refusal::TooLate => 5,
+        Refusal::Unknown => u8::MAX,
+    }
+}
+
+const fn refusal(word: u8) -> Refusal {
+    match word {
+        2 => Refusal::OtherSize,
+        3 => Refusal::NoSuchRank,
+        4 => Refusal::Taken,
+        5 => Refusal::TooLate,
+        _ => Refusal::Unknown,
+    }
+}

@@ -1,0 +1,49 @@
+//! Where ranks of many hosts meet, and what they must know for that.
+
+use std::{
+    env,
+    ffi::OsString,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use vigie::via::{
+    software_nic::Secret,
+    world::{
+        RENDEZVOUS_VARIABLE, SECRET_FILE_VARIABLE, SECRET_VARIABLE, WorldError,
+        tcp::{SCHEME, find_secret},
+    },
+};
+
+/// Where ranks of many hosts meet.
+pub(crate) struct Meeting {
+    address: SocketAddr,
+    secret_file: Option<PathBuf>,
+}
+
+impl Meeting {
+    /// Ranks that are started here find the secret where the launcher did.
+    pub(crate) fn new(address: SocketAddr, secret_file: Option<&Path>) -> Self {
+        // As it is if it has no other name: whoever reads it says so.
+        let secret_file = secret_file
+            .map(|path| std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()));
+        Self { address, secret_file }
+    }
+
+    /// Tells a rank.
+    pub(crate) fn tell(&self, command: &mut Command) {
+        command.env(RENDEZVOUS_VARIABLE, format!("{SCHEME}{}", self.address));
+        if let Some(path) = &self.secret_file {
+            command.env_remove(SECRET_VARIABLE).env(SECRET_FILE_VARIABLE, path);
+        }
+    }
+}
+
+/// Finds the secret, in a file that the user names or as a rank would.
+pub(crate) fn secret(file: Option<&Path>) -> Result<Secret, WorldError> {
+    find_secret(|variable| match file {
+        None => env::var_os(variable),
+        Some(path) => (variable == SECRET_FILE_VARIABLE).then(|| OsString::from(path)),
+    })
+}

@@ -1,0 +1,319 @@
+//! The rendezvous over TCP with real processes: `vigie-run --listen` serves it, and the ranks are this test binary
+//! again, started by hand or by `vigie-run --meet`.
+
+use std::{
+    env,
+    fs::{self, OpenOptions},
+    future::Future,
+    io::{BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpStream},
+    os::unix::fs::OpenOptionsExt,
+    path::PathBuf,
+    process::{Child, ChildStderr, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, PidfdFlags, pidfd_open},
+};
+use vigie::{
+    Flavor, Instant, Runtime,
+    via::{
+        message::Endpoint,
+        world::{Event, Rank, Refusal, World, WorldError},
+    },
+};
+
+/// Nothing here takes as long, unless it hangs.
+const BOUND: Duration = Duration::from_secs(60);
+/// Says to this binary, as a rank, which test it is a rank of.
+const ROLE: &str = "VIGIE_TEST_ROLE";
+const SECRET: &str = "00112233445566778899aabbccddeeff";
+
+/// A process that is killed when it is dropped.
+struct Process(Child);
+
+impl Process {
+    fn start(command: &mut Command) -> Self {
+        Self(command.stdin(Stdio::null()).spawn().expect("it starts"))
+    }
+
+    /// Waits for its end and returns its exit code.
+    fn code(&mut self) -> Option<i32> {
+        let pidfd = pidfd_open(Pid::from_child(&self.0), PidfdFlags::empty()).expect("a pidfd");
+        let bound = Timespec { tv_sec: BOUND.as_secs().cast_signed(), tv_nsec: 0 };
+        let mut polled = [PollFd::new(&pidfd, PollFlags::IN)];
+        assert_eq!(poll(&mut polled, Some(&bound)), Ok(1), "a process has not ended in time");
+        self.0.wait().expect("it is ours").code()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// A launcher that serves a rendezvous.
+struct Server {
+    process: Process,
+    stderr: BufReader<ChildStderr>,
+    address: SocketAddr,
+    secret_file: PathBuf,
+}
+
+impl Server {
+    /// Starts one for the ranks of `test`.
+    fn start(test: &str, flags: &[&str]) -> Self {
+        let name = format!("secret-{test}-{}", std::process::id());
+        let secret_file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        let mut file = options.open(&secret_file).expect("a file");
+        writeln!(file, "{SECRET}").expect("it is written");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vigie-run"));
+        command.args(flags).args(["--listen", "127.0.0.1:0", "--secret-file"]).arg(&secret_file);
+        let mut process = Process::start(command.stderr(Stdio::piped()));
+        let mut stderr = BufReader::new(process.0.stderr.take().expect("piped"));
+        let mut line = String::new();
+        stderr.read_line(&mut line).expect("it says where");
+        let (_, address) = line.trim_end().split_once("tcp://").expect("an address");
+        let address = address.parse().expect("an address");
+        Self { process, stderr, address, secret_file }
+    }
+
+    /// Prepares this binary as rank `rank` of `size`.
+    fn rank(&self, test: &str, rank: u32, size: u32) -> Command {
+        let mut command = Command::new(env::current_exe().expect("this binary has a path"));
+        command
+            .args(arguments(test))
+            .env(ROLE, test)
+            .env("VIGIE_RENDEZVOUS", format!("tcp://{}", self.address))
+            .env("VIGIE_RANK", rank.to_string())
+            .env("VIGIE_SIZE", size.to_string())
+            .env("VIGIE_SECRET_FILE", &self.secret_file);
+        command
+    }
+
+    /// Waits for its end, and returns its code and what it has said.
+    fn end(mut self) -> (Option<i32>, String) {
+        let mut said = String::new();
+        let code = self.process.code();
+        self.stderr.read_to_string(&mut said).expect("it can be read");
+        (code, said)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(fs::remove_file(&self.secret_file));
+    }
+}
+
+fn arguments(test: &str) -> [&str; 4] {
+    [test, "--exact", "--nocapture", "--test-threads=1"]
+}
+
+fn is_rank_of(test: &str) -> bool {
+    env::var(ROLE).as_deref() == Ok(test)
+}
+
+fn run<F: Future<Output = ()>>(body: impl FnOnce(Instant) -> F) -> ! {
+    let runtime = Runtime::builder().flavor(Flavor::UserLevel).build().expect("a runtime");
+    runtime.block_on(body(Instant::now() + BOUND));
+    std::process::exit(0)
+}
+
+/// If this process is a rank of `test`, runs `body` as that and ends the process.
+fn be_rank_of<F: Future<Output = ()>>(test: &str, body: impl FnOnce(World, Instant) -> F) {
+    if is_rank_of(test) {
+        run(async |deadline| {
+            let world = World::join(deadline).await.expect("the rendezvous is there");
+            body(world, deadline).await;
+        });
+    }
+}
+
+/// Goal: ranks that were started in different ways meet, know the same secret, and exchange messages. Method: two by
+/// hand, one of them before the others; two by another launcher.
+#[test]
+fn ranks_meet() {
+    const TEST: &str = "ranks_meet";
+    be_rank_of(TEST, async |world, deadline| {
+        let own = world.identity().secret;
+        assert!(own.iter().any(|byte| *byte != 0));
+        let secrets = world.all_gather("secret", &own, deadline).await.expect("all");
+        assert_eq!(secrets, vec![Some(own.to_vec()); 4]);
+        let endpoint = Endpoint::join(&world, deadline).await.expect("all connect");
+        let (all, rank) = (endpoint.communicator(), world.rank().0);
+        for to in (0..4).filter(|to| *to != rank) {
+            all.send(to, 0, &rank.to_le_bytes()).await.expect("it is sent");
+        }
+        for from in (0..4).filter(|from| *from != rank) {
+            let mut message = [0; 4];
+            all.receive_into(from, 0, &mut message[..]).await.expect("it comes");
+            assert_eq!(message, from.to_le_bytes());
+        }
+        world.barrier(deadline).await.expect("all come");
+        world.leave(deadline).await.expect("it hears");
+    });
+    let server = Server::start(TEST, &["-n", "4"]);
+    let mut by_hand = [0, 1].map(|rank| Process::start(&mut server.rank(TEST, rank, 4)));
+    let mut launcher = Command::new(env!("CARGO_BIN_EXE_vigie-run"));
+    launcher.args(["-n", "4", "--here", "2-3", "--meet", &server.address.to_string()]);
+    launcher.arg("--secret-file").arg(&server.secret_file);
+    launcher.arg(env::current_exe().expect("this binary has a path")).args(arguments(TEST));
+    let mut launcher = Process::start(launcher.env(ROLE, TEST));
+    assert_eq!(launcher.code(), Some(0));
+    assert_eq!(by_hand.each_mut().map(Process::code), [Some(0); 2]);
+    let (code, said) = server.end();
+    assert_eq!(code, Some(0), "{said}");
+}
+
+/// Goal: ranks that never arrive are named to those that wait for them, and to the user. Method: two of four.
+#[test]
+fn ranks_that_never_arrive() {
+    const TEST: &str = "ranks_that_never_arrive";
+    be_rank_of(TEST, async |world, deadline| {
+        let error = world.barrier(deadline).await.expect_err("two are missing");
+        let WorldError::Missing { count, ranks, .. } = &error else { panic!("{error}") };
+        assert_eq!((*count, &ranks[..]), (2, &[Rank(1), Rank(3)][..]));
+        assert!(error.to_string().contains("1, 3") && error.is_final(), "{error}");
+    });
+    let server = Server::start(TEST, &["-n", "4", "--arrival", "3"]);
+    let mut ranks = [0, 2].map(|rank| Process::start(&mut server.rank(TEST, rank, 4)));
+    assert_eq!(ranks.each_mut().map(Process::code), [Some(0); 2]);
+    let (code, said) = server.end();
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("not arrived in 3s: ranks 1, 3"), "{said}");
+}
+
+/// Goal: who keeps going does so without ranks that never arrive, and without ranks that die. Method: one of four
+/// never comes, one kills itself, the others are told of both and pass barriers.
+#[test]
+fn survivors_go_on() {
+    const TEST: &str = "survivors_go_on";
+    be_rank_of(TEST, async |world, deadline| {
+        let mut events = world.events();
+        let missing = events.next().await.expect("the launcher tells");
+        assert_eq!(missing, Event::Expelled { rank: Rank(3) });
+        world.barrier(deadline).await.expect("all others come");
+        if world.rank() == Rank(1) {
+            std::process::abort();
+        }
+        let dead = events.next().await.expect("the launcher tells");
+        assert_eq!(dead, Event::Expelled { rank: Rank(1) });
+        assert_eq!(world.get(Rank(1), "key", deadline).await.expect("it tells"), None);
+        world.barrier(deadline).await.expect("all others come");
+        world.leave(deadline).await.expect("it hears");
+    });
+    let server = Server::start(TEST, &["-n", "4", "--arrival", "3", "--keep-going"]);
+    let mut ranks = [0, 1, 2].map(|rank| Process::start(&mut server.rank(TEST, rank, 4)));
+    assert_eq!(ranks.each_mut().map(Process::code), [Some(0), None, Some(0)]);
+    let (code, said) = server.end();
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("lost: ranks 1, 3"), "{said}");
+}
+
+/// Goal: whoever must not come in stays outside, is counted, and disturbs nobody. Method: callers with rubbish, with
+/// nothing, with a part of an answer, more of them than are heard at once; a rank with a wrong secret, one of another
+/// size, and a rank twice.
+#[test]
+fn strangers() {
+    const TEST: &str = "strangers";
+    const REFUSED: &str = "VIGIE_TEST_REFUSED";
+    if is_rank_of(TEST) {
+        run(async |deadline| {
+            let joined = World::join(deadline).await;
+            let Ok(expected) = env::var(REFUSED) else {
+                let world = joined.expect("the rendezvous is there");
+                world.put("here", b"", deadline).await.expect("it hears");
+                world.barrier(deadline).await.expect("all come");
+                world.leave(deadline).await.expect("it hears");
+                return;
+            };
+            let error = joined.expect_err("it is not let in");
+            let WorldError::Refused { why, .. } = error else { panic!("{error}") };
+            assert_eq!(format!("{why:?}"), expected);
+            assert!(!error.to_string().contains(SECRET), "{error}");
+        });
+    }
+    let server = Server::start(TEST, &["-n", "2"]);
+    let mut first = Process::start(&mut server.rank(TEST, 0, 2));
+    let mut callers = Vec::new();
+    for index in 0..200 {
+        let mut caller = TcpStream::connect(server.address).expect("somebody listens");
+        let said: &[u8] = match index % 3 {
+            0 => &[0xff; 4096],
+            1 => b"vigieRV\x01part",
+            _ => b"",
+        };
+        // It may have hung up.
+        drop(caller.write_all(said));
+        callers.push(caller);
+    }
+    let refused = |command: &mut Command, why: Refusal| {
+        let code = Process::start(command.env(REFUSED, format!("{why:?}"))).code();
+        assert_eq!(code, Some(0), "{why:?}");
+    };
+    let wrong = "ff112233445566778899aabbccddeeff";
+    let mut stranger = server.rank(TEST, 1, 2);
+    refused(stranger.env("VIGIE_SECRET", wrong), Refusal::WrongSecret);
+    refused(&mut server.rank(TEST, 1, 3), Refusal::OtherSize);
+    // The first has called before any stranger, and is there by now.
+    refused(&mut server.rank(TEST, 0, 2), Refusal::Taken);
+    let mut second = Process::start(&mut server.rank(TEST, 1, 2));
+    assert_eq!([first.code(), second.code()], [Some(0); 2]);
+    let (code, said) = server.end();
+    assert_eq!(code, Some(0), "{said}");
+    let counted = said.split_once("not let in: ").expect(&said).1.trim_end();
+    assert!(counted.parse::<u32>().expect(&said) >= 3, "{said}");
+    drop(callers);
+}
+
+/// Goal: the end of the launcher is noticed by all that wait. Method: it is killed while a rank is in a barrier.
+#[test]
+fn killed_launcher() {
+    const TEST: &str = "killed_launcher";
+    be_rank_of(TEST, async |world, deadline| {
+        println!("@joined");
+        let error = world.barrier(deadline).await.expect_err("nobody else comes");
+        assert!(matches!(error, WorldError::LauncherLost), "{error}");
+    });
+    let mut server = Server::start(TEST, &["-n", "2"]);
+    let mut rank = Process::start(server.rank(TEST, 0, 2).stdout(Stdio::piped()));
+    let stdout = BufReader::new(rank.0.stdout.take().expect("piped"));
+    let mut lines = stdout.lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.contains("@joined")));
+    server.process.0.kill().expect("it lives");
+    // What it says is read, so that it does not block.
+    let reader = thread::spawn(move || lines.count());
+    assert_eq!(rank.code(), Some(0));
+    reader.join().expect("it ends");
+}
+
+/// Goal: a launcher that cannot listen or has no secret says so. Method: a port that is taken, an address of another
+/// host, no secret, a file without one.
+#[test]
+fn launcher_that_cannot_serve() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let taken = taken.local_addr().expect("it has one").to_string();
+    for (arguments, secret, expected) in [
+        (&["--listen", &taken][..], SECRET, "nobody can listen"),
+        (&["--listen", "192.0.2.1:7000"], SECRET, "nobody can listen"),
+        (&["--listen", "127.0.0.1:0"], "", "VIGIE_SECRET"),
+        (&["--listen", "127.0.0.1:0", "--secret-file", "/dev/null"], SECRET, "VIGIE_SECRET_FILE"),
+        (&["--meet", "127.0.0.1:1", "true"], "short", "VIGIE_SECRET"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vigie-run"));
+        command.args(["-n", "2"]).args(arguments).env("VIGIE_SECRET", secret);
+        let output = command.stdin(Stdio::null()).output().expect("it runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(said.contains(expected), "{arguments:?}: {said}");
+        assert!(secret.is_empty() || !said.contains(secret), "{said}");
+    }
+}
