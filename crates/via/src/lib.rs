@@ -54,6 +54,9 @@ pub mod shm;
 pub mod sim;
 mod spin;
 mod sync;
+// Needs system libraries, so that the feature alone does not turn it on: `docs/design/verbs.md`.
+#[cfg(all(feature = "verbs", vigie_verbs))]
+pub mod verbs;
 pub mod vi;
 pub mod world;
 
