@@ -35,8 +35,9 @@ use crate::vi::{
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// What was said last is kept for so long, for the other side to read.
 const FAREWELL_TIME: Duration = Duration::from_secs(2);
-/// The device has so long to complete what the peer has said to have failed: more than it retries.
-const WITNESS_TIME: Duration = Duration::from_secs(5);
+/// The device has so long to complete what the peer has said to have failed, and the peer to say why a descriptor
+/// has failed: more than the device retries.
+pub(super) const WITNESS_TIME: Duration = Duration::from_secs(5);
 /// The most callers that have not shown that they know the secret, and the most that wait for an answer.
 const STRANGERS_MAX: usize = 256;
 const REQUESTS_MAX: usize = 4096;
@@ -327,7 +328,7 @@ impl Verbs {
     }
 
     /// Sees to it that somebody looks at the time then.
-    fn expect(&mut self, deadline: Instant) {
+    pub(super) fn expect(&mut self, deadline: Instant) {
         self.due = Some(self.due.map_or(deadline, |due| due.min(deadline)));
     }
 
@@ -658,7 +659,7 @@ impl Verbs {
                 for queue in vi.queues {
                     self.drain(queue);
                 }
-                let left = self.vis.get(&name).map(|vi| vi.sends.is_empty());
+                let left = self.vis.get(&name).map(|vi| vi.sends.is_empty() || vi.unclear.is_some());
                 match left {
                     Some(true) => self.broken(name, reason, None),
                     _ => self.expect(deadline),
@@ -686,6 +687,9 @@ impl Verbs {
             }
             // The better witness may come with what the queue pair leaves behind.
             self.unplug(name);
+            if self.vis.get(&name).is_some_and(|vi| vi.unclear.is_some()) {
+                continue;
+            }
             let fault = self.vis.get(&name).and_then(|vi| vi.fault).unwrap_or(Fault::Send);
             let last = Frame::Failed { reason: fault.reason(), report: fault.report() };
             self.broken(name, fault.reason(), Some(&last));
@@ -708,9 +712,11 @@ impl Verbs {
         for name in wishes.map(|vi| vi.id.0).collect::<Vec<_>>() {
             self.refused(name, Reason::TimedOut);
         }
-        let told = self.vis.values().filter(|vi| late(vi.told.map(|(_, deadline)| deadline)));
+        let told = |vi: &Vi| late(vi.told.map(|(_, deadline)| deadline)) || late(vi.unclear);
+        let told = self.vis.values().filter(|vi| told(vi));
         for name in told.map(|vi| vi.id.0).collect::<Vec<_>>() {
-            self.broken(name, Reason::DescriptorFailed, None);
+            let reason = Reason::DescriptorFailed;
+            self.broken(name, reason, Some(&Frame::Failed { reason, report: None }));
         }
         self.due = self.next_due();
         true
@@ -731,7 +737,8 @@ impl Verbs {
         let lines = self.talks.values().filter_map(|talk| talk.deadline);
         let wishes = self.vis.values().filter_map(|vi| vi.wish.as_ref().map(|wish| wish.deadline));
         let told = self.vis.values().filter_map(|vi| vi.told.map(|(_, deadline)| deadline));
-        lines.chain(wishes).chain(told).min()
+        let unclear = self.vis.values().filter_map(|vi| vi.unclear);
+        lines.chain(wishes).chain(told).chain(unclear).min()
     }
 }
 

@@ -15,7 +15,7 @@ use vigie_detect::{Armed, Instant};
 use super::{
     NAME,
     config::{OpenError, VerbsConfig},
-    connecting::{Source, Talk},
+    connecting::{Source, Talk, WITNESS_TIME},
     device::Device,
     secret::{Secret, random},
     sys::{BATCH, Bytes, Channel, CompletionQueue, Domain, SendRequest, WorkCompletion},
@@ -259,11 +259,25 @@ impl Verbs {
         let Some(vi) = self.vis.get_mut(&name) else { return };
         let had_fault = vi.fault.is_some();
         match queue {
-            Queue::Send => vi.take_sent(&mut self.desk, count, completion.status),
-            Queue::Receive => vi.take_received(&mut self.desk, count, completion),
+            Queue::Send => {
+                let deadline = self.now + WITNESS_TIME;
+                vi.take_sent(&mut self.desk, count, completion.status, deadline);
+            }
+            Queue::Receive => {
+                let tag = vi.attributes.tag;
+                let is_reachable = completion.status == 0
+                    || vi.receives.front().is_some_and(|posted| {
+                        self.table.reaches(tag, &posted.segments)
+                    });
+                vi.take_received(&mut self.desk, count, completion, is_reachable);
+            }
         }
+        let unclear = vi.unclear;
         if !had_fault && vi.fault.is_some() {
             self.failed.push_back(name);
+        }
+        if let Some(deadline) = unclear {
+            self.expect(deadline);
         }
     }
 

@@ -110,6 +110,11 @@ impl Table {
         if length > length_max { Err(Status::LengthError) } else { Ok((pieces, length)) }
     }
 
+    /// Returns whether a VI with this tag may use all of these.
+    pub(super) fn reaches(&self, tag: ProtectionTag, segments: &[LocalSegment]) -> bool {
+        segments.iter().all(|segment| self.piece(tag, segment).is_some())
+    }
+
     /// Returns the pieces that a message is received into. One that is out of reach is named in a way that makes
     /// the device fail when a message gets there.
     pub(super) fn scatter(

@@ -188,6 +188,9 @@ pub(super) struct Vi {
     pub(super) fault: Option<Fault>,
     /// What the peer has said of a descriptor of this side, which the device will complete by then.
     pub(super) told: Option<(Status, Instant)>,
+    /// The device has said that the peer could not take the first of `sends`, and not why, which the peer says
+    /// by then. What else it completes is of no interest any more.
+    pub(super) unclear: Option<Instant>,
 }
 
 impl Vi {
@@ -213,6 +216,7 @@ impl Vi {
             is_spoiled: false,
             fault: None,
             told: None,
+            unclear: None,
         }
     }
 
@@ -255,8 +259,17 @@ impl Vi {
         }
     }
 
-    /// A send descriptor is done, and all before it.
-    pub(super) fn take_sent(&mut self, desk: &mut Desk, count: u32, status: u32) {
+    /// A send descriptor is done, and all before it. If the peer has to say how, it does until `deadline`.
+    pub(super) fn take_sent(
+        &mut self,
+        desk: &mut Desk,
+        count: u32,
+        status: u32,
+        deadline: Instant,
+    ) {
+        if self.unclear.is_some() {
+            return;
+        }
         let Some(link) = &mut self.link else { return };
         let before = count.wrapping_sub(link.first_send) & COUNT_MASK;
         if usize::try_from(before).map_or(true, |before| before >= self.sends.len()) {
@@ -268,6 +281,14 @@ impl Vi {
             if let Some(sent) = self.sends.pop_front() {
                 self.tell_sent(desk, &sent, Status::Done);
             }
+        }
+        let is_clear = status != wc::IBV_WC_REM_OP_ERR
+            || self.told.is_some()
+            || self.attributes.reliability != Reliability::ReliableReception;
+        if !is_clear && self.sends.front().is_some_and(|sent| sent.forced.is_none()) {
+            // Soft-RoCE says the same of a message that is too long and of a receive descriptor that is wrong.
+            self.unclear = Some(deadline);
+            return;
         }
         let Some(sent) = self.sends.pop_front() else { return };
         let ended = self.end_of(&sent, status);
@@ -311,13 +332,17 @@ impl Vi {
         found
     }
 
-    /// The receive descriptor at the head is done.
+    /// The receive descriptor at the head is done. Of its own memory everything is in reach, or it is not.
     pub(super) fn take_received(
         &mut self,
         desk: &mut Desk,
         count: u32,
         completion: &WorkCompletion,
+        is_reachable: bool,
     ) {
+        if self.unclear.is_some() && completion.status != wc::IBV_WC_SUCCESS {
+            return;
+        }
         let Some(link) = &mut self.link else { return };
         if count != link.first_receive {
             return;
@@ -326,6 +351,9 @@ impl Vi {
         let (status, fault) = match completion.status {
             wc::IBV_WC_SUCCESS => (Status::Done, None),
             wc::IBV_WC_LOC_LEN_ERR | wc::IBV_WC_REM_INV_REQ_ERR => {
+                (Status::LengthError, Some(Fault::Receive(Told::TooLong)))
+            }
+            wc::IBV_WC_LOC_QP_OP_ERR if is_reachable => {
                 (Status::LengthError, Some(Fault::Receive(Told::TooLong)))
             }
             wc::IBV_WC_LOC_PROT_ERR | wc::IBV_WC_LOC_QP_OP_ERR | wc::IBV_WC_LOC_ACCESS_ERR => {
@@ -362,6 +390,9 @@ impl Vi {
 
     /// Ends the send descriptors that are left. If the peer has said what befell one, that is the first.
     pub(super) fn flush_sends(&mut self, desk: &mut Desk) {
+        if let Some(deadline) = self.unclear.take() {
+            self.told.get_or_insert((Status::RemoteDescriptorError, deadline));
+        }
         while let Some(sent) = self.sends.pop_front() {
             let ended = match self.told {
                 Some(_) => self.end_of(&sent, wc::IBV_WC_WR_FLUSH_ERR),
@@ -386,5 +417,6 @@ impl Vi {
         self.is_spoiled = false;
         self.fault = None;
         self.told = None;
+        self.unclear = None;
     }
 }
