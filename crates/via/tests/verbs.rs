@@ -353,10 +353,8 @@ fn a_killed_peer_is_noticed() {
     peer.kill().expect("it runs");
     peer.wait().expect("it has ended");
     let descriptor = nic.descriptor().expect("it has one");
-    let mut watched = [rustix::event::PollFd::from_borrowed_fd(
-        descriptor,
-        rustix::event::PollFlags::IN,
-    )];
+    let mut watched =
+        [rustix::event::PollFd::from_borrowed_fd(descriptor, rustix::event::PollFlags::IN)];
     let patience = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
     let woken = rustix::event::poll(&mut watched, Some(&patience)).expect("a poll");
     assert_eq!(woken, 1, "nobody was woken");

@@ -27,9 +27,7 @@ use super::{
     vi::{Fault, Link, Vi, Wish},
     wire::{Answer, Call, DISCRIMINATOR_MAX, Frame, GREETING_MAX, PACKET_NUMBER_MAX, Place},
 };
-use crate::vi::{
-    Address, NicEvent, Reason, RequestId, Status, ViError, ViEvent, ViId, ViState,
-};
+use crate::vi::{Address, NicEvent, Reason, RequestId, Status, ViError, ViEvent, ViId, ViState};
 
 /// A caller has so long to say who it is, and an accepted one to come.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
@@ -143,8 +141,7 @@ impl Verbs {
         match dialed {
             Ok(line) => {
                 found.line = Some(name);
-                let talk =
-                    Talk { line, stage: Stage::Dialing { vi: vi.0, call }, deadline: None };
+                let talk = Talk { line, stage: Stage::Dialing { vi: vi.0, call }, deadline: None };
                 self.begin(name, talk, deadline);
             }
             Err(end) => self.refused(vi.0, reason_of(end, Reason::TransportFailed)),
@@ -633,7 +630,8 @@ impl Verbs {
         let Some(vi) = self.vis.get_mut(&name) else { return };
         vi.wish = None;
         let Some(line) = vi.line.take() else { return };
-        let is_up = self.talks.get(&line).is_some_and(|talk| matches!(talk.stage, Stage::Up { .. }));
+        let is_up =
+            self.talks.get(&line).is_some_and(|talk| matches!(talk.stage, Stage::Up { .. }));
         self.finish(line, last.filter(|_| is_up));
     }
 
@@ -659,7 +657,8 @@ impl Verbs {
                 for queue in vi.queues {
                     self.drain(queue);
                 }
-                let left = self.vis.get(&name).map(|vi| vi.sends.is_empty() || vi.unclear.is_some());
+                let left =
+                    self.vis.get(&name).map(|vi| vi.sends.is_empty() || vi.unclear.is_some());
                 match left {
                     Some(true) => self.broken(name, reason, None),
                     _ => self.expect(deadline),
@@ -708,7 +707,8 @@ impl Verbs {
         for name in lines.map(|(name, _)| *name).collect::<Vec<_>>() {
             self.too_late(name);
         }
-        let wishes = self.vis.values().filter(|vi| late(vi.wish.as_ref().map(|wish| wish.deadline)));
+        let wishes =
+            self.vis.values().filter(|vi| late(vi.wish.as_ref().map(|wish| wish.deadline)));
         for name in wishes.map(|vi| vi.id.0).collect::<Vec<_>>() {
             self.refused(name, Reason::TimedOut);
         }

@@ -144,13 +144,7 @@ impl Device {
 
 /// Finds the identifier that is the address. Where both versions of RoCE have one, it is the second's, which is
 /// routed like any datagram.
-fn gid_of(
-    context: &Context,
-    name: &str,
-    port: u8,
-    limits: &Limits,
-    ip: IpAddr,
-) -> Option<u8> {
+fn gid_of(context: &Context, name: &str, port: u8, limits: &Limits, ip: IpAddr) -> Option<u8> {
     let wanted = match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped(),
         IpAddr::V6(ip) => ip,

@@ -9,8 +9,8 @@ use std::{io, net::SocketAddr, os::fd::OwnedFd, time::Duration};
 use rustix::{
     io::Errno,
     net::{
-        AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, bind, connect, recv,
-        send, shutdown, socket_with, sockopt,
+        AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, bind, connect,
+        recv, send, shutdown, socket_with, sockopt,
     },
 };
 
@@ -208,7 +208,9 @@ impl Line {
         }
         if let Some(key) = &self.key {
             if !is_same(&key.tag(self.side.other(), self.received, bytes), tag) {
-                return Err(LineEnd::Fault("a frame with a wrong tag: another secret, or a forgery"));
+                return Err(LineEnd::Fault(
+                    "a frame with a wrong tag: another secret, or a forgery",
+                ));
             }
             self.received += 1;
         }

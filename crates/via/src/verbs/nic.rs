@@ -139,8 +139,7 @@ impl Verbs {
     pub(super) fn name(&mut self, what: &'static str) -> Result<u32, ViError> {
         let name = self.names;
         let limit = u64::from(u32::MAX);
-        self.names =
-            name.checked_add(1).ok_or(ViError::TooMuch { what, provider: NAME, limit })?;
+        self.names = name.checked_add(1).ok_or(ViError::TooMuch { what, provider: NAME, limit })?;
         Ok(name)
     }
 
@@ -266,9 +265,10 @@ impl Verbs {
             Queue::Receive => {
                 let tag = vi.attributes.tag;
                 let is_reachable = completion.status == 0
-                    || vi.receives.front().is_some_and(|posted| {
-                        self.table.reaches(tag, &posted.segments)
-                    });
+                    || vi
+                        .receives
+                        .front()
+                        .is_some_and(|posted| self.table.reaches(tag, &posted.segments));
                 vi.take_received(&mut self.desk, count, completion, is_reachable);
             }
         }

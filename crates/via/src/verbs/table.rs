@@ -71,7 +71,7 @@ impl Table {
             _ => Some(Registration::new(domain, memory.clone(), address, rights)?),
         };
         let device_key = registration.as_ref().map_or(NO_KEY, |known| known.remote_key);
-        let key = (offset / OFFSET_UNIT) << 54 | self.number << 32 | u64::from(device_key);
+        let key = ((offset / OFFSET_UNIT) << 54) | (self.number << 32) | u64::from(device_key);
         self.known.insert(name, Known { tag: attributes.tag, length, address, registration });
         Ok(Region::new(memory, MemoryHandle(name), RemoteKey(key)))
     }
@@ -145,8 +145,8 @@ impl Table {
 /// Returns the address and the key of a place in a peer's memory, for the device there.
 pub(super) fn place(segment: &RemoteSegment) -> (u64, u32) {
     let RemoteKey(key) = segment.key;
-    let number = key >> 32 & ((1 << NUMBER_BITS) - 1);
-    let address = number << 40 | (key >> 54) * OFFSET_UNIT;
+    let number = (key >> 32) & ((1 << NUMBER_BITS) - 1);
+    let address = (number << 40) | ((key >> 54) * OFFSET_UNIT);
     let device_key = u32::try_from(key & u64::from(u32::MAX)).unwrap_or(NO_KEY);
     (address.wrapping_add(segment.offset), device_key)
 }
@@ -178,4 +178,3 @@ impl Pieces {
         self.pieces.get_mut(..self.count).unwrap_or(&mut [])
     }
 }
-

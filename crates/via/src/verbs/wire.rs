@@ -194,8 +194,9 @@ impl Answer {
         let (number, first_packet, mtu) = (fields.word()?, fields.word()?, fields.word()?);
         let (gid, lid) = (fields.array()?, u16::from_le_bytes(fields.array()?));
         let reads = fields.byte()?;
-        let is_plausible =
-            number <= PACKET_NUMBER_MAX && first_packet <= PACKET_NUMBER_MAX && (1..=5).contains(&mtu);
+        let is_plausible = number <= PACKET_NUMBER_MAX
+            && first_packet <= PACKET_NUMBER_MAX
+            && (1..=5).contains(&mtu);
         let length = usize::from(u16::from_le_bytes(fields.array()?));
         if !is_plausible || length > GREETING_MAX {
             return None;
@@ -285,11 +286,7 @@ mod tests {
     fn answer() -> Answer {
         let end =
             End { number: 17, first_packet: 0x00ab_cdef, gid: [9; 16], lid: 3, mtu: 3, reads: 16 };
-        Answer {
-            reliability: Reliability::ReliableReception,
-            end,
-            greeting: vec![7; GREETING_MAX],
-        }
+        Answer { reliability: Reliability::ReliableReception, end, greeting: vec![7; GREETING_MAX] }
     }
 
     fn frames() -> Vec<Frame> {
