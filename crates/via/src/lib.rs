@@ -62,6 +62,9 @@ pub mod software_nic;
 mod spin;
 mod sync;
 pub mod udp;
+// Needs system libraries, so that the feature alone does not turn it on: `docs/design/verbs.md`.
+#[cfg(all(feature = "verbs", vigie_verbs))]
+pub mod verbs;
 pub mod vi;
 pub mod world;
 

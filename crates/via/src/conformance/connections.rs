@@ -1,6 +1,6 @@
 //! Connections: how they come about, are refused, and end.
 
-use std::{io::IoSlice, time::Duration};
+use std::io::IoSlice;
 
 use super::{
     Case, Clause, Fixture, Violation,
@@ -125,7 +125,7 @@ fn peers<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
     }
     let lonely = stage.party(0, Queues::Own)?;
     let address = stage.nics[1].address();
-    let deadline = stage.fixture.now() + Duration::from_millis(5);
+    let deadline = stage.fixture.now() + stage.profile.notice;
     let result = stage.nics[0].connect_peer(lonely.vi, &address, b"alone", b"", deadline);
     stage.call(Clause::Connection, "connect_peer", result)?;
     stage.refused_for(&lonely, Reason::TimedOut)
@@ -168,7 +168,7 @@ fn rejected<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
 fn timed_out<F: Fixture>(stage: &mut Stage<'_, F>) -> Judged {
     let client = stage.party(0, Queues::Own)?;
     stage.listens(1, b"slow")?;
-    let deadline = stage.fixture.now() + Duration::from_millis(5);
+    let deadline = stage.fixture.now() + stage.profile.notice;
     let address = stage.nics[1].address();
     let result = stage.nics[0].connect(client.vi, &address, b"slow", b"", deadline);
     stage.call(Clause::Connection, "connect", result)?;

@@ -104,18 +104,20 @@ pub trait Fixture {
 pub struct Profile {
     patience: Duration,
     calm: Duration,
+    notice: Duration,
     transfer_max: u64,
     loses: bool,
     seeds: Range<u64>,
 }
 
 impl Profile {
-    /// Ten seconds of patience, 20 ms of calm, transfers up to 16 MiB, nothing lost, four walks.
+    /// Ten seconds of patience, 20 ms of calm, 5 ms of notice, transfers up to 16 MiB, nothing lost, four walks.
     #[expect(clippy::new_without_default, reason = "a profile is stated on purpose")]
     pub const fn new() -> Self {
         Self {
             patience: Duration::from_secs(10),
             calm: Duration::from_millis(20),
+            notice: Duration::from_millis(5),
             transfer_max: 16 << 20,
             loses: false,
             seeds: 0..4,
@@ -131,6 +133,13 @@ impl Profile {
     /// Sets for how long the suite looks for what must not happen. Default 20 ms.
     pub const fn calm(mut self, calm: Duration) -> Self {
         self.calm = calm;
+        self
+    }
+
+    /// Sets how long before its deadline a connection is asked for that is to time out: what it asks for reaches
+    /// the peer in that time. Default 5 ms.
+    pub const fn notice(mut self, notice: Duration) -> Self {
+        self.notice = notice;
         self
     }
 

@@ -144,6 +144,18 @@ impl Memory {
         self.bytes.base.addr().get()
     }
 
+    /// Returns where the memory begins, for whoever hands it to a device.
+    #[cfg(all(feature = "verbs", vigie_verbs))]
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.bytes.base
+    }
+
+    /// Returns whether it may be written here.
+    #[cfg(all(feature = "verbs", vigie_verbs))]
+    pub(crate) fn is_writable(&self) -> bool {
+        self.bytes.is_writable
+    }
+
     /// Returns this memory as one whose holders are counted apart. It holds this one.
     pub(super) fn alias(&self) -> Self {
         let Bytes { base, length, is_writable, .. } = *self.bytes;

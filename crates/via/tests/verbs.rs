@@ -1,0 +1,364 @@
+//! The provider of verbs, on real devices. `scripts/verbs-vm` runs these in a virtual machine that has some in
+//! software. The addresses of the devices to use, one or more, stand in `VIGIE_VERBS_ADDRESSES`: NICs take them in
+//! turn.
+
+#![cfg(all(feature = "verbs", vigie_verbs))]
+
+use std::{
+    env,
+    future::Future,
+    net::IpAddr,
+    sync::mpsc::{RecvTimeoutError, channel},
+    thread,
+    time::Duration,
+};
+
+use vigie_detect::{Armed, Instant, Server};
+use vigie_runtime::{Flavor, Runtime};
+use vigie_via::{
+    conformance::{Fixture, Profile, SetupError, check},
+    message::{Communicator, Endpoint},
+    protocol::{Config, Mode},
+    verbs::{OpenError, Secret, Verbs, VerbsConfig},
+    vi::{
+        Address, NicEvent, Provider, Reason, ReceiveDescriptor, Reliability, ViAttributes, ViId,
+        ViState,
+    },
+    world::{World, local},
+};
+
+/// Nothing here takes as long, on an emulated processor, unless it hangs.
+const BOUND: Duration = Duration::from_secs(100);
+
+/// The address of the NIC with this number.
+fn address(number: usize) -> IpAddr {
+    let text = env::var("VIGIE_VERBS_ADDRESSES").unwrap_or_else(|_| "127.0.0.1".to_owned());
+    let addresses: Vec<IpAddr> =
+        text.split(',').map(|ip| ip.parse().expect("addresses, with commas")).collect();
+    addresses[number % addresses.len()]
+}
+
+fn open(number: usize, secret: [u8; 32]) -> Verbs {
+    Verbs::open(&VerbsConfig::new(address(number), Secret::new(secret))).expect("a device")
+}
+
+/// Runs `body` on a thread of its own, for so long at most.
+fn bounded(body: impl FnOnce() + Send + 'static) {
+    let (sender, receiver) = channel();
+    let thread = thread::spawn(move || {
+        body();
+        let _ = sender.send(());
+    });
+    match receiver.recv_timeout(BOUND) {
+        Err(RecvTimeoutError::Timeout) => panic!("it hangs"),
+        Ok(()) | Err(RecvTimeoutError::Disconnected) => {
+            if let Err(panic) = thread.join() {
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+}
+
+// -------------------------------------------------------------------------------------------- the contract
+
+struct Devices(usize);
+
+impl Fixture for Devices {
+    type Nic = Verbs;
+
+    fn nic(&mut self) -> Result<Verbs, SetupError> {
+        self.0 += 1;
+        Ok(open(self.0 - 1, [7; 32]))
+    }
+
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn pass(&mut self, until: Instant) -> bool {
+        thread::yield_now();
+        Instant::now() < until
+    }
+
+    fn profile(&self) -> Profile {
+        // An unreliable queue pair drops what the network loses, and on an emulated processor all takes longer.
+        let profile = Profile::new().loses().calm(Duration::from_millis(5));
+        profile.notice(Duration::from_millis(500)).patience(Duration::from_secs(30))
+    }
+}
+
+/// Goal: consumers can rely on the contract, whichever provider they have. Method: the conformance suite at both
+/// reliable levels, between NICs of one process.
+#[test]
+#[ignore = "needs an RDMA device"]
+fn the_contract_is_kept() {
+    let report = match check(&mut || Ok(Devices(0))) {
+        Ok(report) => report,
+        Err(violation) => panic!("{violation}"),
+    };
+    println!("{report}");
+    assert!(report.cases.len() > 60, "{report}");
+    assert!(report.cases.iter().all(|(_, level)| *level != Reliability::Unreliable));
+}
+
+// -------------------------------------------------------------------------------------------- messages
+
+fn pattern(length: usize, seed: usize) -> Vec<u8> {
+    (0..length).map(|index| (index * 31 + index / 251 + seed).to_le_bytes()[0]).collect()
+}
+
+/// Runs `body` in a task for each of `size` ranks, with that rank's communicator.
+fn on_ranks<F>(
+    size: u32,
+    config: Config,
+    body: impl Fn(Communicator<Verbs>) -> F + Clone + Send + Sync + 'static,
+) where
+    F: Future<Output = ()> + Send + 'static,
+{
+    bounded(move || {
+        let runtime = Runtime::builder().flavor(Flavor::UserLevel).build().expect("a runtime");
+        let server = runtime.server().clone();
+        runtime.block_on(async move {
+            let (_launcher, worlds) = local(&server, size).expect("a world");
+            let ranks: Vec<_> = worlds
+                .into_iter()
+                .enumerate()
+                .map(|(rank, world)| {
+                    let (server, body) = (server.clone(), body.clone());
+                    vigie_runtime::spawn(async move {
+                        let endpoint = join(&server, rank, &world, config).await;
+                        body(endpoint.communicator()).await;
+                        // Nobody leaves while others still want something.
+                        let deadline = Instant::now() + BOUND;
+                        world.barrier(deadline).await.expect("all come");
+                    })
+                })
+                .collect();
+            for rank in ranks {
+                rank.await.expect("no panic");
+            }
+        });
+    });
+}
+
+async fn join(server: &Server, rank: usize, world: &World, config: Config) -> Endpoint<Verbs> {
+    let nic = open(rank, world.identity().secret);
+    let deadline = Instant::now() + BOUND;
+    Endpoint::join_over(server, world, nic, config, deadline).await.expect("all ranks come")
+}
+
+const LENGTHS: [usize; 7] = [0, 1, 8, 1000, 40_000, 70_000, 300_000];
+
+async fn ping_pong(rank: Communicator<Verbs>) {
+    let (own, rounds) = (rank.rank(), 10);
+    for (seed, length) in LENGTHS.into_iter().enumerate() {
+        for round in 0..rounds {
+            let tag = u32::try_from(round).expect("small");
+            let bytes = pattern(length, seed + round);
+            if own == 0 {
+                rank.send(1, tag, &bytes).await.expect("sent");
+            }
+            let message = rank.receive(1 - own, tag).await.expect("received");
+            assert_eq!(message.bytes, bytes, "{length} bytes, round {round}");
+            if own == 1 {
+                rank.send(0, tag, &bytes).await.expect("sent");
+            }
+        }
+    }
+}
+
+async fn all_to_all(rank: Communicator<Verbs>) {
+    let (own, size) = (rank.rank(), rank.size());
+    let seed = |from: u32, to: u32, round: u32| usize::try_from(from * 100 + to * 10 + round);
+    for (round, length) in (0..).zip([16, 1024, 50_000]) {
+        let others: Vec<u32> = (0..size).filter(|other| *other != own).collect();
+        let mut sends = Vec::new();
+        for to in &others {
+            let bytes = pattern(length, seed(own, *to, round).expect("small"));
+            sends.push(rank.start_send(*to, 5, Mode::Standard, bytes).expect("begun"));
+        }
+        for from in &others {
+            let message = rank.receive(*from, 5).await.expect("received");
+            let expected = pattern(length, seed(*from, own, round).expect("small"));
+            assert_eq!(message.bytes, expected, "{length} bytes from {from} to {own}");
+        }
+        for mut send in sends {
+            send.wait().await.expect("sent");
+        }
+    }
+}
+
+/// Goal: the message protocol works over queue pairs, eager and by rendezvous, asleep and awake. Method: two ranks
+/// send each other messages of all kinds of length, and check every byte.
+#[test]
+#[ignore = "needs an RDMA device"]
+fn two_ranks_play_ping_pong() {
+    on_ranks(2, Config::default(), ping_pong);
+}
+
+/// Goal: many connections of one NIC do not disturb each other. Method: four ranks send each other three rounds of
+/// messages, all at once.
+#[test]
+#[ignore = "needs an RDMA device"]
+fn all_ranks_send_to_all() {
+    on_ranks(4, Config::default(), all_to_all);
+}
+
+/// Goal: over unreliable queue pairs the engine's own error control makes up for what is lost. Method: both games, on
+/// VIs that promise nothing.
+#[test]
+#[ignore = "needs an RDMA device"]
+fn messages_over_unreliable_vis() {
+    let mut config = Config::default();
+    config.reliability = Reliability::Unreliable;
+    // An emulated processor answers late.
+    config.retransmit_after = Duration::from_millis(50);
+    on_ranks(2, config, ping_pong);
+    on_ranks(3, config, all_to_all);
+}
+
+// -------------------------------------------------------------------------------------------- who may connect
+
+fn idle_vi(nic: &mut Verbs) -> ViId {
+    let tag = nic.create_tag();
+    let attributes = ViAttributes {
+        reliability: Reliability::ReliableDelivery,
+        tag,
+        send_cq: None,
+        receive_cq: None,
+        allows_write: true,
+        allows_read: true,
+    };
+    let vi = nic.create_vi(attributes).expect("a VI");
+    nic.post_receive(vi, &ReceiveDescriptor { cookie: 1, segments: &[] }).expect("room");
+    vi
+}
+
+/// Lets NICs work until the first has an event.
+fn event_of(nics: &mut [&mut Verbs]) -> NicEvent {
+    let end = Instant::now() + BOUND;
+    while Instant::now() < end {
+        for nic in nics.iter_mut() {
+            nic.progress(Instant::now());
+        }
+        if let Some(event) = nics[0].event() {
+            return event;
+        }
+        thread::yield_now();
+    }
+    panic!("no event");
+}
+
+/// Goal: who does not know the secret is not answered, and who calls a stranger notices. Method: a NIC with another
+/// secret calls one that listens; then the caller's own VI connects to a NIC that knows the secret.
+#[test]
+#[ignore = "needs an RDMA device"]
+fn another_secret_does_not_connect() {
+    let (mut server, mut stranger) = (open(0, [1; 32]), open(1, [2; 32]));
+    server.listen(b"door").expect("free");
+    let vi = idle_vi(&mut stranger);
+    let (address, deadline) = (server.address(), Instant::now() + BOUND);
+    stranger.connect(vi, &address, b"door", b"", deadline).expect("begun");
+    let event = event_of(&mut [&mut stranger, &mut server]);
+    let is_refused = matches!(
+        event,
+        NicEvent::Refused { vi: refused, reason: Reason::PeerFault(_) | Reason::Rejected } if refused == vi
+    );
+    assert!(is_refused, "{event:?}");
+    assert_eq!(stranger.state(vi).expect("it is there"), ViState::Idle);
+    assert!(server.event().is_none(), "the listener hears nothing of it");
+
+    let mut friend = open(1, [2; 32]);
+    friend.listen(b"door").expect("free");
+    stranger.connect(vi, &friend.address(), b"door", b"", deadline).expect("begun");
+    let event = event_of(&mut [&mut friend, &mut stranger]);
+    assert!(matches!(event, NicEvent::Requested { .. }), "{event:?}");
+}
+
+/// Goal: nobody has to guess why a call failed. Method: addresses where nobody is, and configurations that no
+/// machine fits.
+#[test]
+#[ignore = "needs an RDMA device"]
+fn failures_have_reasons() {
+    let mut caller = open(0, [1; 32]);
+    let vi = idle_vi(&mut caller);
+    let gone = open(0, [1; 32]).address();
+    let deadline = Instant::now() + BOUND;
+    caller.connect(vi, &gone, b"door", b"", deadline).expect("begun");
+    let event = event_of(&mut [&mut caller]);
+    assert_eq!(event, NicEvent::Refused { vi, reason: Reason::NotListening });
+
+    let config = VerbsConfig::new(address(0), Secret::new([1; 32]));
+    let error = Verbs::open(&config.clone().device("no such device")).expect_err("no device");
+    assert!(matches!(&error, OpenError::NoDevice { name, .. } if name == "no such device"));
+    let nowhere = VerbsConfig::new([192, 0, 2, 77].into(), Secret::new([1; 32]));
+    let error = Verbs::open(&nowhere).expect_err("no such address");
+    assert!(matches!(error, OpenError::NoAddress { .. }), "{error}");
+    let anywhere = VerbsConfig::new([0, 0, 0, 0].into(), Secret::new([1; 32]));
+    let error = Verbs::open(&anywhere).expect_err("no address of one host");
+    assert!(matches!(error, OpenError::Unspecified(_)), "{error}");
+    let taken = open(0, [1; 32]);
+    // Where the port stands is the provider's affair, and this its test.
+    let port = u16::from_le_bytes([taken.address().0[23], taken.address().0[24]]);
+    let error = Verbs::open(&config.tcp_port(port)).expect_err("the port is taken");
+    assert!(matches!(error, OpenError::Listen { .. }), "{error}");
+}
+
+// -------------------------------------------------------------------------------------------- death
+
+/// The variable that makes this program a peer that connects to the NIC whose address it holds, in hexadecimal.
+const PEER_OF: &str = "VIGIE_VERBS_TEST_PEER_OF";
+
+/// Goal: the other side of the next test. Method: connect, and stay until killed.
+#[test]
+#[ignore = "needs an RDMA device"]
+fn peer_that_is_killed() {
+    let Ok(text) = env::var(PEER_OF) else { return };
+    let digits = text.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).expect("digits"));
+    let bytes = digits.map(|pair| u8::from_str_radix(pair, 16).expect("digits"));
+    let address = Address(bytes.collect());
+    let mut nic = open(1, [3; 32]);
+    let vi = idle_vi(&mut nic);
+    let deadline = Instant::now() + BOUND;
+    nic.connect(vi, &address, b"door", b"", deadline).expect("begun");
+    while Instant::now() < deadline {
+        nic.progress(Instant::now());
+        thread::yield_now();
+    }
+}
+
+/// Goal: the death of a peer's process breaks the connection, though nothing is sent, and wakes a NIC that sleeps.
+/// Method: a process that connects is killed; the NIC is armed, and its descriptor watched.
+#[test]
+#[ignore = "needs an RDMA device"]
+fn a_killed_peer_is_noticed() {
+    let mut nic = open(0, [3; 32]);
+    nic.listen(b"door").expect("free");
+    let vi = idle_vi(&mut nic);
+    let address: String = nic.address().0.iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut peer = std::process::Command::new(env::current_exe().expect("a path"))
+        .args(["--exact", "peer_that_is_killed", "--ignored"])
+        .env(PEER_OF, address)
+        .spawn()
+        .expect("a process");
+    let NicEvent::Requested { request, .. } = event_of(&mut [&mut nic]) else {
+        panic!("a request comes first");
+    };
+    nic.accept(request, vi, b"").expect("it waits");
+    let event = event_of(&mut [&mut nic]);
+    assert!(matches!(event, NicEvent::Connected { .. }), "{event:?}");
+    while nic.arm().expect("it can sleep") == Armed::Ready {
+        nic.progress(Instant::now());
+    }
+    peer.kill().expect("it runs");
+    peer.wait().expect("it has ended");
+    let descriptor = nic.descriptor().expect("it has one");
+    let mut watched =
+        [rustix::event::PollFd::from_borrowed_fd(descriptor, rustix::event::PollFlags::IN)];
+    let patience = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
+    let woken = rustix::event::poll(&mut watched, Some(&patience)).expect("a poll");
+    assert_eq!(woken, 1, "nobody was woken");
+    nic.quiet();
+    let event = event_of(&mut [&mut nic]);
+    assert_eq!(event, NicEvent::Broken { vi, reason: Reason::PeerDied });
+}
