@@ -478,9 +478,15 @@ impl Verbs {
                 self.refused(vi, reason_of(end, Reason::PeerDied));
             }
             Stage::Requested { request, .. } => drop(self.requests.remove(&request.0)),
+            // It has said why, and ended: the device's word on which descriptor that befell is still to come.
+            Stage::Up { vi } if end == LineEnd::Closed && self.is_told(vi) => {}
             Stage::Up { vi } => self.broken(vi, reason_of(end, Reason::PeerDied), None),
             Stage::Fresh | Stage::Welcomed | Stage::Parked { .. } | Stage::Ending => {}
         }
+    }
+
+    fn is_told(&self, vi: u32) -> bool {
+        self.vis.get(&vi).is_some_and(|vi| vi.told.is_some())
     }
 
     // -------------------------------------------------------------- the answerer's side
