@@ -10,9 +10,10 @@ use super::{
     calls::{Attempt, Caller, Parting},
     congestion::{MILLISECOND, Nanos},
     connection::Connection,
+    gather::Gather,
     inbound::Arrival,
     objects::{Objects, Vi},
-    outbound::{FRAGMENTS_MAX, Receipt},
+    outbound::{Departure, FRAGMENTS_MAX, Receipt},
     packet::{self, Control, Header, Over, PACKET_BYTES_MIN, RECEIPT_WORDS, narrow},
     path_search::Departing,
     secret::{Names, Secret},
@@ -304,12 +305,12 @@ impl<P: Path> Engine<P> {
         &mut self,
         now: Nanos,
         count: usize,
-        out: &mut Vec<u8>,
+        out: &mut Gather,
     ) -> Option<Batch<P>> {
         self.is_urgent = false;
         if let Some((to, packet)) = self.outbox.pop_front() {
             self.counters.packets_sent += 1;
-            out.extend_from_slice(&packet);
+            out.push(&packet);
             return Some(Batch { to, packet_bytes: packet.len() });
         }
         while let Some(id) = self.ready.pop_front() {
@@ -624,7 +625,7 @@ fn make_packets<P: Path>(
     vi: &mut Vi<P>,
     connection: &mut Connection<P>,
     count: usize,
-    out: &mut Vec<u8>,
+    out: &mut Gather,
 ) -> Made {
     let mut made = Made::default();
     if connection.search.has_packet() {
@@ -657,7 +658,8 @@ fn make_packets<P: Path>(
                 connection.out.recycle(fragment);
                 break;
             }
-            send_new(now, connection, fragment, out);
+            let departure = connection.out.send(fragment, now);
+            put_packet(now, connection, departure, out);
         } else if is_first {
             send_receipt(now, connection, out);
             if out.len() == start {
@@ -678,43 +680,30 @@ fn make_packets<P: Path>(
     made
 }
 
-fn send_again<P: Path>(now: Nanos, connection: &mut Connection<P>, out: &mut Vec<u8>) {
-    let Some((departure, fragment)) = connection.out.repeat(now) else { return };
-    let fragment = fragment.to_vec();
-    put_packet(now, connection, departure.sequence, departure.transmission, &fragment, out);
-}
-
-fn send_new<P: Path>(
-    now: Nanos,
-    connection: &mut Connection<P>,
-    fragment: Vec<u8>,
-    out: &mut Vec<u8>,
-) {
-    let departure = connection.out.send(fragment, now);
-    let mut header = connection.header(departure.transmission, connection.out.latest().len(), now);
-    header.sequence = narrow(departure.sequence);
-    header.has_fragment = true;
-    header.encode(connection.out.latest(), connection.key.as_ref(), out);
-    connection.note_departure(now);
+fn send_again<P: Path>(now: Nanos, connection: &mut Connection<P>, out: &mut Gather) {
+    if let Some(departure) = connection.out.repeat(now) {
+        put_packet(now, connection, departure, out);
+    }
 }
 
 fn put_packet<P: Path>(
     now: Nanos,
     connection: &mut Connection<P>,
-    sequence: u64,
-    transmission: u64,
-    fragment: &[u8],
-    out: &mut Vec<u8>,
+    departure: Departure,
+    out: &mut Gather,
 ) {
-    let mut header = connection.header(transmission, fragment.len(), now);
-    header.sequence = narrow(sequence);
+    let length = connection.out.fragment(departure.sequence).map_or(0, Gather::len);
+    let mut header = connection.header(departure.transmission, length, now);
+    header.sequence = narrow(departure.sequence);
     header.has_fragment = true;
-    header.encode(fragment, connection.key.as_ref(), out);
+    if let Some(fragment) = connection.out.fragment(departure.sequence) {
+        header.gather(fragment, connection.key.as_ref(), out);
+    }
     connection.note_departure(now);
 }
 
 /// A packet that shows how long packets may be, or says that one has arrived.
-fn send_probe<P: Path>(now: Nanos, connection: &mut Connection<P>, out: &mut Vec<u8>) {
+fn send_probe<P: Path>(now: Nanos, connection: &mut Connection<P>, out: &mut Gather) {
     let until = now + connection.out.round_trip.probe_timeout(0);
     let Some(departing) = connection.search.next(until) else { return };
     let was_due = connection.inbound.due().is_some();
@@ -723,7 +712,7 @@ fn send_probe<P: Path>(now: Nanos, connection: &mut Connection<P>, out: &mut Vec
         Departing::Probe(bytes) => {
             header.is_probe = true;
             let padding = vec![0; bytes.saturating_sub(connection.size(0))];
-            header.encode(&padding, connection.key.as_ref(), out);
+            out.append(|out| header.encode(&padding, connection.key.as_ref(), out));
             if was_due {
                 // It may be too long to arrive.
                 connection.inbound.hurry(now);
@@ -731,13 +720,14 @@ fn send_probe<P: Path>(now: Nanos, connection: &mut Connection<P>, out: &mut Vec
         }
         Departing::Answer(bytes) => {
             header.has_probed = true;
-            header.encode(&bytes.to_le_bytes(), connection.key.as_ref(), out);
+            let bytes = bytes.to_le_bytes();
+            out.append(|out| header.encode(&bytes, connection.key.as_ref(), out));
         }
     }
 }
 
 /// A packet without a fragment, if it has something to say.
-fn send_receipt<P: Path>(now: Nanos, connection: &mut Connection<P>, out: &mut Vec<u8>) {
+fn send_receipt<P: Path>(now: Nanos, connection: &mut Connection<P>, out: &mut Gather) {
     let is_due = connection.inbound.due().is_some_and(|due| due <= now);
     let wants_ping = mem::take(&mut connection.wants_ping);
     if !is_due && !wants_ping {
@@ -749,7 +739,7 @@ fn send_receipt<P: Path>(now: Nanos, connection: &mut Connection<P>, out: &mut V
     }
     let room = connection.fragment_bytes().saturating_sub(RECEIPT_WORDS * 8);
     let header = connection.header(transmission, room, now);
-    header.encode(&[], connection.key.as_ref(), out);
+    out.append(|out| header.encode(&[], connection.key.as_ref(), out));
 }
 
 pub(super) fn nanos(duration: std::time::Duration) -> Nanos {

@@ -30,13 +30,15 @@
 //! registered for them.
 //!
 //! # Costs
-//! Two copies where it departs and one where it arrives, beside the kernel's. A message of 8 bytes is one packet of 82
+//! One copy where it arrives, beside the kernel's; what is shorter than 1 KiB, and everything if packets have tags, is
+//! copied twice where it departs. A message of 8 bytes is one packet of 82
 //! bytes.
 
 mod calls;
 mod congestion;
 mod connection;
 mod engine;
+mod gather;
 mod inbound;
 mod objects;
 mod outbound;
@@ -52,6 +54,7 @@ use vigie_detect::Instant;
 
 use self::engine::{Batch, Engine};
 
+pub use gather::{Gather, Part};
 pub use secret::Secret;
 
 /// How many arrivals are taken at most before what they ask for is sent.
@@ -98,6 +101,23 @@ pub trait Wire: Send + 'static {
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`]: nothing was sent, try again later. All others: the packets are lost.
     fn send(&mut self, to: Self::Path, packets: &[u8], packet_bytes: usize) -> io::Result<()>;
+
+    /// Sends packets as [`send`](Self::send), of which long pieces lie in registered memory. Others may write that
+    /// memory at any time: no reference into it may be made. This copies the pieces together; a wire that need not
+    /// do that has its own.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    fn send_gathered(
+        &mut self,
+        to: Self::Path,
+        packets: &Gather,
+        packet_bytes: usize,
+    ) -> io::Result<()> {
+        let mut bytes = Vec::with_capacity(packets.len());
+        packets.copy_onto(&mut bytes)?;
+        self.send(to, &bytes, packet_bytes)
+    }
 
     /// Has everything depart that [`send`](Self::send) has only queued.
     ///
@@ -186,7 +206,7 @@ pub struct SoftwareNic<W: Wire> {
     wire: W,
     arrivals: Box<[u8]>,
     /// Packets that are being sent, and which.
-    packets: Vec<u8>,
+    packets: Gather,
     batch: Option<Batch<W::Path>>,
     /// The wire takes no more until then.
     blocked_until: Option<Instant>,
@@ -203,7 +223,7 @@ impl<W: Wire> SoftwareNic<W> {
             engine: Engine::new(W::NAME, config, secret, seed),
             wire,
             arrivals: vec![0; ARRIVAL_BYTES_MAX].into_boxed_slice(),
-            packets: Vec::new(),
+            packets: Gather::default(),
             batch: None,
             blocked_until: None,
             unsent: 0,
@@ -284,7 +304,6 @@ impl<W: Wire> SoftwareNic<W> {
             let batch = match self.batch.take() {
                 Some(batch) => batch,
                 None => {
-                    self.packets.clear();
                     let count = self.wire.packets_max();
                     match self.engine.transmit(now, count, &mut self.packets) {
                         Some(batch) => batch,
@@ -292,7 +311,12 @@ impl<W: Wire> SoftwareNic<W> {
                     }
                 }
             };
-            match self.wire.send(batch.to, &self.packets, batch.packet_bytes) {
+            let Batch { to, packet_bytes } = batch;
+            let sent = match self.packets.as_slice() {
+                Some(packets) => self.wire.send(to, packets, packet_bytes),
+                None => self.wire.send_gathered(to, &self.packets, packet_bytes),
+            };
+            match sent {
                 Ok(()) => self.blocked_until = None,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.batch = Some(batch);
@@ -302,10 +326,12 @@ impl<W: Wire> SoftwareNic<W> {
                 Err(_) => {
                     self.engine.counters.wire_errors += 1;
                     // Perhaps it was too long.
-                    let bytes = self.wire.packet_bytes(batch.to);
-                    self.engine.set_packet_bytes(batch.to, bytes);
+                    let bytes = self.wire.packet_bytes(to);
+                    self.engine.set_packet_bytes(to, bytes);
                 }
             }
+            // Memory is not held longer than needed.
+            self.packets.clear();
         }
     }
 
@@ -318,6 +344,7 @@ impl<W: Wire> Drop for SoftwareNic<W> {
     fn drop(&mut self) {
         self.engine.end();
         self.batch = None;
+        self.packets.clear();
         let now = self.now();
         self.flush(now);
     }

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 
 use super::{
     congestion::{Congestion, Nanos, RoundTrip},
+    gather::Gather,
     packet::{RECEIPT_WORDS, widen},
 };
 
@@ -33,7 +34,7 @@ enum Fate {
 
 #[derive(Debug)]
 struct Fragment {
-    bytes: Vec<u8>,
+    bytes: Gather,
     transmission: u64,
     sent_at: Nanos,
     is_first: bool,
@@ -62,7 +63,7 @@ pub(super) struct Outbound {
     /// The number of the first fragment that is kept: all before are over.
     base: u64,
     fragments: VecDeque<Fragment>,
-    spare: Vec<Vec<u8>>,
+    spare: Vec<Gather>,
     transmissions: u64,
     /// The latest transmission that is known to have arrived.
     arrived: u64,
@@ -159,7 +160,7 @@ impl Outbound {
     }
 
     /// Sends a lost fragment again.
-    pub(super) fn repeat(&mut self, now: Nanos) -> Option<(Departure, &[u8])> {
+    pub(super) fn repeat(&mut self, now: Nanos) -> Option<Departure> {
         let at = self.first_lost()?;
         let transmission = self.depart(now);
         self.lost -= 1;
@@ -168,16 +169,16 @@ impl Outbound {
         (kept.fate, kept.sent_at, kept.transmission) = (Fate::Sent, now, transmission);
         kept.is_first = false;
         self.in_flight += kept.bytes.len();
-        Some((Departure { sequence, transmission }, &kept.bytes))
+        Some(Departure { sequence, transmission })
     }
 
     /// A buffer for a fragment.
-    pub(super) fn buffer(&mut self) -> Vec<u8> {
+    pub(super) fn buffer(&mut self) -> Gather {
         self.spare.pop().unwrap_or_default()
     }
 
     /// Gives back a buffer that was not needed.
-    pub(super) fn recycle(&mut self, mut buffer: Vec<u8>) {
+    pub(super) fn recycle(&mut self, mut buffer: Gather) {
         if self.spare.len() < SPARE_MAX {
             buffer.clear();
             self.spare.push(buffer);
@@ -185,7 +186,7 @@ impl Outbound {
     }
 
     /// Sends a fragment for the first time.
-    pub(super) fn send(&mut self, bytes: Vec<u8>, now: Nanos) -> Departure {
+    pub(super) fn send(&mut self, bytes: Gather, now: Nanos) -> Departure {
         let transmission = self.depart(now);
         let sequence = self.next();
         self.in_flight += bytes.len();
@@ -194,9 +195,10 @@ impl Outbound {
         Departure { sequence, transmission }
     }
 
-    /// The bytes of the fragment that was sent last.
-    pub(super) fn latest(&self) -> &[u8] {
-        self.fragments.back().map_or(&[], |kept| &kept.bytes)
+    /// A fragment that is kept.
+    pub(super) fn fragment(&self, sequence: u64) -> Option<&Gather> {
+        let at = index(sequence.checked_sub(self.base)?);
+        self.fragments.get(at).map(|kept| &kept.bytes)
     }
 
     /// Sends no fragment, but wants a receipt.
@@ -383,7 +385,7 @@ mod tests {
 
     fn send(out: &mut Outbound, count: u64, now: Nanos) {
         for _ in 0..count {
-            out.send(vec![0; 100], now);
+            out.send(vec![0; 100].into(), now);
         }
     }
 
@@ -395,7 +397,7 @@ mod tests {
         out.hear(&receipt(0, 0b011, 3), MILLISECOND / 10).expect("right");
         assert!(!out.has_repeat(), "overtaken by two");
         out.hear(&receipt(0, 0b111, 4), MILLISECOND / 10).expect("right");
-        let (departure, _) = out.repeat(MILLISECOND / 10).expect("lost");
+        let departure = out.repeat(MILLISECOND / 10).expect("lost");
         assert_eq!(departure, Departure { sequence: 0, transmission: 6 });
         assert!(!out.has_repeat());
         out.hear(&receipt(4, 0, 6), MILLISECOND / 5).expect("right");
@@ -403,7 +405,7 @@ mod tests {
         // The last one was sent before the repeat that has arrived: it is late.
         let overdue = out.deadline().expect("something is under way");
         assert!(!out.expire(overdue));
-        assert_eq!(out.repeat(overdue).map(|(departure, _)| departure.sequence), Some(4));
+        assert_eq!(out.repeat(overdue).map(|departure| departure.sequence), Some(4));
         assert_eq!(out.losses, 2);
     }
 
@@ -445,7 +447,7 @@ mod tests {
             assert!(now > last);
             assert!(!out.expire(now));
             for sequence in [0, 1] {
-                let (departure, _) = out.repeat(now).expect("a probe");
+                let departure = out.repeat(now).expect("a probe");
                 assert_eq!(departure.sequence, sequence);
             }
             assert!(out.repeat(now).is_none());
@@ -459,12 +461,12 @@ mod tests {
     fn windows_are_kept() {
         let mut out = outbound(true);
         while out.takes_more() {
-            out.send(vec![0; 1000], 0);
+            out.send(vec![0; 1000].into(), 0);
         }
         assert_eq!(out.next(), 10);
         let mut out = Outbound::new(true, 3, 1000, RoundTrip::new());
         while out.takes_more() {
-            out.send(vec![0; 10], 0);
+            out.send(vec![0; 10].into(), 0);
         }
         assert_eq!(out.next(), 3);
     }
