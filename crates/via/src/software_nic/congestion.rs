@@ -103,6 +103,10 @@ impl Congestion {
         self.window = self.window.max(Self::new(bytes).window);
     }
 
+    pub(super) const fn packet_bytes(&self) -> usize {
+        self.packet_bytes
+    }
+
     pub(super) const fn window(&self) -> usize {
         self.window
     }

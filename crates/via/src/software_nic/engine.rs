@@ -139,38 +139,49 @@ impl<P: Path> Engine<P> {
     /// Takes what a path has brought: a packet, or several of them glued together.
     pub(super) fn receive(&mut self, now: Nanos, from: P, bytes: &[u8]) {
         let mut rest = bytes;
+        let mut of = None;
         while let Some((packet, others)) = packet::split(rest) {
             rest = others;
             self.counters.packets_received += 1;
             if packet::is_data(packet) {
-                self.receive_data(now, from, packet);
-            } else if let Some(control) = Control::decode(packet, &self.secret) {
+                // What arrivals lead to is done once for all that have arrived together.
+                let id = self.receive_data(now, from, packet);
+                if of != id {
+                    self.after_arrivals(now, of);
+                    of = id;
+                }
+                continue;
+            }
+            self.after_arrivals(now, of.take());
+            if let Some(control) = Control::decode(packet, &self.secret) {
                 self.receive_control(now, from, control);
             } else {
                 self.counters.packets_refused += 1;
             }
         }
+        self.after_arrivals(now, of);
         if rest.iter().any(|byte| *byte != 0) {
             self.counters.packets_refused += 1;
         }
     }
 
-    fn receive_data(&mut self, now: Nanos, from: P, packet: &[u8]) {
+    /// Takes a packet with data. Returns whose it is, unless it was refused or broke the connection.
+    fn receive_data(&mut self, now: Nanos, from: P, packet: &[u8]) -> Option<ViId> {
         let id = Header::id(packet).and_then(|id| self.names_of.get(&id).copied());
         let Some(vi) = id.and_then(|id| self.vis.get_mut(&id)) else {
             self.counters.packets_of_strangers += 1;
-            return;
+            return None;
         };
         let id = vi.id;
         let is_of_path = vi.connection.as_ref().is_some_and(|connection| connection.path == from);
         let Some(mut connection) = vi.connection.take_if(|_| is_of_path) else {
             self.counters.packets_of_strangers += 1;
-            return;
+            return None;
         };
         let Some((header, fragment)) = Header::decode(packet, connection.key.as_ref()) else {
             vi.connection = Some(connection);
             self.counters.packets_refused += 1;
-            return;
+            return None;
         };
         let receipt = Receipt {
             next: header.next,
@@ -182,7 +193,7 @@ impl<P: Path> Engine<P> {
         if connection.out.hear(&receipt, now).is_none() {
             vi.connection = Some(connection);
             self.counters.packets_refused += 1;
-            return;
+            return None;
         }
         connection.heard_at = now;
         if !connection.out.is_waiting() {
@@ -204,8 +215,13 @@ impl<P: Path> Engine<P> {
             // Whoever sends data has heard the answer.
             self.agreed(now, id);
         }
-        let taken = self.take(now, id, &header, fragment);
-        self.after_arrival(now, id, taken);
+        match self.take(now, id, &header, fragment) {
+            Ok(()) => Some(id),
+            Err(Failure { reason, failed }) => {
+                self.break_vi(now, id, reason, failed, Tells::Peer);
+                None
+            }
+        }
     }
 
     /// Takes a fragment, if the packet has one and it is its turn.
@@ -250,11 +266,8 @@ impl<P: Path> Engine<P> {
         taken
     }
 
-    fn after_arrival(&mut self, now: Nanos, id: ViId, taken: Result<(), Failure>) {
-        if let Err(Failure { reason, failed }) = taken {
-            self.break_vi(now, id, reason, failed, Tells::Peer);
-            return;
-        }
+    fn after_arrivals(&mut self, now: Nanos, id: Option<ViId>) {
+        let Some(id) = id else { return };
         self.settle(now, id);
         self.is_urgent |= self.wake_if_needed(now, id);
         self.set_alarm(id);
@@ -634,6 +647,8 @@ fn make_packets<P: Path>(
         return made;
     }
     let count = u64::try_from(count).unwrap_or(1).max(1);
+    let batch = BATCH_BYTES_MAX / connection.packet_bytes.max(1);
+    let is_silly = connection.out.is_silly(batch.min(usize::try_from(count).unwrap_or(1)));
     while made.sent < count {
         let start = out.len();
         let repeat = connection.out.has_repeat().then(|| connection.out.repeat_bytes()).flatten();
@@ -648,7 +663,7 @@ fn make_packets<P: Path>(
         if repeat.is_some() {
             send_again(now, connection, out);
             made.repeats += 1;
-        } else if connection.out.takes_more() && transfer::has_more(vi, connection) {
+        } else if !is_silly && connection.out.takes_more() && transfer::has_more(vi, connection) {
             let mut fragment = connection.out.buffer();
             let filled = transfer::fill(objects, vi, connection, &mut fragment);
             if let Err(failure) = filled {

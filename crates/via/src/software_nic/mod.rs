@@ -152,7 +152,7 @@ pub struct Config {
     pub keep_alive: Duration,
     /// A peer that answers nothing for so long is dead. Default 10 s.
     pub dead_after: Duration,
-    /// The longest packet, whatever the path takes, in bytes: 1200 to 65 000. Default 16 KiB.
+    /// The longest packet, whatever the path takes, in bytes: 1200 to 65 000. Default 65 000.
     pub packet_bytes_max: usize,
     /// How many bytes of one connection may be on the way to this NIC. Default 128 KiB; a wire with buffers that are
     /// smaller loses what does not fit.
@@ -168,7 +168,7 @@ impl Default for Config {
         Self {
             keep_alive: Duration::from_secs(2),
             dead_after: Duration::from_secs(10),
-            packet_bytes_max: 16 << 10,
+            packet_bytes_max: 65_000,
             window_bytes: 128 << 10,
             is_tagged: false,
         }

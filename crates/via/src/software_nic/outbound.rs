@@ -145,6 +145,21 @@ impl Outbound {
             && self.next() < self.limit
     }
 
+    /// Whether the windows would cut a batch of so many packets short, while so much is under way that receipts come
+    /// soon and open them: few packets at a time cost as much as many [rfc1122, §4.2.3.4].
+    pub(super) fn is_silly(&self, batch: usize) -> bool {
+        let kept = self.fragments.len();
+        let allowed = index(self.limit.saturating_sub(self.next())).min(FRAGMENTS_MAX - kept);
+        let congestion = self.congestion;
+        let room = congestion.window().saturating_sub(self.in_flight) / congestion.packet_bytes();
+        let window = index(self.window);
+        self.free == 0
+            && self.lost == 0
+            && self.in_flight > 0
+            && kept >= 2.max(window / 2).min(congestion.window() / congestion.packet_bytes() / 2)
+            && allowed.min(room) < batch.min(window / 4)
+    }
+
     /// Whether something is to be sent again now.
     pub(super) fn has_repeat(&self) -> bool {
         self.lost > 0 && self.has_room()
@@ -222,6 +237,16 @@ impl Outbound {
         let echo = widen(receipt.echo, self.arrived);
         if next > self.next() || echo > self.transmissions {
             return None;
+        }
+        let tells_nothing = next <= self.base
+            && receipt.receipts == [0; RECEIPT_WORDS]
+            && echo <= self.arrived
+            && self.ping.is_none();
+        if tells_nothing {
+            // As of all but the first of many packets that arrive together.
+            self.window = u64::from(receipt.window);
+            self.limit = self.limit.max(next + self.window);
+            return Some(());
         }
         let mut is_new = false;
         let in_flight = self.in_flight;
