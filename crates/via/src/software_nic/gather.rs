@@ -5,8 +5,9 @@ use std::io;
 use super::objects::take;
 use crate::vi::{Memory, OutOfBounds};
 
-/// The longest piece of memory that is copied, in bytes: that costs less than to tell the kernel of it.
-const COPIED_MAX: usize = 1024;
+/// The longest piece of memory that is copied, in bytes: the kernel takes one place of 64 KiB faster than 44 packets
+/// of 1472 bytes with two places each, by more than the copies cost.
+const COPIED_MAX: usize = 4096;
 
 /// Packets, or a part of one: bytes, and between them pieces of registered memory.
 ///
@@ -164,16 +165,12 @@ impl Gather {
         self.length += other.length;
     }
 
-    /// Where this ends now, for [`truncate`](Self::truncate).
-    pub(super) const fn mark(&self) -> Mark {
-        Mark { bytes: self.bytes.len(), pieces: self.pieces.len(), length: self.length }
-    }
-
-    /// Takes back what was appended since.
-    pub(super) fn truncate(&mut self, mark: &Mark) {
-        self.bytes.truncate(mark.bytes);
-        self.pieces.truncate(mark.pieces);
-        self.length = self.length.min(mark.length);
+    /// Takes back the bytes from a position on, and the memory that was appended there.
+    pub(super) fn truncate(&mut self, position: usize) {
+        self.bytes.truncate(position);
+        self.pieces.retain(|piece| piece.at < position);
+        self.length =
+            self.bytes.len() + self.pieces.iter().map(|piece| piece.length).sum::<usize>();
     }
 
     /// Returns what was gathered, and begins anew.
@@ -184,14 +181,6 @@ impl Gather {
         self.clear();
         bytes
     }
-}
-
-/// An end of a [`Gather`].
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Mark {
-    bytes: usize,
-    pieces: usize,
-    length: usize,
 }
 
 impl Part<'_> {
@@ -227,7 +216,7 @@ mod tests {
         let mut one = Gather::default();
         one.push_memory(&memory, 10, LONG).expect("inside");
         one.push(b", ");
-        let mark = one.mark();
+        let before = one.position();
         one.push_memory(&memory, 3, 6).expect("inside");
         one.push_memory(&memory, wide(LONG), LONG).expect("inside");
         let whole =
@@ -244,7 +233,7 @@ mod tests {
         assert_eq!((both.len(), both.position()), (4 + 2 * whole.len(), 20));
         assert_eq!(both.take_bytes(), [b"< ", &whole[..], b"; ", &whole].concat());
         assert_eq!((both.len(), both.parts().count()), (0, 0));
-        one.truncate(&mark);
+        one.truncate(before);
         assert_eq!(one.len(), LONG + 2);
         assert_eq!(one.take_bytes(), whole[..LONG + 2]);
         assert!(one.is_empty());

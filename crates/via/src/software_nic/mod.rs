@@ -30,8 +30,8 @@
 //! registered for them.
 //!
 //! # Costs
-//! One copy where it arrives, beside the kernel's; what is shorter than 1 KiB, and everything if packets have tags, is
-//! copied twice where it departs. A message of 8 bytes is one packet of 82
+//! One copy where it arrives, beside the kernel's; where it departs, two in packets of up to 4 KiB and if packets have
+//! tags, else none. A message of 8 bytes is one packet of 82
 //! bytes.
 
 mod calls;

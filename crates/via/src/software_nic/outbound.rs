@@ -34,7 +34,7 @@ enum Fate {
 
 #[derive(Debug)]
 struct Fragment {
-    bytes: Gather,
+    bytes: Box<Gather>,
     transmission: u64,
     sent_at: Nanos,
     is_first: bool,
@@ -63,7 +63,7 @@ pub(super) struct Outbound {
     /// The number of the first fragment that is kept: all before are over.
     base: u64,
     fragments: VecDeque<Fragment>,
-    spare: Vec<Gather>,
+    spare: Vec<Box<Gather>>,
     transmissions: u64,
     /// The latest transmission that is known to have arrived.
     arrived: u64,
@@ -188,12 +188,12 @@ impl Outbound {
     }
 
     /// A buffer for a fragment.
-    pub(super) fn buffer(&mut self) -> Gather {
+    pub(super) fn buffer(&mut self) -> Box<Gather> {
         self.spare.pop().unwrap_or_default()
     }
 
     /// Gives back a buffer that was not needed.
-    pub(super) fn recycle(&mut self, mut buffer: Gather) {
+    pub(super) fn recycle(&mut self, mut buffer: Box<Gather>) {
         if self.spare.len() < SPARE_MAX {
             buffer.clear();
             self.spare.push(buffer);
@@ -201,7 +201,7 @@ impl Outbound {
     }
 
     /// Sends a fragment for the first time.
-    pub(super) fn send(&mut self, bytes: Gather, now: Nanos) -> Departure {
+    pub(super) fn send(&mut self, bytes: Box<Gather>, now: Nanos) -> Departure {
         let transmission = self.depart(now);
         let sequence = self.next();
         self.in_flight += bytes.len();
@@ -213,7 +213,7 @@ impl Outbound {
     /// A fragment that is kept.
     pub(super) fn fragment(&self, sequence: u64) -> Option<&Gather> {
         let at = index(sequence.checked_sub(self.base)?);
-        self.fragments.get(at).map(|kept| &kept.bytes)
+        self.fragments.get(at).map(|kept| &*kept.bytes)
     }
 
     /// Sends no fragment, but wants a receipt.
@@ -408,9 +408,13 @@ mod tests {
         Receipt { next: narrow(next), receipts, echo: narrow(echo), delay: 0, window: 256 }
     }
 
+    fn bytes(count: usize) -> Box<Gather> {
+        Box::new(Gather::from(vec![0; count]))
+    }
+
     fn send(out: &mut Outbound, count: u64, now: Nanos) {
         for _ in 0..count {
-            out.send(vec![0; 100].into(), now);
+            out.send(bytes(100), now);
         }
     }
 
@@ -486,13 +490,37 @@ mod tests {
     fn windows_are_kept() {
         let mut out = outbound(true);
         while out.takes_more() {
-            out.send(vec![0; 1000].into(), 0);
+            out.send(bytes(1000), 0);
         }
         assert_eq!(out.next(), 10);
         let mut out = Outbound::new(true, 3, 1000, RoundTrip::new());
         while out.takes_more() {
-            out.send(vec![0; 10].into(), 0);
+            out.send(bytes(10), 0);
         }
         assert_eq!(out.next(), 3);
+    }
+
+    /// Goal: while much is under way, few fragments wait until receipts allow many, and never without anything that
+    /// a receipt will come for. Method: fill the window, give receipts of one, then of half, then of all.
+    #[test]
+    fn few_wait_for_many() {
+        let mut out = Outbound::new(true, 40, 1000, RoundTrip::new());
+        out.congestion.set_packet_bytes(10_000);
+        assert!(!out.is_silly(8), "nothing is under way");
+        while out.takes_more() {
+            out.send(bytes(100), 0);
+        }
+        assert_eq!(out.next(), 40);
+        let told = |out: &mut Outbound, next| {
+            let mut receipt = receipt(next, 0, next);
+            receipt.window = 40;
+            out.hear(&receipt, 1).expect("right");
+            out.is_silly(8)
+        };
+        assert!(told(&mut out, 1));
+        assert!(out.takes_more(), "it is allowed, but of no use");
+        assert!(!told(&mut out, 8));
+        assert!(!told(&mut out, 20));
+        assert!(!told(&mut out, 40));
     }
 }

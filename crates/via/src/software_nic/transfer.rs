@@ -220,7 +220,7 @@ fn append<P>(
     let Stage::Departing(done) = posted.stage else { return };
     let left = usize::try_from(posted.length - done).unwrap_or(usize::MAX);
     let count = left.min(room);
-    let before = fragment.mark();
+    let before = fragment.position();
     let appended = match &posted.data {
         PostedData::Inline(bytes) => {
             let from = usize::try_from(done).unwrap_or(usize::MAX);
@@ -231,7 +231,7 @@ fn append<P>(
     };
     if let Err(status) = appended {
         // Its memory was taken back meanwhile.
-        fragment.truncate(&before);
+        fragment.truncate(before);
         end_chunk(fragment, start, 0);
         posted.stage = Stage::Over(status);
         vi.is_halted = is_reliable;
