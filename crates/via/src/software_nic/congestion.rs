@@ -103,8 +103,9 @@ impl Congestion {
         self.window = self.window.max(Self::new(bytes).window);
     }
 
-    pub(super) const fn packet_bytes(&self) -> usize {
-        self.packet_bytes
+    /// The length of a packet: at least one byte.
+    pub(super) fn packet_bytes(&self) -> usize {
+        self.packet_bytes.max(1)
     }
 
     pub(super) const fn window(&self) -> usize {

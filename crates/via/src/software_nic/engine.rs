@@ -760,3 +760,40 @@ fn send_receipt<P: Path>(now: Nanos, connection: &mut Connection<P>, out: &mut G
 pub(super) fn nanos(duration: std::time::Duration) -> Nanos {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{congestion::RoundTrip, connection::Terms},
+        *,
+    };
+
+    /// Goal: how many fragments a peer may send follows the path, so that as many bytes are under way whatever its
+    /// packets. Method: what a connection tells, when its path becomes known and when it becomes shorter.
+    #[test]
+    fn the_window_follows_the_path() {
+        let config = Config::default();
+        let own_window = window(config.window_bytes, config.packet_bytes_max);
+        let mut connection = Connection::new(
+            Terms {
+                own: 1,
+                peer: 2,
+                path: 0_u8,
+                key: None,
+                is_reliable: true,
+                own_window,
+                peer_window: own_window,
+                packet_bytes: PACKET_BYTES_MIN,
+                round_trip: RoundTrip::new(),
+            },
+            0,
+        );
+        for bytes in [65_000, 8972, 1472] {
+            connection.search.set_most(bytes);
+            connection.follow_path(|bytes| window(config.window_bytes, bytes));
+            let told = usize::from(connection.header(0, 0, 0).window);
+            assert!(told == 4 || told * bytes <= config.window_bytes, "{told} of {bytes}");
+            assert!((told + 1) * bytes > config.window_bytes, "{told} of {bytes}");
+        }
+    }
+}

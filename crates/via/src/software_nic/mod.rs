@@ -154,7 +154,7 @@ pub struct Config {
     pub dead_after: Duration,
     /// The longest packet, whatever the path takes, in bytes: 1200 to 65 000. Default 65 000.
     pub packet_bytes_max: usize,
-    /// How many bytes of one connection may be on the way to this NIC. Default 128 KiB; a wire with buffers that are
+    /// How many bytes of one connection may be on the way to this NIC, or four packets if those have more. Default 128 KiB; a wire with buffers that are
     /// smaller loses what does not fit.
     pub window_bytes: usize,
     /// Whether each packet has a tag under a key of its connection: 8 bytes and about a nanosecond per byte, on

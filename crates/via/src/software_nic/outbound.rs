@@ -146,10 +146,11 @@ impl Outbound {
     }
 
     /// Whether the windows would cut a batch of so many packets short, while so much is under way that receipts come
-    /// soon and open them: few packets at a time cost as much as many [rfc1122, §4.2.3.4].
+    /// soon and open them: few packets at a time cost as much as many.
     pub(super) fn is_silly(&self, batch: usize) -> bool {
         let kept = self.fragments.len();
-        let allowed = index(self.limit.saturating_sub(self.next())).min(FRAGMENTS_MAX - kept);
+        let allowed =
+            index(self.limit.saturating_sub(self.next())).min(FRAGMENTS_MAX.saturating_sub(kept));
         let congestion = self.congestion;
         let room = congestion.window().saturating_sub(self.in_flight) / congestion.packet_bytes();
         let window = index(self.window);
