@@ -151,13 +151,13 @@ impl Outbound {
         let kept = self.fragments.len();
         let allowed =
             index(self.limit.saturating_sub(self.next())).min(FRAGMENTS_MAX.saturating_sub(kept));
-        let congestion = self.congestion;
-        let room = congestion.window().saturating_sub(self.in_flight) / congestion.packet_bytes();
-        let window = index(self.window);
+        let bytes = self.congestion.packet_bytes();
+        let room = self.congestion.window().saturating_sub(self.in_flight) / bytes;
+        let window = index(self.window).min(self.congestion.window() / bytes);
         self.free == 0
             && self.lost == 0
             && self.in_flight > 0
-            && kept >= 2.max(window / 2).min(congestion.window() / congestion.packet_bytes() / 2)
+            && kept >= 2.max(window / 2)
             && allowed.min(room) < batch.min(window / 4)
     }
 
@@ -506,7 +506,7 @@ mod tests {
     #[test]
     fn few_wait_for_many() {
         let mut out = Outbound::new(true, 40, 1000, RoundTrip::new());
-        out.congestion.set_packet_bytes(10_000);
+        out.congestion.set_packet_bytes(100);
         assert!(!out.is_silly(8), "nothing is under way");
         while out.takes_more() {
             out.send(bytes(100), 0);
