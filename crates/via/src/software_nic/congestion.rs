@@ -103,6 +103,11 @@ impl Congestion {
         self.window = self.window.max(Self::new(bytes).window);
     }
 
+    /// The length of a packet: at least one byte.
+    pub(super) fn packet_bytes(&self) -> usize {
+        self.packet_bytes.max(1)
+    }
+
     pub(super) const fn window(&self) -> usize {
         self.window
     }

@@ -10,9 +10,10 @@ use super::{
     calls::{Attempt, Caller, Parting},
     congestion::{MILLISECOND, Nanos},
     connection::Connection,
+    gather::Gather,
     inbound::Arrival,
     objects::{Objects, Vi},
-    outbound::{FRAGMENTS_MAX, Receipt},
+    outbound::{Departure, FRAGMENTS_MAX, Receipt},
     packet::{self, Control, Header, Over, PACKET_BYTES_MIN, RECEIPT_WORDS, narrow},
     path_search::Departing,
     secret::{Names, Secret},
@@ -138,38 +139,49 @@ impl<P: Path> Engine<P> {
     /// Takes what a path has brought: a packet, or several of them glued together.
     pub(super) fn receive(&mut self, now: Nanos, from: P, bytes: &[u8]) {
         let mut rest = bytes;
+        let mut of = None;
         while let Some((packet, others)) = packet::split(rest) {
             rest = others;
             self.counters.packets_received += 1;
             if packet::is_data(packet) {
-                self.receive_data(now, from, packet);
-            } else if let Some(control) = Control::decode(packet, &self.secret) {
+                // What arrivals lead to is done once for all that have arrived together.
+                let id = self.receive_data(now, from, packet);
+                if of != id {
+                    self.after_arrivals(now, of);
+                    of = id;
+                }
+                continue;
+            }
+            self.after_arrivals(now, of.take());
+            if let Some(control) = Control::decode(packet, &self.secret) {
                 self.receive_control(now, from, control);
             } else {
                 self.counters.packets_refused += 1;
             }
         }
+        self.after_arrivals(now, of);
         if rest.iter().any(|byte| *byte != 0) {
             self.counters.packets_refused += 1;
         }
     }
 
-    fn receive_data(&mut self, now: Nanos, from: P, packet: &[u8]) {
+    /// Takes a packet with data. Returns whose it is, unless it was refused or broke the connection.
+    fn receive_data(&mut self, now: Nanos, from: P, packet: &[u8]) -> Option<ViId> {
         let id = Header::id(packet).and_then(|id| self.names_of.get(&id).copied());
         let Some(vi) = id.and_then(|id| self.vis.get_mut(&id)) else {
             self.counters.packets_of_strangers += 1;
-            return;
+            return None;
         };
         let id = vi.id;
         let is_of_path = vi.connection.as_ref().is_some_and(|connection| connection.path == from);
         let Some(mut connection) = vi.connection.take_if(|_| is_of_path) else {
             self.counters.packets_of_strangers += 1;
-            return;
+            return None;
         };
         let Some((header, fragment)) = Header::decode(packet, connection.key.as_ref()) else {
             vi.connection = Some(connection);
             self.counters.packets_refused += 1;
-            return;
+            return None;
         };
         let receipt = Receipt {
             next: header.next,
@@ -181,7 +193,7 @@ impl<P: Path> Engine<P> {
         if connection.out.hear(&receipt, now).is_none() {
             vi.connection = Some(connection);
             self.counters.packets_refused += 1;
-            return;
+            return None;
         }
         connection.heard_at = now;
         if !connection.out.is_waiting() {
@@ -203,8 +215,13 @@ impl<P: Path> Engine<P> {
             // Whoever sends data has heard the answer.
             self.agreed(now, id);
         }
-        let taken = self.take(now, id, &header, fragment);
-        self.after_arrival(now, id, taken);
+        match self.take(now, id, &header, fragment) {
+            Ok(()) => Some(id),
+            Err(Failure { reason, failed }) => {
+                self.break_vi(now, id, reason, failed, Tells::Peer);
+                None
+            }
+        }
     }
 
     /// Takes a fragment, if the packet has one and it is its turn.
@@ -249,11 +266,8 @@ impl<P: Path> Engine<P> {
         taken
     }
 
-    fn after_arrival(&mut self, now: Nanos, id: ViId, taken: Result<(), Failure>) {
-        if let Err(Failure { reason, failed }) = taken {
-            self.break_vi(now, id, reason, failed, Tells::Peer);
-            return;
-        }
+    fn after_arrivals(&mut self, now: Nanos, id: Option<ViId>) {
+        let Some(id) = id else { return };
         self.settle(now, id);
         self.is_urgent |= self.wake_if_needed(now, id);
         self.set_alarm(id);
@@ -304,12 +318,12 @@ impl<P: Path> Engine<P> {
         &mut self,
         now: Nanos,
         count: usize,
-        out: &mut Vec<u8>,
+        out: &mut Gather,
     ) -> Option<Batch<P>> {
         self.is_urgent = false;
         if let Some((to, packet)) = self.outbox.pop_front() {
             self.counters.packets_sent += 1;
-            out.extend_from_slice(&packet);
+            out.push(&packet);
             return Some(Batch { to, packet_bytes: packet.len() });
         }
         while let Some(id) = self.ready.pop_front() {
@@ -624,7 +638,7 @@ fn make_packets<P: Path>(
     vi: &mut Vi<P>,
     connection: &mut Connection<P>,
     count: usize,
-    out: &mut Vec<u8>,
+    out: &mut Gather,
 ) -> Made {
     let mut made = Made::default();
     if connection.search.has_packet() {
@@ -633,6 +647,8 @@ fn make_packets<P: Path>(
         return made;
     }
     let count = u64::try_from(count).unwrap_or(1).max(1);
+    let batch = BATCH_BYTES_MAX / connection.packet_bytes.max(1);
+    let is_silly = connection.out.is_silly(batch.min(usize::try_from(count).unwrap_or(1)));
     while made.sent < count {
         let start = out.len();
         let repeat = connection.out.has_repeat().then(|| connection.out.repeat_bytes()).flatten();
@@ -647,7 +663,7 @@ fn make_packets<P: Path>(
         if repeat.is_some() {
             send_again(now, connection, out);
             made.repeats += 1;
-        } else if connection.out.takes_more() && transfer::has_more(vi, connection) {
+        } else if !is_silly && connection.out.takes_more() && transfer::has_more(vi, connection) {
             let mut fragment = connection.out.buffer();
             let filled = transfer::fill(objects, vi, connection, &mut fragment);
             if let Err(failure) = filled {
@@ -657,7 +673,8 @@ fn make_packets<P: Path>(
                 connection.out.recycle(fragment);
                 break;
             }
-            send_new(now, connection, fragment, out);
+            let departure = connection.out.send(fragment, now);
+            put_packet(now, connection, departure, out);
         } else if is_first {
             send_receipt(now, connection, out);
             if out.len() == start {
@@ -678,43 +695,30 @@ fn make_packets<P: Path>(
     made
 }
 
-fn send_again<P: Path>(now: Nanos, connection: &mut Connection<P>, out: &mut Vec<u8>) {
-    let Some((departure, fragment)) = connection.out.repeat(now) else { return };
-    let fragment = fragment.to_vec();
-    put_packet(now, connection, departure.sequence, departure.transmission, &fragment, out);
-}
-
-fn send_new<P: Path>(
-    now: Nanos,
-    connection: &mut Connection<P>,
-    fragment: Vec<u8>,
-    out: &mut Vec<u8>,
-) {
-    let departure = connection.out.send(fragment, now);
-    let mut header = connection.header(departure.transmission, connection.out.latest().len(), now);
-    header.sequence = narrow(departure.sequence);
-    header.has_fragment = true;
-    header.encode(connection.out.latest(), connection.key.as_ref(), out);
-    connection.note_departure(now);
+fn send_again<P: Path>(now: Nanos, connection: &mut Connection<P>, out: &mut Gather) {
+    if let Some(departure) = connection.out.repeat(now) {
+        put_packet(now, connection, departure, out);
+    }
 }
 
 fn put_packet<P: Path>(
     now: Nanos,
     connection: &mut Connection<P>,
-    sequence: u64,
-    transmission: u64,
-    fragment: &[u8],
-    out: &mut Vec<u8>,
+    departure: Departure,
+    out: &mut Gather,
 ) {
-    let mut header = connection.header(transmission, fragment.len(), now);
-    header.sequence = narrow(sequence);
+    let length = connection.out.fragment(departure.sequence).map_or(0, Gather::len);
+    let mut header = connection.header(departure.transmission, length, now);
+    header.sequence = narrow(departure.sequence);
     header.has_fragment = true;
-    header.encode(fragment, connection.key.as_ref(), out);
+    if let Some(fragment) = connection.out.fragment(departure.sequence) {
+        header.gather(fragment, connection.key.as_ref(), out);
+    }
     connection.note_departure(now);
 }
 
 /// A packet that shows how long packets may be, or says that one has arrived.
-fn send_probe<P: Path>(now: Nanos, connection: &mut Connection<P>, out: &mut Vec<u8>) {
+fn send_probe<P: Path>(now: Nanos, connection: &mut Connection<P>, out: &mut Gather) {
     let until = now + connection.out.round_trip.probe_timeout(0);
     let Some(departing) = connection.search.next(until) else { return };
     let was_due = connection.inbound.due().is_some();
@@ -723,7 +727,7 @@ fn send_probe<P: Path>(now: Nanos, connection: &mut Connection<P>, out: &mut Vec
         Departing::Probe(bytes) => {
             header.is_probe = true;
             let padding = vec![0; bytes.saturating_sub(connection.size(0))];
-            header.encode(&padding, connection.key.as_ref(), out);
+            out.append(|out| header.encode(&padding, connection.key.as_ref(), out));
             if was_due {
                 // It may be too long to arrive.
                 connection.inbound.hurry(now);
@@ -731,13 +735,14 @@ fn send_probe<P: Path>(now: Nanos, connection: &mut Connection<P>, out: &mut Vec
         }
         Departing::Answer(bytes) => {
             header.has_probed = true;
-            header.encode(&bytes.to_le_bytes(), connection.key.as_ref(), out);
+            let bytes = bytes.to_le_bytes();
+            out.append(|out| header.encode(&bytes, connection.key.as_ref(), out));
         }
     }
 }
 
 /// A packet without a fragment, if it has something to say.
-fn send_receipt<P: Path>(now: Nanos, connection: &mut Connection<P>, out: &mut Vec<u8>) {
+fn send_receipt<P: Path>(now: Nanos, connection: &mut Connection<P>, out: &mut Gather) {
     let is_due = connection.inbound.due().is_some_and(|due| due <= now);
     let wants_ping = mem::take(&mut connection.wants_ping);
     if !is_due && !wants_ping {
@@ -749,9 +754,46 @@ fn send_receipt<P: Path>(now: Nanos, connection: &mut Connection<P>, out: &mut V
     }
     let room = connection.fragment_bytes().saturating_sub(RECEIPT_WORDS * 8);
     let header = connection.header(transmission, room, now);
-    header.encode(&[], connection.key.as_ref(), out);
+    out.append(|out| header.encode(&[], connection.key.as_ref(), out));
 }
 
 pub(super) fn nanos(duration: std::time::Duration) -> Nanos {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{congestion::RoundTrip, connection::Terms},
+        *,
+    };
+
+    /// Goal: how many fragments a peer may send follows the path, so that as many bytes are under way whatever its
+    /// packets. Method: what a connection tells, when its path becomes known and when it becomes shorter.
+    #[test]
+    fn the_window_follows_the_path() {
+        let config = Config::default();
+        let own_window = window(config.window_bytes, config.packet_bytes_max);
+        let mut connection = Connection::new(
+            Terms {
+                own: 1,
+                peer: 2,
+                path: 0_u8,
+                key: None,
+                is_reliable: true,
+                own_window,
+                peer_window: own_window,
+                packet_bytes: PACKET_BYTES_MIN,
+                round_trip: RoundTrip::new(),
+            },
+            0,
+        );
+        for bytes in [65_000, 8972, 1472] {
+            connection.search.set_most(bytes);
+            connection.follow_path(|bytes| window(config.window_bytes, bytes));
+            let told = usize::from(connection.header(0, 0, 0).window);
+            assert!(told == 4 || told * bytes <= config.window_bytes, "{told} of {bytes}");
+            assert!((told + 1) * bytes > config.window_bytes, "{told} of {bytes}");
+        }
+    }
 }

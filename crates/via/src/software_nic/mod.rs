@@ -30,13 +30,15 @@
 //! registered for them.
 //!
 //! # Costs
-//! Two copies where it departs and one where it arrives, beside the kernel's. A message of 8 bytes is one packet of 82
+//! One copy where it arrives, beside the kernel's; where it departs, two in packets of up to 4 KiB and if packets have
+//! tags, else none. A message of 8 bytes is one packet of 82
 //! bytes.
 
 mod calls;
 mod congestion;
 mod connection;
 mod engine;
+mod gather;
 mod inbound;
 mod objects;
 mod outbound;
@@ -52,6 +54,7 @@ use vigie_detect::Instant;
 
 use self::engine::{Batch, Engine};
 
+pub use gather::{Gather, Part};
 pub use secret::Secret;
 pub(crate) use secret::{TAG_BYTES, is_same};
 
@@ -100,6 +103,23 @@ pub trait Wire: Send + 'static {
     /// [`io::ErrorKind::WouldBlock`]: nothing was sent, try again later. All others: the packets are lost.
     fn send(&mut self, to: Self::Path, packets: &[u8], packet_bytes: usize) -> io::Result<()>;
 
+    /// Sends packets as [`send`](Self::send), of which long pieces lie in registered memory. Others may write that
+    /// memory at any time: no reference into it may be made. This copies the pieces together; a wire that need not
+    /// do that has its own.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    fn send_gathered(
+        &mut self,
+        to: Self::Path,
+        packets: &Gather,
+        packet_bytes: usize,
+    ) -> io::Result<()> {
+        let mut bytes = Vec::with_capacity(packets.len());
+        packets.copy_onto(&mut bytes)?;
+        self.send(to, &bytes, packet_bytes)
+    }
+
     /// Has everything depart that [`send`](Self::send) has only queued.
     ///
     /// # Errors
@@ -133,9 +153,9 @@ pub struct Config {
     pub keep_alive: Duration,
     /// A peer that answers nothing for so long is dead. Default 10 s.
     pub dead_after: Duration,
-    /// The longest packet, whatever the path takes, in bytes: 1200 to 65 000. Default 16 KiB.
+    /// The longest packet, whatever the path takes, in bytes: 1200 to 65 000. Default 65 000.
     pub packet_bytes_max: usize,
-    /// How many bytes of one connection may be on the way to this NIC. Default 128 KiB; a wire with buffers that are
+    /// How many bytes of one connection may be on the way to this NIC, or four packets if those have more. Default 128 KiB; a wire with buffers that are
     /// smaller loses what does not fit.
     pub window_bytes: usize,
     /// Whether each packet has a tag under a key of its connection: 8 bytes and about a nanosecond per byte, on
@@ -149,7 +169,7 @@ impl Default for Config {
         Self {
             keep_alive: Duration::from_secs(2),
             dead_after: Duration::from_secs(10),
-            packet_bytes_max: 16 << 10,
+            packet_bytes_max: 65_000,
             window_bytes: 128 << 10,
             is_tagged: false,
         }
@@ -187,7 +207,7 @@ pub struct SoftwareNic<W: Wire> {
     wire: W,
     arrivals: Box<[u8]>,
     /// Packets that are being sent, and which.
-    packets: Vec<u8>,
+    packets: Gather,
     batch: Option<Batch<W::Path>>,
     /// The wire takes no more until then.
     blocked_until: Option<Instant>,
@@ -204,7 +224,7 @@ impl<W: Wire> SoftwareNic<W> {
             engine: Engine::new(W::NAME, config, secret, seed),
             wire,
             arrivals: vec![0; ARRIVAL_BYTES_MAX].into_boxed_slice(),
-            packets: Vec::new(),
+            packets: Gather::default(),
             batch: None,
             blocked_until: None,
             unsent: 0,
@@ -285,7 +305,6 @@ impl<W: Wire> SoftwareNic<W> {
             let batch = match self.batch.take() {
                 Some(batch) => batch,
                 None => {
-                    self.packets.clear();
                     let count = self.wire.packets_max();
                     match self.engine.transmit(now, count, &mut self.packets) {
                         Some(batch) => batch,
@@ -293,7 +312,12 @@ impl<W: Wire> SoftwareNic<W> {
                     }
                 }
             };
-            match self.wire.send(batch.to, &self.packets, batch.packet_bytes) {
+            let Batch { to, packet_bytes } = batch;
+            let sent = match self.packets.as_slice() {
+                Some(packets) => self.wire.send(to, packets, packet_bytes),
+                None => self.wire.send_gathered(to, &self.packets, packet_bytes),
+            };
+            match sent {
                 Ok(()) => self.blocked_until = None,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.batch = Some(batch);
@@ -303,10 +327,12 @@ impl<W: Wire> SoftwareNic<W> {
                 Err(_) => {
                     self.engine.counters.wire_errors += 1;
                     // Perhaps it was too long.
-                    let bytes = self.wire.packet_bytes(batch.to);
-                    self.engine.set_packet_bytes(batch.to, bytes);
+                    let bytes = self.wire.packet_bytes(to);
+                    self.engine.set_packet_bytes(to, bytes);
                 }
             }
+            // Memory is not held longer than needed.
+            self.packets.clear();
         }
     }
 
@@ -319,6 +345,7 @@ impl<W: Wire> Drop for SoftwareNic<W> {
     fn drop(&mut self) {
         self.engine.end();
         self.batch = None;
+        self.packets.clear();
         let now = self.now();
         self.flush(now);
     }

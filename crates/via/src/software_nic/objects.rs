@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::calls::Attempt;
-use super::{connection::Connection, wide};
+use super::{connection::Connection, gather::Gather, wide};
 use crate::vi::{
     Completion, CqId, Data, LocalSegment, Memory, MemoryAttributes, MemoryHandle, Operation,
     OutOfBounds, ProtectionTag, Queue, Reliability, RemoteKey, RemoteSegment, SendDescriptor,
@@ -99,7 +99,7 @@ impl Objects {
         segments: &[LocalSegment],
         position: u64,
         length: usize,
-        out: &mut Vec<u8>,
+        out: &mut Gather,
     ) -> Result<(), Status> {
         let (mut skip, mut left) = (position, length);
         for segment in segments {
@@ -110,7 +110,8 @@ impl Objects {
             }
             let room = usize::try_from(segment.length - skip).unwrap_or(usize::MAX);
             let count = room.min(left);
-            take(memory, segment.offset + skip, count, out).map_err(|_| Status::ProtectionError)?;
+            out.push_memory(memory, segment.offset + skip, count)
+                .map_err(|_| Status::ProtectionError)?;
             (skip, left) = (0, left - count);
         }
         Ok(())

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 
 use super::{
     congestion::{Congestion, Nanos, RoundTrip},
+    gather::Gather,
     packet::{RECEIPT_WORDS, widen},
 };
 
@@ -33,7 +34,7 @@ enum Fate {
 
 #[derive(Debug)]
 struct Fragment {
-    bytes: Vec<u8>,
+    bytes: Box<Gather>,
     transmission: u64,
     sent_at: Nanos,
     is_first: bool,
@@ -62,7 +63,7 @@ pub(super) struct Outbound {
     /// The number of the first fragment that is kept: all before are over.
     base: u64,
     fragments: VecDeque<Fragment>,
-    spare: Vec<Vec<u8>>,
+    spare: Vec<Box<Gather>>,
     transmissions: u64,
     /// The latest transmission that is known to have arrived.
     arrived: u64,
@@ -144,6 +145,22 @@ impl Outbound {
             && self.next() < self.limit
     }
 
+    /// Whether the windows would cut a batch of so many packets short, while so much is under way that receipts come
+    /// soon and open them: few packets at a time cost as much as many.
+    pub(super) fn is_silly(&self, batch: usize) -> bool {
+        let kept = self.fragments.len();
+        let allowed =
+            index(self.limit.saturating_sub(self.next())).min(FRAGMENTS_MAX.saturating_sub(kept));
+        let bytes = self.congestion.packet_bytes();
+        let room = self.congestion.window().saturating_sub(self.in_flight) / bytes;
+        let window = index(self.window).min(self.congestion.window() / bytes);
+        self.free == 0
+            && self.lost == 0
+            && self.in_flight > 0
+            && kept >= 2.max(window / 2)
+            && allowed.min(room) < batch.min(window / 4)
+    }
+
     /// Whether something is to be sent again now.
     pub(super) fn has_repeat(&self) -> bool {
         self.lost > 0 && self.has_room()
@@ -159,7 +176,7 @@ impl Outbound {
     }
 
     /// Sends a lost fragment again.
-    pub(super) fn repeat(&mut self, now: Nanos) -> Option<(Departure, &[u8])> {
+    pub(super) fn repeat(&mut self, now: Nanos) -> Option<Departure> {
         let at = self.first_lost()?;
         let transmission = self.depart(now);
         self.lost -= 1;
@@ -168,16 +185,16 @@ impl Outbound {
         (kept.fate, kept.sent_at, kept.transmission) = (Fate::Sent, now, transmission);
         kept.is_first = false;
         self.in_flight += kept.bytes.len();
-        Some((Departure { sequence, transmission }, &kept.bytes))
+        Some(Departure { sequence, transmission })
     }
 
     /// A buffer for a fragment.
-    pub(super) fn buffer(&mut self) -> Vec<u8> {
+    pub(super) fn buffer(&mut self) -> Box<Gather> {
         self.spare.pop().unwrap_or_default()
     }
 
     /// Gives back a buffer that was not needed.
-    pub(super) fn recycle(&mut self, mut buffer: Vec<u8>) {
+    pub(super) fn recycle(&mut self, mut buffer: Box<Gather>) {
         if self.spare.len() < SPARE_MAX {
             buffer.clear();
             self.spare.push(buffer);
@@ -185,7 +202,7 @@ impl Outbound {
     }
 
     /// Sends a fragment for the first time.
-    pub(super) fn send(&mut self, bytes: Vec<u8>, now: Nanos) -> Departure {
+    pub(super) fn send(&mut self, bytes: Box<Gather>, now: Nanos) -> Departure {
         let transmission = self.depart(now);
         let sequence = self.next();
         self.in_flight += bytes.len();
@@ -194,9 +211,10 @@ impl Outbound {
         Departure { sequence, transmission }
     }
 
-    /// The bytes of the fragment that was sent last.
-    pub(super) fn latest(&self) -> &[u8] {
-        self.fragments.back().map_or(&[], |kept| &kept.bytes)
+    /// A fragment that is kept.
+    pub(super) fn fragment(&self, sequence: u64) -> Option<&Gather> {
+        let at = index(sequence.checked_sub(self.base)?);
+        self.fragments.get(at).map(|kept| &*kept.bytes)
     }
 
     /// Sends no fragment, but wants a receipt.
@@ -220,6 +238,16 @@ impl Outbound {
         let echo = widen(receipt.echo, self.arrived);
         if next > self.next() || echo > self.transmissions {
             return None;
+        }
+        let tells_nothing = next <= self.base
+            && receipt.receipts == [0; RECEIPT_WORDS]
+            && echo <= self.arrived
+            && self.ping.is_none();
+        if tells_nothing {
+            // As of all but the first of many packets that arrive together.
+            self.window = u64::from(receipt.window);
+            self.limit = self.limit.max(next + self.window);
+            return Some(());
         }
         let mut is_new = false;
         let in_flight = self.in_flight;
@@ -381,9 +409,13 @@ mod tests {
         Receipt { next: narrow(next), receipts, echo: narrow(echo), delay: 0, window: 256 }
     }
 
+    fn bytes(count: usize) -> Box<Gather> {
+        Box::new(Gather::from(vec![0; count]))
+    }
+
     fn send(out: &mut Outbound, count: u64, now: Nanos) {
         for _ in 0..count {
-            out.send(vec![0; 100], now);
+            out.send(bytes(100), now);
         }
     }
 
@@ -395,7 +427,7 @@ mod tests {
         out.hear(&receipt(0, 0b011, 3), MILLISECOND / 10).expect("right");
         assert!(!out.has_repeat(), "overtaken by two");
         out.hear(&receipt(0, 0b111, 4), MILLISECOND / 10).expect("right");
-        let (departure, _) = out.repeat(MILLISECOND / 10).expect("lost");
+        let departure = out.repeat(MILLISECOND / 10).expect("lost");
         assert_eq!(departure, Departure { sequence: 0, transmission: 6 });
         assert!(!out.has_repeat());
         out.hear(&receipt(4, 0, 6), MILLISECOND / 5).expect("right");
@@ -403,7 +435,7 @@ mod tests {
         // The last one was sent before the repeat that has arrived: it is late.
         let overdue = out.deadline().expect("something is under way");
         assert!(!out.expire(overdue));
-        assert_eq!(out.repeat(overdue).map(|(departure, _)| departure.sequence), Some(4));
+        assert_eq!(out.repeat(overdue).map(|departure| departure.sequence), Some(4));
         assert_eq!(out.losses, 2);
     }
 
@@ -445,7 +477,7 @@ mod tests {
             assert!(now > last);
             assert!(!out.expire(now));
             for sequence in [0, 1] {
-                let (departure, _) = out.repeat(now).expect("a probe");
+                let departure = out.repeat(now).expect("a probe");
                 assert_eq!(departure.sequence, sequence);
             }
             assert!(out.repeat(now).is_none());
@@ -459,13 +491,37 @@ mod tests {
     fn windows_are_kept() {
         let mut out = outbound(true);
         while out.takes_more() {
-            out.send(vec![0; 1000], 0);
+            out.send(bytes(1000), 0);
         }
         assert_eq!(out.next(), 10);
         let mut out = Outbound::new(true, 3, 1000, RoundTrip::new());
         while out.takes_more() {
-            out.send(vec![0; 10], 0);
+            out.send(bytes(10), 0);
         }
         assert_eq!(out.next(), 3);
+    }
+
+    /// Goal: while much is under way, few fragments wait until receipts allow many, and never without anything that
+    /// a receipt will come for. Method: fill the window, give receipts of one, then of half, then of all.
+    #[test]
+    fn few_wait_for_many() {
+        let mut out = Outbound::new(true, 40, 1000, RoundTrip::new());
+        out.congestion.set_packet_bytes(100);
+        assert!(!out.is_silly(8), "nothing is under way");
+        while out.takes_more() {
+            out.send(bytes(100), 0);
+        }
+        assert_eq!(out.next(), 40);
+        let told = |out: &mut Outbound, next| {
+            let mut receipt = receipt(next, 0, next);
+            receipt.window = 40;
+            out.hear(&receipt, 1).expect("right");
+            out.is_silly(8)
+        };
+        assert!(told(&mut out, 1));
+        assert!(out.takes_more(), "it is allowed, but of no use");
+        assert!(!told(&mut out, 8));
+        assert!(!told(&mut out, 20));
+        assert!(!told(&mut out, 40));
     }
 }

@@ -10,6 +10,7 @@
 //! Numbers are little-endian. A packet says how long it is, so that packets that the kernel has glued together
 //! can be taken apart again without being told how.
 
+use super::gather::Gather;
 use super::secret::{PACKET_TAG_BYTES, Secret, TAG_BYTES, is_same};
 use crate::vi::{Reason, Reliability, Status};
 
@@ -92,9 +93,33 @@ impl Header {
     /// Appends a packet to `out`, with a tag if there is a key.
     pub(super) fn encode(&self, fragment: &[u8], key: Option<&Secret>, out: &mut Vec<u8>) {
         let start = out.len();
+        self.put(fragment.len(), key, out);
+        out.extend_from_slice(fragment);
+        if let Some(key) = key {
+            let tag = key.short_tag(&out[start..]);
+            out.extend_from_slice(&tag);
+        }
+    }
+
+    /// Appends a packet to `out`, whose tag covers what it holds itself: of a connection with tags no fragment has
+    /// pieces in registered memory, which could change until they depart.
+    pub(super) fn gather(&self, fragment: &Gather, key: Option<&Secret>, out: &mut Gather) {
+        let start = out.position();
+        out.append(|out| self.put(fragment.len(), key, out));
+        out.push_all(fragment);
+        if let Some(key) = key {
+            out.append(|out| {
+                let tag = key.short_tag(&out[start..]);
+                out.extend_from_slice(&tag);
+            });
+        }
+    }
+
+    /// Appends the header of a packet with a fragment of so many bytes.
+    fn put(&self, fragment: usize, key: Option<&Secret>, out: &mut Vec<u8>) {
         let words = usize::from(self.words).min(RECEIPT_WORDS);
         let tag = if key.is_some() { PACKET_TAG_BYTES } else { 0 };
-        let length = HEADER_BYTES + words * 8 + fragment.len() + tag;
+        let length = HEADER_BYTES + words * 8 + fragment + tag;
         let flags = u8::from(self.has_fragment) * HAS_FRAGMENT
             + u8::from(self.wants_receipt) * WANTS_RECEIPT
             + u8::from(self.is_probe) * IS_PROBE
@@ -114,11 +139,6 @@ impl Header {
         out.extend_from_slice(&header);
         for word in &self.receipts[..words] {
             out.extend_from_slice(&word.to_le_bytes());
-        }
-        out.extend_from_slice(fragment);
-        if let Some(key) = key {
-            let tag = key.short_tag(&out[start..]);
-            out.extend_from_slice(&tag);
         }
     }
 

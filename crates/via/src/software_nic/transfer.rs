@@ -15,6 +15,7 @@
 
 use super::{
     connection::{Answer, Connection, Incoming, IncomingKind},
+    gather::Gather,
     objects::{Access, Objects, PostedData, PostedSend, Stage, Vi, put, take},
     packet::Body,
     wide,
@@ -75,9 +76,11 @@ pub(super) fn fill<P>(
     objects: &Objects,
     vi: &mut Vi<P>,
     connection: &mut Connection<P>,
-    fragment: &mut Vec<u8>,
+    fragment: &mut Gather,
 ) -> Result<(), Failure> {
     let capacity = connection.fragment_bytes();
+    // A tag is of bytes that do not change, and a write that nobody tells of is done when it departs.
+    fragment.copy_memory(connection.key.is_some() || !vi.is_reliable());
     let sequence = connection.out.next();
     while capacity.saturating_sub(fragment.len()) >= ROOM_MIN {
         let room = capacity - fragment.len();
@@ -101,17 +104,15 @@ pub(super) fn fill<P>(
 }
 
 /// Begins a chunk; its length is filled in by [`end_chunk`].
-fn begin_chunk(fragment: &mut Vec<u8>, kind: u8, flags: u8) -> usize {
-    let start = fragment.len();
-    fragment.extend_from_slice(&[kind, flags, 0, 0]);
+fn begin_chunk(fragment: &mut Gather, kind: u8, flags: u8) -> usize {
+    let start = fragment.position();
+    fragment.push(&[kind, flags, 0, 0]);
     start
 }
 
-fn end_chunk(fragment: &mut [u8], start: usize, length: usize) {
+fn end_chunk(fragment: &mut Gather, start: usize, length: usize) {
     let length = u16::try_from(length).unwrap_or(u16::MAX);
-    if let Some(place) = fragment.get_mut(start + 2..start + 4) {
-        place.copy_from_slice(&length.to_le_bytes());
-    }
+    fragment.set(start + 2, &length.to_le_bytes());
 }
 
 fn total(length: u64) -> [u8; 4] {
@@ -150,7 +151,7 @@ fn begin_send<P>(
     objects: &Objects,
     vi: &mut Vi<P>,
     connection: &mut Connection<P>,
-    fragment: &mut Vec<u8>,
+    fragment: &mut Gather,
     room: usize,
     sequence: u64,
 ) {
@@ -175,27 +176,28 @@ fn begin_send<P>(
     };
     let start = begin_chunk(fragment, kind, u8::from(posted.immediate.is_some()) * HAS_IMMEDIATE);
     if let Some(immediate) = posted.immediate {
-        fragment.extend_from_slice(&immediate.to_le_bytes());
+        fragment.push(&immediate.to_le_bytes());
     }
     if let Some(RemoteSegment { key, offset }) = posted.remote {
-        fragment.extend_from_slice(&key.0.to_le_bytes());
-        fragment.extend_from_slice(&offset.to_le_bytes());
+        fragment.push(&key.0.to_le_bytes());
+        fragment.push(&offset.to_le_bytes());
     }
-    fragment.extend_from_slice(&total(posted.length));
+    fragment.push(&total(posted.length));
     if kind == READ {
         connection.reads.push_back(ordinal);
         posted.stage = Stage::Departed(sequence);
         return;
     }
     posted.stage = Stage::Departing(0);
-    let room = room.saturating_sub(fragment.len() - start);
+    // Only the head of the chunk is there.
+    let room = room.saturating_sub(fragment.position() - start);
     append(objects, vi, fragment, start, room, sequence);
 }
 
 fn continue_send<P>(
     objects: &Objects,
     vi: &mut Vi<P>,
-    fragment: &mut Vec<u8>,
+    fragment: &mut Gather,
     room: usize,
     sequence: u64,
 ) {
@@ -207,7 +209,7 @@ fn continue_send<P>(
 fn append<P>(
     objects: &Objects,
     vi: &mut Vi<P>,
-    fragment: &mut Vec<u8>,
+    fragment: &mut Gather,
     start: usize,
     room: usize,
     sequence: u64,
@@ -218,11 +220,11 @@ fn append<P>(
     let Stage::Departing(done) = posted.stage else { return };
     let left = usize::try_from(posted.length - done).unwrap_or(usize::MAX);
     let count = left.min(room);
-    let before = fragment.len();
+    let before = fragment.position();
     let appended = match &posted.data {
         PostedData::Inline(bytes) => {
             let from = usize::try_from(done).unwrap_or(usize::MAX);
-            fragment.extend_from_slice(bytes.get(from..from + count).unwrap_or(&[]));
+            fragment.push(bytes.get(from..from + count).unwrap_or(&[]));
             Ok(())
         }
         PostedData::Segments(segments) => objects.gather(tag, segments, done, count, fragment),
@@ -247,20 +249,22 @@ fn send_answer<P>(
     objects: &Objects,
     attributes: &ViAttributes,
     connection: &mut Connection<P>,
-    fragment: &mut Vec<u8>,
+    fragment: &mut Gather,
     room: usize,
 ) -> Result<(), Failure> {
     let Some(answer) = connection.answers.front_mut() else { return Ok(()) };
     let start = begin_chunk(fragment, if answer.has_begun { MORE } else { ANSWER }, 0);
     if !answer.has_begun {
-        fragment.extend_from_slice(&total(answer.length));
+        fragment.push(&total(answer.length));
         answer.has_begun = true;
     }
     let left = usize::try_from(answer.length - answer.done).unwrap_or(usize::MAX);
-    let count = left.min(room.saturating_sub(fragment.len() - start));
+    let count = left.min(room.saturating_sub(fragment.position() - start));
     let read =
         objects.remote(attributes, answer.place, answer.length, Access::Read).and_then(|memory| {
-            take(memory, answer.place.offset + answer.done, count, fragment)
+            // Copied: the owner may take the memory back before this is sent again, and use it for something else.
+            fragment
+                .append(|out| take(memory, answer.place.offset + answer.done, count, out))
                 .map_err(|_| Status::RdmaProtectionError)
         });
     if let Err(status) = read {

@@ -33,7 +33,7 @@ use std::{
 
 use vigie_detect::Instant;
 
-use crate::software_nic::{Config, Path, Secret, SoftwareNic, Wire};
+use crate::software_nic::{Config, Gather, Path, Secret, SoftwareNic, Wire};
 
 /// The most bytes of either buffer that are asked for; the kernel gives what `net.core.rmem_max` allows.
 const BUFFER_BYTES: usize = 4 << 20;
@@ -164,6 +164,29 @@ impl Wire for UdpWire {
             }
             sent => sent,
         }
+    }
+
+    fn send_gathered(
+        &mut self,
+        to: SocketAddr,
+        packets: &Gather,
+        packet_bytes: usize,
+    ) -> io::Result<()> {
+        let is_one = packets.len() <= packet_bytes;
+        if !is_one || (self.segment_bytes != 0 && packets.len() > self.segment_bytes) {
+            self.cut(if is_one { 0 } else { packet_bytes })?;
+        }
+        match sys::send_parts(self.socket.as_fd(), &to.into(), packets) {
+            Some(Ok(())) => return Ok(()),
+            Some(Err(error)) if is_one || error.kind() == io::ErrorKind::WouldBlock => {
+                return Err(error);
+            }
+            _ => {}
+        }
+        // As one, then one by one.
+        let mut bytes = Vec::with_capacity(packets.len());
+        packets.copy_onto(&mut bytes)?;
+        self.send(to, &bytes, packet_bytes)
     }
 
     fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Option<(usize, SocketAddr)>> {

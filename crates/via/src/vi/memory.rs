@@ -184,6 +184,16 @@ impl Memory {
         }
     }
 
+    /// Checks that an access is inside.
+    pub(crate) fn check(&self, offset: u64, length: usize) -> Result<(), OutOfBounds> {
+        self.at(offset, length).map(drop)
+    }
+
+    /// Returns where bytes are, for the kernel to read: no reference may be made of it.
+    pub(crate) fn place(&self, offset: u64, length: usize) -> Result<*const u8, OutOfBounds> {
+        self.at(offset, length).map(<*mut u8>::cast_const)
+    }
+
     #[inline]
     fn writable_at(&self, offset: u64, length: usize) -> Result<*mut u8, OutOfBounds> {
         if !self.bytes.is_writable {

@@ -1,0 +1,267 @@
+//! Bytes that depart together, of which long pieces stay in registered memory until the wire takes them.
+
+use std::io;
+
+use super::objects::take;
+use crate::vi::{Memory, OutOfBounds};
+
+/// The longest piece of memory that is copied, in bytes: the kernel takes one place of 64 KiB faster than 44 packets
+/// of 1472 bytes with two places each, by more than the copies cost.
+const COPIED_MAX: usize = 4096;
+
+/// Packets, or a part of one: bytes, and between them pieces of registered memory.
+///
+/// Whoever has access to that memory may write it at any time, also while it is sent: a transfer of which that is
+/// true has no content that anybody could rely on. The memory lives as long as this.
+#[derive(Clone, Debug, Default)]
+pub struct Gather {
+    bytes: Vec<u8>,
+    pieces: Vec<Piece>,
+    /// Of everything.
+    length: usize,
+    copies: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Piece {
+    /// How many of the bytes come before it.
+    at: usize,
+    memory: Memory,
+    offset: u64,
+    length: usize,
+}
+
+/// A part of a [`Gather`].
+#[derive(Clone, Copy, Debug)]
+#[expect(clippy::exhaustive_enums, reason = "a wire must know where all bytes are")]
+pub enum Part<'a> {
+    /// Bytes that nobody changes.
+    Bytes(&'a [u8]),
+    /// A piece of registered memory, which others may write; it is inside the memory.
+    Memory {
+        /// Where it is.
+        memory: &'a Memory,
+        /// Where it begins, in bytes.
+        offset: u64,
+        /// Its length in bytes.
+        length: usize,
+    },
+}
+
+impl Gather {
+    /// Returns how many bytes there are.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Returns whether there is nothing.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Returns everything, if no piece of it is in registered memory.
+    #[must_use]
+    pub fn as_slice(&self) -> Option<&[u8]> {
+        self.pieces.is_empty().then_some(&self.bytes)
+    }
+
+    /// Returns an upper bound of the number of [`parts`](Self::parts).
+    #[must_use]
+    pub const fn parts_max(&self) -> usize {
+        2 * self.pieces.len() + 1
+    }
+
+    /// Returns the parts in their order; none is empty.
+    pub fn parts(&self) -> impl Iterator<Item = Part<'_>> {
+        let mut before = 0;
+        let parts = self.pieces.iter().flat_map(move |piece| {
+            let bytes = self.bytes.get(before..piece.at).unwrap_or(&[]);
+            before = piece.at;
+            let Piece { memory, offset, length, .. } = piece;
+            [Part::Bytes(bytes), Part::Memory { memory, offset: *offset, length: *length }]
+        });
+        let behind = self.pieces.last().map_or(0, |piece| piece.at);
+        let last = Part::Bytes(self.bytes.get(behind..).unwrap_or(&[]));
+        parts.chain([last]).filter(|part| !part.is_empty())
+    }
+
+    /// Appends a copy of everything to `out`.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] if a piece is not inside its memory, which does not come about.
+    pub fn copy_onto(&self, out: &mut Vec<u8>) -> io::Result<()> {
+        for part in self.parts() {
+            match part {
+                Part::Bytes(bytes) => out.extend_from_slice(bytes),
+                Part::Memory { memory, offset, length } => memory
+                    .read_onto(offset, length, out)
+                    .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?,
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.bytes.clear();
+        self.pieces.clear();
+        self.length = 0;
+    }
+
+    /// How many bytes are here, and not in registered memory: where the next one goes.
+    pub(super) const fn position(&self) -> usize {
+        self.bytes.len()
+    }
+
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+        self.length += bytes.len();
+    }
+
+    /// Changes bytes that are here.
+    pub(super) fn set(&mut self, position: usize, bytes: &[u8]) {
+        if let Some(place) = self.bytes.get_mut(position..position + bytes.len()) {
+            place.copy_from_slice(bytes);
+        }
+    }
+
+    /// Has `append` put bytes behind those that are here.
+    pub(super) fn append<T>(&mut self, append: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+        let before = self.bytes.len();
+        let done = append(&mut self.bytes);
+        self.length += self.bytes.len().saturating_sub(before);
+        done
+    }
+
+    /// Whether memory is copied from now on, however long the pieces are.
+    pub(super) const fn copy_memory(&mut self, copies: bool) {
+        self.copies = copies;
+    }
+
+    /// Appends a piece of memory, without a copy if it is long.
+    pub(super) fn push_memory(
+        &mut self,
+        memory: &Memory,
+        offset: u64,
+        length: usize,
+    ) -> Result<(), OutOfBounds> {
+        if self.copies || length <= COPIED_MAX {
+            return self.append(|bytes| take(memory, offset, length, bytes));
+        }
+        memory.check(offset, length)?;
+        let at = self.bytes.len();
+        self.pieces.push(Piece { at, memory: memory.clone(), offset, length });
+        self.length += length;
+        Ok(())
+    }
+
+    /// Appends all of another; of memory it holds as much.
+    pub(super) fn push_all(&mut self, other: &Self) {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(&other.bytes);
+        let moved = other.pieces.iter().cloned();
+        self.pieces.extend(moved.map(|piece| Piece { at: start + piece.at, ..piece }));
+        self.length += other.length;
+    }
+
+    /// Takes back the bytes from a position on, and the memory that was appended there.
+    pub(super) fn truncate(&mut self, position: usize) {
+        self.bytes.truncate(position);
+        self.pieces.retain(|piece| piece.at < position);
+        self.length =
+            self.bytes.len() + self.pieces.iter().map(|piece| piece.length).sum::<usize>();
+    }
+
+    /// Returns what was gathered, and begins anew.
+    #[cfg(test)]
+    pub(super) fn take_bytes(&mut self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.copy_onto(&mut bytes).expect("inside");
+        self.clear();
+        bytes
+    }
+}
+
+impl Part<'_> {
+    const fn is_empty(&self) -> bool {
+        match self {
+            Self::Bytes(bytes) => bytes.is_empty(),
+            Self::Memory { length, .. } => *length == 0,
+        }
+    }
+}
+
+impl From<Vec<u8>> for Gather {
+    fn from(bytes: Vec<u8>) -> Self {
+        let length = bytes.len();
+        Self { bytes, length, ..Self::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Long enough to stay where it is.
+    const LONG: usize = COPIED_MAX + 1;
+
+    /// Goal: what is gathered is what was put in, wherever it lies, and what is taken back is gone. Method: bytes and
+    /// memory in turn, twice over, then half of it away.
+    #[test]
+    fn parts_are_in_order() {
+        let memory = Memory::allocate(3 * LONG).expect("memory");
+        let pattern: Vec<u8> = (0..=250).cycle().take(3 * LONG).collect();
+        memory.write(0, &pattern).expect("inside");
+        let mut one = Gather::default();
+        one.push_memory(&memory, 10, LONG).expect("inside");
+        one.push(b", ");
+        let before = one.position();
+        one.push_memory(&memory, 3, 6).expect("inside");
+        one.push_memory(&memory, wide(LONG), LONG).expect("inside");
+        let whole =
+            [&pattern[10..10 + LONG], b", ", &pattern[3..9], &pattern[LONG..2 * LONG]].concat();
+        assert!(one.as_slice().is_none());
+        let mut both = Gather::from(b"> ".to_vec());
+        assert_eq!(both.as_slice(), Some(&b"> "[..]));
+        both.push_all(&one);
+        both.append(|bytes| bytes.extend_from_slice(b"; "));
+        both.push_all(&one);
+        both.set(0, b"<");
+        let parts = both.parts().count();
+        assert!(parts == 8 && parts <= both.parts_max(), "{parts}");
+        assert_eq!((both.len(), both.position()), (4 + 2 * whole.len(), 20));
+        assert_eq!(both.take_bytes(), [b"< ", &whole[..], b"; ", &whole].concat());
+        assert_eq!((both.len(), both.parts().count()), (0, 0));
+        one.truncate(before);
+        assert_eq!(one.len(), LONG + 2);
+        assert_eq!(one.take_bytes(), whole[..LONG + 2]);
+        assert!(one.is_empty());
+    }
+
+    /// Goal: nothing beyond memory is ever gathered, and what is gathered lives; what is to be copied does not change
+    /// any more. Method: pieces across the end, then of memory that is written later and dropped.
+    #[test]
+    fn pieces_are_inside_and_live() {
+        let memory = Memory::allocate(2 * LONG).expect("memory");
+        let mut gather = Gather::default();
+        for (offset, length) in
+            [(wide(LONG), LONG + 1), (u64::MAX, 2), (u64::MAX, LONG), (0, 3 * LONG)]
+        {
+            assert!(gather.push_memory(&memory, offset, length).is_err());
+        }
+        assert!(gather.is_empty());
+        let mut copied = Gather::default();
+        copied.copy_memory(true);
+        gather.push_memory(&memory, 0, LONG).expect("inside");
+        copied.push_memory(&memory, 0, LONG).expect("inside");
+        memory.write(0, &[1; LONG]).expect("inside");
+        drop(memory);
+        assert_eq!(gather.take_bytes(), [1; LONG]);
+        assert_eq!(copied.take_bytes(), [0; LONG]);
+    }
+
+    fn wide(count: usize) -> u64 {
+        u64::try_from(count).expect("small")
+    }
+}
