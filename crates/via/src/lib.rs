@@ -11,7 +11,7 @@
 //!     |
 //!   vi         queue pairs, completion queues, registered memory; one provider trait behind them
 //!     |
-//!   shm, udp, sim     processes of one host, of several hosts; a network in virtual time
+//!   shm, udp, ether, sim     processes of one host, of several hosts, of one Ethernet; a network in virtual time
 //! ```
 //!
 //! - **[`vi`]** is the Virtual Interface Architecture [via-lam, §2]: send and receive queues of
@@ -41,12 +41,13 @@
 //!   each other.
 //!
 //! # Not yet
-//! Providers over raw Ethernet and verbs, and other launchers.
+//! A provider over verbs, and other launchers.
 
 #![deny(unsafe_code)]
 
 pub mod conformance;
 pub mod datagram;
+pub mod ether;
 mod hosted;
 pub mod link;
 mod lock;

@@ -28,7 +28,7 @@ fn set(socket: BorrowedFd<'_>, option: libc::c_int, value: libc::c_int) -> io::R
 }
 
 /// Returns random bytes.
-pub(super) fn random() -> io::Result<[u8; 16]> {
+pub(crate) fn random() -> io::Result<[u8; 16]> {
     let mut bytes = [0; 16];
     let mut filled = 0;
     while filled < bytes.len() {
