@@ -5,7 +5,6 @@
 mod conforming;
 mod links;
 mod messages;
-#[expect(dead_code, reason = "what else the tests of UDP use")]
 #[path = "../udp/namespace.rs"]
 mod namespace;
 mod nics;

@@ -17,7 +17,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 const MARK: &str = "VIGIE_UDP_IN_NAMESPACE";
 
 /// No test lasts longer, in seconds.
-const BOUND: &str = "100";
+const BOUND: &str = "240";
 
 /// The near and the far end of the pair.
 pub(crate) const NEAR: &str = "10.77.0.1";
@@ -76,7 +76,7 @@ pub(crate) struct Far {
 impl Far {
     pub(crate) fn new() -> Self {
         let mut keeper = Command::new("unshare")
-            .args(["-n", "sh", "-c", "echo here; exec sleep 200"])
+            .args(["-n", "sh", "-c", "echo here; exec sleep 300"])
             .stdout(Stdio::piped())
             .spawn()
             .expect("unshare");
