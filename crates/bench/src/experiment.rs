@@ -16,6 +16,7 @@ use crate::error::BenchError;
 use crate::idle::{self, IdlePlan};
 use crate::messages;
 use crate::messages::plan::{PingPongPlan, absent};
+use crate::messages::remote::{remote_carriers, remote_plan};
 use crate::pending::{self, PendingPlan};
 use crate::progress::Progress;
 use crate::reaction::{self, ReactionPlan};
@@ -59,10 +60,12 @@ pub(crate) enum Experiment {
     Switches,
     /// Messages between processes.
     Messages,
+    /// Messages between network namespaces.
+    Remote,
 }
 
 impl Experiment {
-    pub(crate) const ALL: [Self; 17] = [
+    pub(crate) const ALL: [Self; 18] = [
         Self::Quantum,
         Self::FineYields,
         Self::SeldomYields,
@@ -80,6 +83,7 @@ impl Experiment {
         Self::Idle,
         Self::Switches,
         Self::Messages,
+        Self::Remote,
     ];
 
     /// Measures this experiment, under a progress bar.
@@ -166,6 +170,10 @@ impl Experiment {
                 with_progress(plan.systems.len(), |progress| plan.run(progress))
             }
             Self::Messages => messages(),
+            Self::Remote => {
+                let plan = remote_plan(remote_carriers(), &[]);
+                with_progress(plan.cases(), |progress| plan.run(progress))
+            }
         }
     }
 }

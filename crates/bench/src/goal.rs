@@ -83,11 +83,13 @@ pub enum Area {
     Costs,
     /// Messages between processes of one host.
     Messages,
+    /// Messages between hosts, for which network namespaces stand.
+    Remote,
 }
 
 impl Area {
     /// All areas.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Reaction,
         Self::Hogs,
         Self::Service,
@@ -97,6 +99,7 @@ impl Area {
         Self::Idle,
         Self::Costs,
         Self::Messages,
+        Self::Remote,
     ];
 
     /// Returns the name on the command line and in results.
@@ -112,6 +115,7 @@ impl Area {
             Self::Idle => "idle",
             Self::Costs => "costs",
             Self::Messages => "messages",
+            Self::Remote => "remote",
         }
     }
 }

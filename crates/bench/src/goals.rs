@@ -4,6 +4,8 @@
 //! to a limit that was measured in the same run, so that it means the same on every machine. Work that
 //! brings something to measure adds its goals here.
 
+mod remote;
+
 use crate::cases::{self, container, crowd, echo, periodic, service};
 use crate::error::BenchError;
 use crate::experiment::{
@@ -22,7 +24,7 @@ use crate::report::Outcome;
 use crate::switches::SwitchKind;
 use crate::system::System;
 
-/// Every goal.
+/// Every goal within one host; [`all_goals`] has those between hosts too.
 pub static GOALS: &[Goal] = &[
     Goal {
         area: Area::Reaction,
@@ -799,6 +801,11 @@ pub static GOALS: &[Goal] = &[
     },
 ];
 
+/// Returns every goal.
+pub fn all_goals() -> impl Iterator<Item = &'static Goal> {
+    GOALS.iter().chain(remote::GOALS)
+}
+
 /// Processor time of a rank that waits and to which nothing comes: it wakes up for nothing, but the
 /// measure begins and ends with a message.
 const QUIET_CORES: f64 = 0.001;
@@ -824,7 +831,7 @@ pub fn check(area: Option<Area>, seed: u64) -> Result<(Vec<Checked>, Outcome), B
     let mut all = Outcome::default();
     for experiment in Experiment::ALL {
         let mut goals =
-            GOALS.iter().filter(asked).filter(|goal| goal.experiment == experiment).peekable();
+            all_goals().filter(asked).filter(|goal| goal.experiment == experiment).peekable();
         if goals.peek().is_none() {
             continue;
         }

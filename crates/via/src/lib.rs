@@ -11,7 +11,7 @@
 //!     |
 //!   vi         queue pairs, completion queues, registered memory; one provider trait behind them
 //!     |
-//!   shm, udp, sim     processes of one host, of several hosts; a network in virtual time
+//!   shm, udp, ether, sim     processes of one host, of several hosts, of one Ethernet; a network in virtual time
 //! ```
 //!
 //! - **[`vi`]** is the Virtual Interface Architecture [via-lam, §2]: send and receive queues of
@@ -40,13 +40,11 @@
 //! - Peers on one host are mistrusted as far as memory safety goes; beyond that, ranks of a world trust
 //!   each other.
 //!
-//! # Not yet
-//! Providers over raw Ethernet and verbs.
-
 #![deny(unsafe_code)]
 
 pub mod conformance;
 pub mod datagram;
+pub mod ether;
 mod hosted;
 pub mod link;
 mod lock;

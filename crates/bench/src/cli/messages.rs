@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 use vigie_bench::BenchError;
 use vigie_bench::machine::Machine;
 use vigie_bench::messages::plan::PingPongPlan;
+use vigie_bench::messages::remote::{remote_carriers, remote_plan};
 use vigie_bench::messages::{Carrier, Kind, Measure, UnknownCarrier, carriers, named, plot};
 use vigie_bench::report::Report;
 
@@ -16,9 +17,16 @@ use super::{Output, duration, measure};
 
 #[derive(Debug, Args)]
 pub(super) struct PingPong {
-    /// What carries vigie's own messages.
-    #[arg(long, value_enum, default_value = "shm")]
-    provider: Provider,
+    /// What carries vigie's own messages. With udp and ether the ranks are in two network namespaces with a veth
+    /// pair between them (as root), beside TCP and UDP sockets there; shm is not mixed with those.
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        value_name = "PROVIDER,…",
+        default_value = "shm"
+    )]
+    provider: Vec<Provider>,
     /// Peers to measure in the same run, after vigie's own rows and the limits; one that is not on this
     /// machine is skipped, and the table says how to get it.
     #[arg(
@@ -79,10 +87,14 @@ fn these(word: &str) -> Result<Meant, UnknownCarrier> {
     named(word)
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Provider {
     /// Memory that processes of one host share.
     Shm,
+    /// The software NIC over UDP.
+    Udp,
+    /// The software NIC over Ethernet frames.
+    Ether,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -112,15 +124,16 @@ impl Case {
 
 impl PingPong {
     pub(super) fn run(self, machine: Machine) -> Result<ExitCode, BenchError> {
-        let Provider::Shm = self.provider;
-        let mut plan = PingPongPlan::new(self.systems());
+        let is_remote = !self.provider.contains(&Provider::Shm);
+        let mut plan =
+            if is_remote { remote_plan(self.remote(), &self.sizes) } else { self.local() };
         let is_asked = |measure: &Measure| {
             self.cases.is_empty() || self.cases.iter().any(|case| case.is_of(*measure))
         };
-        let sizes = if self.sizes.is_empty() { PingPongPlan::sizes() } else { self.sizes.clone() };
-        plan.measures = PingPongPlan::measures(&sizes);
         plan.measures.retain(is_asked);
-        plan.rings = if is_asked(&Measure::Ring) { self.ranks.clone() } else { Vec::new() };
+        if !is_remote && is_asked(&Measure::Ring) {
+            plan.rings.clone_from(&self.ranks);
+        }
         plan.budget = self.budget;
         plan.rounds = self.rounds;
         let outcome = measure(plan.cases(), |progress| plan.run(progress))?;
@@ -132,6 +145,30 @@ impl PingPong {
         let report = Report::new(machine, self.output.seed, outcome);
         self.output.finish(report, &[])?;
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// What is measured within this host.
+    fn local(&self) -> PingPongPlan {
+        let mut plan = PingPongPlan::new(self.systems());
+        let sizes = if self.sizes.is_empty() { PingPongPlan::sizes() } else { self.sizes.clone() };
+        plan.measures = PingPongPlan::measures(&sizes);
+        plan.rings = Vec::new();
+        plan
+    }
+
+    /// vigie's own systems between namespaces and their peers, or what was asked for.
+    fn remote(&self) -> Vec<&'static dyn Carrier> {
+        let is_wanted = |carrier: &&'static dyn Carrier| {
+            if !self.only.is_empty() {
+                return self.only.iter().flatten().any(|one| one.name() == carrier.name());
+            }
+            let is_of =
+                |provider, family| self.provider.contains(&provider) && carrier.family() == family;
+            carrier.kind() != Kind::Vigie
+                || is_of(Provider::Udp, "udp")
+                || is_of(Provider::Ether, "ether")
+        };
+        remote_carriers().into_iter().filter(is_wanted).collect()
     }
 
     /// vigie's own systems, the limits and the peers, or what was asked for; each once.

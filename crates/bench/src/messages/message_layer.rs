@@ -1,4 +1,4 @@
-//! vigie's message layer over shared memory: sends and receives of a communicator, awaited on vigie's
+//! vigie's message layer over a provider: sends and receives of a communicator, awaited on vigie's
 //! user-level flavor.
 
 use std::io::IoSlice;
@@ -23,7 +23,7 @@ pub(crate) static MESSAGES: Own = Own {
     kind: Kind::Vigie,
     has: |_| true,
     link_bytes: ADDRESS_BYTES,
-    open: |seat| Ok(Box::new(Messages::open(seat)?)),
+    open: |seat| Ok(Box::new(Messages::open(seat, Shm::open().map_err(Failure::runtime)?)?)),
 };
 
 const DISCRIMINATOR: &[u8] = b"pingpong";
@@ -38,9 +38,9 @@ const STOP: u8 = 0xff;
 const GO: u8 = 1;
 
 /// One rank: its runtime, and its communicator with the ranks beside it.
-struct Messages {
+pub(super) struct Messages<P: Provider> {
     runtime: Runtime,
-    rank: Rank,
+    rank: Rank<P>,
 }
 
 /// One that is small while there is none: results travel in registers.
@@ -52,19 +52,18 @@ impl From<MessageError> for Trouble {
     }
 }
 
-struct Rank {
-    all: Communicator<Shm>,
+struct Rank<P: Provider> {
+    all: Communicator<P>,
     next: u32,
     before: u32,
     outgoing: Vec<u8>,
     incoming: Vec<u8>,
 }
 
-impl Messages {
-    fn open(seat: &Seat) -> Result<Self, Failure> {
+impl<P: Provider + Send + 'static> Messages<P> {
+    pub(super) fn open(seat: &Seat, mut nic: P) -> Result<Self, Failure> {
         let runtime = Runtime::builder().flavor(Flavor::UserLevel).build();
         let runtime = runtime.map_err(Failure::runtime)?;
-        let mut nic = Shm::open().map_err(Failure::runtime)?;
         nic.listen(DISCRIMINATOR).map_err(Failure::runtime)?;
         leave_address(seat, &nic.address())?;
         let all = runtime.block_on(connect(seat, nic))?;
@@ -75,7 +74,10 @@ impl Messages {
 }
 
 /// Connects to the ranks beside this one: of two ranks, the lower one asks.
-async fn connect(seat: &Seat, nic: Shm) -> Result<Communicator<Shm>, Failure> {
+async fn connect<P: Provider + Send + 'static>(
+    seat: &Seat,
+    nic: P,
+) -> Result<Communicator<P>, Failure> {
     let server = Server::current().map_err(Failure::runtime)?;
     let engine = Engine::new(nic, seat.rank, seat.ranks, Config::default());
     let engine = engine.map_err(Failure::runtime)?;
@@ -103,7 +105,7 @@ async fn connect(seat: &Seat, nic: Shm) -> Result<Communicator<Shm>, Failure> {
     Ok(endpoint.communicator())
 }
 
-impl Rank {
+impl<P: Provider + Send + 'static> Rank<P> {
     /// Makes both buffers as long as a message of `measure`, every page of them touched.
     fn resize(&mut self, measure: Measure) -> Result<(), Failure> {
         let length = usize::try_from(measure.bytes()).map_err(Failure::runtime)?;
@@ -186,7 +188,7 @@ impl Rank {
     }
 }
 
-impl PingPong for Messages {
+impl<P: Provider + Send + 'static> PingPong for Messages<P> {
     fn perform(&mut self, measure: Measure, count: u32) -> Result<(), Failure> {
         let performed = self.runtime.block_on(self.rank.perform(measure, count));
         performed.map_err(|failure| *failure)

@@ -32,6 +32,7 @@ pub mod plan;
 pub mod plot;
 mod program;
 pub(crate) mod ranks;
+pub mod remote;
 mod seat;
 mod socket;
 mod stopwatch;

@@ -3,6 +3,7 @@
 use thiserror::Error;
 
 use super::datagram::own_datagrams;
+use super::remote::{own_remote, remote_carriers};
 use super::{Carrier, Own, carriers, own_carriers};
 
 /// A word that stands for no system that carries messages.
@@ -30,7 +31,7 @@ pub fn carrier(name: &str) -> Result<&'static dyn Carrier, UnknownCarrier> {
 /// # Errors
 /// There is none; the error tells which there are.
 pub fn own(name: &str) -> Result<&'static Own, UnknownCarrier> {
-    let mut all = own_carriers().iter().copied().chain(own_datagrams());
+    let mut all = own_carriers().iter().copied().chain(own_datagrams()).chain(own_remote());
     all.find(|own| own.name == name).ok_or_else(|| unknown(name))
 }
 
@@ -40,7 +41,8 @@ pub fn own(name: &str) -> Result<&'static Own, UnknownCarrier> {
 /// There is none; the error tells which there are.
 pub fn named(word: &str) -> Result<Vec<&'static dyn Carrier>, UnknownCarrier> {
     let is_meant = |carrier: &&dyn Carrier| carrier.name() == word || carrier.family() == word;
-    let found: Vec<_> = carriers().into_iter().filter(is_meant).collect();
+    let all = carriers().into_iter().chain(remote_carriers());
+    let found: Vec<_> = all.filter(is_meant).collect();
     if found.is_empty() { Err(unknown(word)) } else { Ok(found) }
 }
 

@@ -23,7 +23,9 @@ pub(crate) static TCP: Own = Own {
     kind: Kind::Peer,
     has: |measure| matches!(measure, Measure::Latency { .. } | Measure::Window { .. }),
     link_bytes: 0,
-    open: |seat| Ok(Box::new(Blocking::new(Streams::tcp(seat, Reading::Polling)?))),
+    open: |seat| {
+        Ok(Box::new(Blocking::new(Streams::tcp(seat, Reading::Polling, |_| Ipv4Addr::LOCALHOST)?)))
+    },
 };
 
 /// Loopback TCP whose receiver sleeps in `read`.
@@ -31,7 +33,9 @@ pub(crate) static TCP_BLOCKING: Own = Own {
     name: "tcp-blocking",
     label: "TCP, blocking",
     has: |measure| !matches!(measure, Measure::Synchronous { .. } | Measure::Loaned { .. }),
-    open: |seat| Ok(Box::new(Blocking::new(Streams::tcp(seat, Reading::Blocking)?))),
+    open: |seat| {
+        Ok(Box::new(Blocking::new(Streams::tcp(seat, Reading::Blocking, |_| Ipv4Addr::LOCALHOST)?)))
+    },
     ..TCP
 };
 
@@ -55,28 +59,33 @@ pub(crate) static UDS_BLOCKING: Own = Own {
 
 /// How a receiver waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reading {
+pub(super) enum Reading {
     Polling,
     Blocking,
 }
 
 /// A stream to the next rank and one from the one before.
 #[derive(Debug)]
-struct Streams<S> {
+pub(super) struct Streams<S> {
     next: S,
     before: S,
 }
 
 impl Streams<TcpStream> {
-    fn tcp(seat: &Seat, reading: Reading) -> Result<Self, Failure> {
+    /// `address` tells that of a rank.
+    pub(super) fn tcp(
+        seat: &Seat,
+        reading: Reading,
+        address: impl Fn(u32) -> Ipv4Addr,
+    ) -> Result<Self, Failure> {
         let cannot = |error| Failure::io("connecting ranks by TCP")(error);
         let arena = Arena::open(&seat.memory)?;
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(cannot)?;
+        let listener = TcpListener::bind((address(seat.rank), 0)).map_err(cannot)?;
         let own = listener.local_addr().map_err(cannot)?;
         arena.post(seat.rank, own.port().into());
         let port = meet(&arena, seat.next())?;
         let port = u16::try_from(port).map_err(Failure::runtime)?;
-        let next = TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+        let next = TcpStream::connect(SocketAddr::from((address(seat.next()), port)));
         let next = next.map_err(cannot)?;
         let (before, _) = listener.accept().map_err(cannot)?;
         for stream in [&next, &before] {

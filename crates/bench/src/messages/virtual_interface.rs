@@ -42,7 +42,9 @@ pub(crate) static VIRTUAL_INTERFACE: Own = Own {
         fits && is_asked
     },
     link_bytes: ADDRESS_BYTES,
-    open: |seat| Ok(Box::new(Blocking::new(VirtualInterface::open(Shm::open, seat, SLOT_BYTES)?))),
+    open: |seat| {
+        Ok(Box::new(Blocking::new(VirtualInterface::open(Shm::open, seat, SLOT_BYTES * SLOTS)?)))
+    },
 };
 
 /// The same with messages as long as a frame of Ethernet: beyond [`SLOT_BYTES`] their data is in registered
@@ -54,7 +56,9 @@ pub(super) static VIRTUAL_INTERFACE_MTU: Own = Own {
         let fits = measure.bytes() <= MTU_BYTES && measure.window() <= SLOTS / 2;
         fits && matches!(measure, Measure::Latency { .. } | Measure::Window { .. })
     },
-    open: |seat| Ok(Box::new(Blocking::new(VirtualInterface::open(Shm::open, seat, MTU_BYTES)?))),
+    open: |seat| {
+        Ok(Box::new(Blocking::new(VirtualInterface::open(Shm::open, seat, MTU_BYTES * SLOTS)?)))
+    },
     ..VIRTUAL_INTERFACE
 };
 
@@ -81,7 +85,7 @@ const LOOKS: u32 = 2_000;
 
 /// One rank's NIC, its connection to the next rank and the one from the rank before.
 #[derive(Debug)]
-struct VirtualInterface<P> {
+pub(super) struct VirtualInterface<P> {
     nic: P,
     cq: CqId,
     next: ViId,
@@ -90,7 +94,7 @@ struct VirtualInterface<P> {
     key: RemoteKey,
     /// This rank's own area.
     area: Region,
-    slot_bytes: u32,
+    area_bytes: u32,
     /// Where long messages wait to be taken, if there are any, in slots as in the area.
     staging: Option<Region>,
     sent: u32,
@@ -106,17 +110,17 @@ fn unusable(completion: Completion) -> Failure {
 }
 
 impl<P: Provider> VirtualInterface<P> {
-    fn open(
+    pub(super) fn open(
         nic: impl FnOnce() -> Result<P, ViError>,
         seat: &Seat,
-        slot_bytes: u32,
+        area_bytes: u32,
     ) -> Result<Self, Failure> {
         let mut nic = nic().map_err(failed)?;
         let (tag, cq) = (nic.create_tag(), nic.create_cq().map_err(failed)?);
         let memory = MemoryAttributes { tag, allows_write: true, allows_read: false };
-        let length = usize::try_from(slot_bytes * SLOTS).map_err(Failure::runtime)?;
+        let length = usize::try_from(area_bytes).map_err(Failure::runtime)?;
         let area = nic.allocate(length, memory).map_err(failed)?;
-        let is_long = slot_bytes > SLOT_BYTES;
+        let is_long = area_bytes > SLOT_BYTES * SLOTS;
         let staging = is_long.then(|| nic.allocate(length, memory)).transpose().map_err(failed)?;
         let attributes = ViAttributes {
             reliability: Reliability::ReliableDelivery,
@@ -139,7 +143,7 @@ impl<P: Provider> VirtualInterface<P> {
         nic.connect(next, &address, DISCRIMINATOR, &[], deadline).map_err(failed)?;
         let key = RemoteKey(0);
         let mut own =
-            Self { nic, cq, next, before, key, area, slot_bytes, staging, sent: 0, received: 0 };
+            Self { nic, cq, next, before, key, area, area_bytes, staging, sent: 0, received: 0 };
         own.connect(deadline)?;
         Ok(own)
     }
@@ -169,6 +173,14 @@ impl<P: Provider> VirtualInterface<P> {
             }
         }
         Ok(())
+    }
+
+    /// Where the `number`th message goes. All messages under way have the same length.
+    #[inline]
+    fn offset(&self, number: u32, length: usize) -> u64 {
+        let slot_bytes = u32::try_from(length).unwrap_or(u32::MAX).max(SLOT_BYTES);
+        let slots = (self.area_bytes / slot_bytes).clamp(1, SLOTS);
+        u64::from(number % slots) * u64::from(slot_bytes)
     }
 
     /// Sleeps until the NIC has something to do.
@@ -214,7 +226,7 @@ fn place(rank: u32) -> Result<usize, Failure> {
 impl<P: Provider> Channel for VirtualInterface<P> {
     #[inline]
     fn send(&mut self, message: &[u8]) -> Result<(), Failure> {
-        let offset = u64::from(self.sent % SLOTS) * u64::from(self.slot_bytes);
+        let offset = self.offset(self.sent, message.len());
         self.sent = self.sent.wrapping_add(1);
         let data = [IoSlice::new(message)];
         let mut segments = [LocalSegment { memory: self.area.handle, offset, length: 0 }];
@@ -262,7 +274,7 @@ impl<P: Provider> Channel for VirtualInterface<P> {
         if completion.queue != Queue::Receive || !completion.status.is_done() || !is_whole {
             return Err(unusable(completion));
         }
-        let offset = u64::from(self.received % SLOTS) * u64::from(self.slot_bytes);
+        let offset = self.offset(self.received, message.len());
         self.received = self.received.wrapping_add(1);
         self.area.memory.read(offset, message).map_err(Failure::runtime)?;
         let descriptor = ReceiveDescriptor { cookie: 0, segments: &[] };

@@ -6,6 +6,7 @@ use super::{
     BackEnd, Frame, Statistics,
     address::MacAddress,
     packet::Packet,
+    sys,
     xdp::{Xdp, XdpMode},
 };
 
@@ -104,6 +105,14 @@ impl Carrier {
         match self {
             Self::Packet(packet) => packet.has_room(),
             Self::Xdp(xdp) => xdp.has_room(),
+        }
+    }
+
+    /// Lets the kernel drop frames whose two bytes at `offset` are not `value`. AF_XDP's program stays as it is.
+    pub(super) fn keep_only(&self, offset: u32, value: u16) -> io::Result<()> {
+        match self {
+            Self::Packet(packet) => sys::drop_all_but(packet.descriptor(), offset, value),
+            Self::Xdp(_) => Ok(()),
         }
     }
 

@@ -342,6 +342,12 @@ impl Link {
         self.carrier.is_sending()
     }
 
+    /// Lets the kernel drop frames whose two bytes at `offset` are not `value`, where the back end has filters. Frames
+    /// that are here already stay.
+    pub(crate) fn keep_only(&mut self, offset: u32, value: u16) -> io::Result<()> {
+        self.carrier.keep_only(offset, value)
+    }
+
     /// Receives the frames to a group from now on.
     ///
     /// # Errors

@@ -58,22 +58,50 @@ pub(super) fn bind_packet(socket: impl AsFd, index: u32, protocol: u16) -> io::R
     if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// `SKF_AD_OFF` plus `SKF_AD_PKTTYPE`: for whom the kernel takes the frame to be.
+const PACKET_TYPE: u32 = 0xffff_f004;
+
+const fn step(code: u16, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code, jt, jf, k }
+}
+
 /// Lets the kernel drop frames that came for others: to another interface's address, or with the tag of a VLAN.
 pub(super) fn drop_foreign(socket: impl AsFd) -> io::Result<()> {
-    /// `SKF_AD_OFF` plus `SKF_AD_PKTTYPE`: for whom the kernel takes the frame to be.
-    const PACKET_TYPE: u32 = 0xffff_f004;
-    let step = |code: u16, jt: u8, jf: u8, k: u32| libc::sock_filter { code, jt, jf, k };
-    let mut program = [
-        step(0x30, 0, 0, PACKET_TYPE),
-        step(0x15, 0, 1, u32::from(libc::PACKET_OTHERHOST)),
-        step(0x06, 0, 0, 0),
-        step(0x06, 0, 0, u32::MAX),
-    ];
-    let program = libc::sock_fprog { len: 4, filter: program.as_mut_ptr() };
+    filter(
+        socket,
+        &mut [
+            step(0x30, 0, 0, PACKET_TYPE),
+            step(0x15, 0, 1, u32::from(libc::PACKET_OTHERHOST)),
+            step(0x06, 0, 0, 0),
+            step(0x06, 0, 0, u32::MAX),
+        ],
+    )
+}
+
+/// As [`drop_foreign`], and drops frames whose two bytes at `offset` are not `value`.
+pub(super) fn drop_all_but(socket: impl AsFd, offset: u32, value: u16) -> io::Result<()> {
+    filter(
+        socket,
+        &mut [
+            step(0x30, 0, 0, PACKET_TYPE),
+            step(0x15, 2, 0, u32::from(libc::PACKET_OTHERHOST)),
+            // Beyond the end of a short frame this drops it.
+            step(0x28, 0, 0, offset),
+            step(0x15, 1, 0, u32::from(value)),
+            step(0x06, 0, 0, 0),
+            step(0x06, 0, 0, u32::MAX),
+        ],
+    )
+}
+
+/// Attaches a program of classic BPF in place of the one before.
+fn filter(socket: impl AsFd, program: &mut [libc::sock_filter]) -> io::Result<()> {
+    let len = libc::c_ushort::try_from(program.len()).map_err(io::Error::other)?;
+    let program = libc::sock_fprog { len, filter: program.as_mut_ptr() };
     let length = libc::socklen_t::try_from(size_of_val(&program)).map_err(io::Error::other)?;
     let socket = socket.as_fd().as_raw_fd();
     let value = (&raw const program).cast();
-    // SAFETY: the descriptor is open, and the kernel copies the four steps to which the value points, which
+    // SAFETY: the descriptor is open, and the kernel copies the `len` steps to which the value points, which
     // live until the call returns.
     let code = unsafe {
         libc::setsockopt(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, value, length)

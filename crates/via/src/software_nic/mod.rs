@@ -143,6 +143,15 @@ pub trait Wire: Send + 'static {
 
     /// Returns what is readable while something has arrived.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Prepares for the caller's sleep on the descriptor, when nothing was there to be received. Returns whether
+    /// something is there now, which the descriptor may not tell.
+    ///
+    /// # Errors
+    /// Whatever keeps the caller from sleeping.
+    fn arm(&mut self) -> io::Result<bool> {
+        Ok(false)
+    }
 }
 
 /// What a software NIC may do, and when it gives up.

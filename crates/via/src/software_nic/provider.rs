@@ -327,7 +327,7 @@ impl<W: Wire> Provider for SoftwareNic<W> {
 
     fn arm(&mut self) -> io::Result<Armed> {
         let has_arrivals = self.pump();
-        let is_ready = has_arrivals || self.engine.has_news();
+        let is_ready = has_arrivals || self.engine.has_news() || self.wire.arm()?;
         Ok(if is_ready { Armed::Ready } else { Armed::Armed })
     }
 }

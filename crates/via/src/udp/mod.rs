@@ -33,6 +33,7 @@ use std::{
 
 use vigie_detect::Instant;
 
+pub(crate) use self::sys::random;
 use crate::software_nic::{Config, Gather, Path, Secret, SoftwareNic, Wire};
 
 /// The most bytes of either buffer that are asked for; the kernel gives what `net.core.rmem_max` allows.
@@ -60,7 +61,7 @@ impl Udp {
     /// that stands for any of this host's: name the one that peers shall use.
     pub fn bind(address: SocketAddr, secret: Secret, config: Config) -> io::Result<Self> {
         let wire = UdpWire::bind(address)?;
-        Ok(Self::new(wire, secret, config, sys::random()?))
+        Ok(Self::new(wire, secret, config, random()?))
     }
 }
 

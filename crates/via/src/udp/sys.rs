@@ -79,7 +79,7 @@ pub(super) fn send_parts(
 }
 
 /// Returns random bytes.
-pub(super) fn random() -> io::Result<[u8; 16]> {
+pub(crate) fn random() -> io::Result<[u8; 16]> {
     let mut bytes = [0; 16];
     let mut filled = 0;
     while filled < bytes.len() {

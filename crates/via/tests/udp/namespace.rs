@@ -17,7 +17,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 const MARK: &str = "VIGIE_UDP_IN_NAMESPACE";
 
 /// No test lasts longer, in seconds.
-const BOUND: &str = "100";
+const BOUND: &str = "240";
 
 /// The near and the far end of the pair.
 pub(crate) const NEAR: &str = "10.77.0.1";
@@ -29,19 +29,24 @@ pub(crate) fn skip(test: &str, needs: &str) {
     std::io::stderr().write_all(said.as_bytes()).expect("standard error");
 }
 
-/// Runs `body` in namespaces of its own; `test` is the name of the test that calls.
+/// Runs `body` with two namespaces; `test` is the name of the test that calls.
 #[track_caller]
 pub(crate) fn with_veth(test: &str, body: impl FnOnce(&Far)) {
+    inside(test, &[&["-Urn"], &["-n"]], || body(&Far::new()));
+}
+
+/// Runs `body` in namespaces of its own: `ways` are arguments of `unshare`, of which the first that works is taken.
+#[track_caller]
+pub(crate) fn inside(test: &str, ways: &[&[&str]], body: impl FnOnce()) {
     if env::var_os(MARK).is_some() {
-        body(&Far::new());
+        body();
         return;
     }
     let works = |way: &&[&str]| {
         let output = Command::new("unshare").args(*way).args(["--", "true"]).output();
         output.is_ok_and(|output| output.status.success())
     };
-    let ways: [&[&str]; 2] = [&["-Urn"], &["-n"]];
-    let Some(way) = ways.into_iter().find(works) else {
+    let Some(way) = ways.iter().copied().find(works) else {
         skip(test, "a network namespace: user namespaces, or CAP_SYS_ADMIN and CAP_NET_ADMIN");
         return;
     };
@@ -49,7 +54,7 @@ pub(crate) fn with_veth(test: &str, body: impl FnOnce(&Far)) {
         .args(way)
         .args(["--", "timeout", "--kill-after=5", BOUND])
         .arg(env::current_exe().expect("this test's program"))
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .args(["--exact", test, "--nocapture", "--include-ignored", "--test-threads=1"])
         .env(MARK, "1")
         .output()
         .expect("unshare");
@@ -69,9 +74,9 @@ pub(crate) struct Far {
 }
 
 impl Far {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut keeper = Command::new("unshare")
-            .args(["-n", "sh", "-c", "echo here; exec sleep 200"])
+            .args(["-n", "sh", "-c", "echo here; exec sleep 300"])
             .stdout(Stdio::piped())
             .spawn()
             .expect("unshare");

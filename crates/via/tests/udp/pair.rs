@@ -13,8 +13,8 @@ use std::{
 
 use vigie_detect::Instant;
 use vigie_via::{
-    software_nic::{Config, Counters, Secret},
-    udp::Udp,
+    software_nic::{Config, Counters, Secret, SoftwareNic, Wire},
+    udp::{Udp, UdpWire},
     vi::{
         Address, CqId, Data, LocalSegment, MemoryAttributes, NicEvent, Operation, Provider, Reason,
         ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment, RequestId,
@@ -52,8 +52,8 @@ fn pattern(number: usize, length: usize) -> Vec<u8> {
     (0..length).map(|at| (at * 31 + at / 251 + number * 7).to_le_bytes()[0]).collect()
 }
 
-pub(crate) struct End {
-    pub(crate) nic: Udp,
+pub(crate) struct End<W: Wire = UdpWire> {
+    pub(crate) nic: SoftwareNic<W>,
     vi: ViId,
     cq: CqId,
     region: Region,
@@ -66,8 +66,8 @@ pub(crate) struct End {
     before: usize,
 }
 
-impl End {
-    pub(crate) fn new(mut nic: Udp, reliability: Reliability) -> Self {
+impl<W: Wire> End<W> {
+    pub(crate) fn new(mut nic: SoftwareNic<W>, reliability: Reliability) -> Self {
         let tag = nic.create_tag();
         let cq = nic.create_cq().expect("a queue");
         let attributes = ViAttributes {
@@ -209,9 +209,9 @@ pub(crate) struct Echo {
 
 impl Echo {
     /// `make` is called in its thread.
-    pub(crate) fn new(
+    pub(crate) fn new<W: Wire>(
         reliability: Reliability,
-        make: impl FnOnce() -> Udp + Send + 'static,
+        make: impl FnOnce() -> SoftwareNic<W> + Send + 'static,
     ) -> Self {
         let stops = Arc::new(AtomicBool::new(false));
         let (sender, receiver) = std::sync::mpsc::channel();
@@ -241,7 +241,7 @@ impl Echo {
     }
 }
 
-impl End {
+impl<W: Wire> End<W> {
     fn serve(&mut self, stops: &AtomicBool) {
         let end = Instant::now() + 2 * BOUND;
         let mut number = 0;

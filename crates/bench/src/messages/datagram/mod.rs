@@ -12,10 +12,10 @@
 //! Both ends of a veth pair are in network namespaces of their own, as two hosts would be, so that nothing
 //! takes a shorter way. All ranks look again and again, and none sleeps.
 
-mod namespaces;
+pub(super) mod namespaces;
 mod port;
 mod tables;
-mod udp;
+pub(super) mod udp;
 
 use std::hint;
 use std::time::Duration;
@@ -149,8 +149,8 @@ impl DatagramPlan {
 
 /// A system between two network namespaces.
 #[derive(Debug)]
-struct OverVeth {
-    own: &'static Own,
+pub(super) struct OverVeth {
+    pub(super) own: &'static Own,
 }
 
 impl Carrier for OverVeth {

@@ -8,10 +8,10 @@ use std::process::{Child, Command, Stdio};
 use crate::messages::Missing;
 
 /// The name of the interface in each namespace.
-pub(super) const INTERFACE: &str = "veth0";
+pub(in crate::messages) const INTERFACE: &str = "veth0";
 
 /// The address of a rank on the pair.
-pub(super) fn address(rank: u32) -> Ipv4Addr {
+pub(in crate::messages) fn address(rank: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 77, 0, 1)) + rank)
 }
 
@@ -63,8 +63,8 @@ impl Drop for Namespaces {
 fn missing(what: impl Into<String>) -> Missing {
     Missing::new(
         what,
-        "run as root with iproute2 and util-linux, or in a user namespace of your own (`unshare -Urn vigie-bench \
-         datagrams`), where AF_XDP is not allowed",
+        "run as root with iproute2 and util-linux, or in a user namespace of your own (`unshare -Urn \
+         vigie-bench …`), where AF_XDP is not allowed",
     )
 }
 

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use super::{PATIENCE, has, looking, namespaces};
 use crate::error::Failure;
 use crate::messages::arena::Arena;
-use crate::messages::socket::meet;
+use crate::messages::socket::{Reading, meet};
 use crate::messages::{Blocking, Channel, Kind, Own, Seat};
 
 /// Over the loopback interface.
@@ -17,25 +17,34 @@ pub(super) static SOCKET: Own = Own {
     kind: Kind::Peer,
     has,
     link_bytes: 0,
-    open: |seat| Ok(Box::new(Blocking::new(Socket::open(seat, |_| Ipv4Addr::LOCALHOST)?))),
+    open: |seat| {
+        Ok(Box::new(Blocking::new(Socket::open(seat, Reading::Polling, |_| Ipv4Addr::LOCALHOST)?)))
+    },
 };
 
 /// Over a veth pair.
 pub(super) static SOCKET_VETH: Own = Own {
     name: "udp-veth",
     label: "UDP socket, veth",
-    open: |seat| Ok(Box::new(Blocking::new(Socket::open(seat, namespaces::address)?))),
+    open: |seat| {
+        Ok(Box::new(Blocking::new(Socket::open(seat, Reading::Polling, namespaces::address)?)))
+    },
     ..SOCKET
 };
 
 /// A socket that is connected to the other rank's.
 #[derive(Debug)]
-struct Socket {
+pub(in crate::messages) struct Socket {
     socket: UdpSocket,
 }
 
 impl Socket {
-    fn open(seat: &Seat, address: impl Fn(u32) -> Ipv4Addr) -> Result<Self, Failure> {
+    /// `address` tells that of a rank.
+    pub(in crate::messages) fn open(
+        seat: &Seat,
+        reading: Reading,
+        address: impl Fn(u32) -> Ipv4Addr,
+    ) -> Result<Self, Failure> {
         let cannot = |error| Failure::io("connecting ranks by UDP")(error);
         let arena = Arena::open(&seat.memory)?;
         let socket = UdpSocket::bind((address(seat.rank), 0)).map_err(cannot)?;
@@ -43,7 +52,7 @@ impl Socket {
         arena.post(seat.rank, own.port().into());
         let port = u16::try_from(meet(&arena, seat.next())?).map_err(Failure::runtime)?;
         socket.connect(SocketAddr::from((address(seat.next()), port))).map_err(cannot)?;
-        socket.set_nonblocking(true).map_err(cannot)?;
+        socket.set_nonblocking(reading == Reading::Polling).map_err(cannot)?;
         Ok(Self { socket })
     }
 }

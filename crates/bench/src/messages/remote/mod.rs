@@ -1,0 +1,115 @@
+//! Messages between two network namespaces: the remote half of the paper's Table 1 [via-lam, §5].
+//!
+//! | system | over |
+//! | --- | --- |
+//! | vigie's message layer, and its VI layer | the provider `udp` |
+//! | the same | the provider `ether`, AF_PACKET |
+//! | TCP, polled or waited for | |
+//! | a UDP socket, polled or waited for | |
+//!
+//! A veth pair with an MTU of 1500 bytes connects the namespaces, as a network would connect two hosts: every packet passes
+//! through the kernel's stack, except those of `ether`. vigie's ranks look for about a millisecond before they sleep, so
+//! that they poll in all measures but those of waiting.
+
+mod sockets;
+mod vigie;
+
+use super::datagram::OverVeth;
+use super::plan::{PAPER_SIZES, PingPongPlan};
+use super::{Carrier, Measure, Own};
+
+/// Name of vigie's message layer over `udp` in results.
+pub const VIGIE_UDP: &str = "vigie-udp";
+
+/// Name of vigie's Virtual Interface layer over `udp` in results.
+pub const VIGIE_VI_UDP: &str = "vigie-vi-udp";
+
+/// Name of vigie's message layer over `ether` in results.
+pub const VIGIE_ETHER: &str = "vigie-ether";
+
+/// Name of vigie's Virtual Interface layer over `ether` in results.
+pub const VIGIE_VI_ETHER: &str = "vigie-vi-ether";
+
+/// Name of polled TCP between the namespaces in results.
+pub const TCP: &str = "tcp-netns";
+
+/// Name of polled UDP sockets between the namespaces in results.
+pub const UDP: &str = "udp-netns";
+
+/// Name of UDP sockets between the namespaces that are waited for, in results.
+pub const UDP_BLOCKING: &str = "udp-netns-blocking";
+
+/// Bytes of a message where bandwidth is measured.
+pub(crate) const BULK: u32 = 262_144;
+
+/// Messages per answer there.
+const BULK_WINDOW: u32 = 16;
+
+/// Bytes of small messages, and their number per answer.
+const SMALL: u32 = 8;
+const SMALL_WINDOW: u32 = 32;
+
+static SYSTEMS: [OverVeth; 8] = [
+    OverVeth { own: &vigie::ETHER },
+    OverVeth { own: &vigie::ETHER_VI },
+    OverVeth { own: &vigie::UDP },
+    OverVeth { own: &vigie::UDP_VI },
+    OverVeth { own: &sockets::TCP },
+    OverVeth { own: &sockets::TCP_BLOCKING },
+    OverVeth { own: &sockets::UDP },
+    OverVeth { own: &sockets::UDP_BLOCKING },
+];
+
+/// Returns the systems between two namespaces, in the order of the tables.
+#[must_use]
+pub fn remote_carriers() -> Vec<&'static dyn Carrier> {
+    SYSTEMS.iter().map(|system| system as &dyn Carrier).collect()
+}
+
+/// Their ranks, which are processes of this program.
+pub(super) fn own_remote() -> impl Iterator<Item = &'static Own> {
+    SYSTEMS.iter().map(|system| system.own)
+}
+
+/// Returns the plan of `carriers` with the latencies of `sizes`: 200 ms for each measure, in 4 turns. Default: the sizes
+/// of the paper's Table 1.
+#[must_use]
+pub fn remote_plan(carriers: Vec<&'static dyn Carrier>, sizes: &[u32]) -> PingPongPlan {
+    let sizes = if sizes.is_empty() { &PAPER_SIZES[..] } else { sizes };
+    let mut plan = PingPongPlan::new(carriers);
+    let latencies = sizes.iter().map(|&bytes| Measure::Latency { bytes });
+    let others = [
+        Measure::Window { bytes: SMALL, window: SMALL_WINDOW },
+        Measure::Window { bytes: BULK, window: BULK_WINDOW },
+        Measure::Waiting { bytes: SMALL },
+        Measure::Quiet,
+    ];
+    plan.measures = latencies.chain(others).collect();
+    plan.rings = Vec::new();
+    plan.budget = std::time::Duration::from_millis(200);
+    plan.rounds = 4;
+    plan
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::messages::{named, own};
+
+    #[test]
+    fn every_system_is_found_and_measured() {
+        // Goal: a rank's process and the command line find each system by name, and each has latencies of all
+        // sizes of the paper. Method: all of them.
+        let plan = remote_plan(remote_carriers(), &[]);
+        for carrier in remote_carriers() {
+            assert_eq!(own(carrier.name()).unwrap().label, carrier.label());
+            assert!(named(carrier.name()).unwrap().iter().any(|one| one.name() == carrier.name()));
+            let has = |bytes| carrier.has(Measure::Latency { bytes });
+            assert!(PAPER_SIZES.into_iter().all(has), "{}", carrier.name());
+        }
+        for name in [VIGIE_VI_UDP, VIGIE_UDP, VIGIE_ETHER, VIGIE_VI_ETHER, TCP] {
+            let bulk = Measure::Window { bytes: BULK, window: BULK_WINDOW };
+            assert!(plan.measures.contains(&bulk) && (own(name).unwrap().has)(bulk), "{name}");
+        }
+    }
+}
