@@ -39,7 +39,7 @@
 //! - It manages no cluster: `mpiexec` and `srun` start programs on many machines well enough.
 //! - Peers on one host are mistrusted as far as memory safety goes; beyond that, ranks of a world trust
 //!   each other.
-//!
+
 #![deny(unsafe_code)]
 
 pub mod conformance;
