@@ -16,7 +16,7 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    process::{Pid, PidfdFlags, pidfd_open},
+    process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open},
 };
 use vigie::{
     Flavor, Instant, Runtime,
@@ -38,6 +38,21 @@ struct Process(Child);
 impl Process {
     fn start(command: &mut Command) -> Self {
         Self(command.stdin(Stdio::null()).spawn().expect("it starts"))
+    }
+
+    /// Waits until it has so many children, which it has reaped if they have ended.
+    fn wait_for_children(&self, count: usize) {
+        let end = Instant::now() + BOUND;
+        let id = self.0.id();
+        let path = format!("/proc/{id}/task/{id}/children");
+        while fs::read_to_string(&path).expect("it runs").split_whitespace().count() != count {
+            assert!(Instant::now() < end, "the children of a process are others than expected");
+            thread::yield_now();
+        }
+    }
+
+    fn ask_to_end(&self) {
+        kill_process(Pid::from_child(&self.0), Signal::TERM).expect("it is not reaped yet");
     }
 
     /// Waits for its end and returns its exit code.
@@ -68,6 +83,11 @@ struct Server {
 impl Server {
     /// Starts one for the ranks of `test`.
     fn start(test: &str, flags: &[&str]) -> Self {
+        Self::start_program(test, flags, &[])
+    }
+
+    /// Starts one that also runs `program` as its own ranks.
+    fn start_program(test: &str, flags: &[&str], program: &[&str]) -> Self {
         let name = format!("secret-{test}-{}", std::process::id());
         let secret_file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
         let mut options = OpenOptions::new();
@@ -76,6 +96,7 @@ impl Server {
         writeln!(file, "{SECRET}").expect("it is written");
         let mut command = Command::new(env!("CARGO_BIN_EXE_vigie-run"));
         command.args(flags).args(["--listen", "127.0.0.1:0", "--secret-file"]).arg(&secret_file);
+        command.args(program);
         let mut process = Process::start(command.stderr(Stdio::piped()));
         let mut stderr = BufReader::new(process.0.stderr.take().expect("piped"));
         let mut line = String::new();
@@ -293,6 +314,23 @@ fn killed_launcher() {
     let reader = thread::spawn(move || lines.count());
     assert_eq!(rank.code(), Some(0));
     reader.join().expect("it ends");
+}
+
+/// Goal: a launcher that is told to end does so, though ranks of other hosts have not arrived: when its own rank
+/// has ended by the signal, when that had ended before, and when it has none. Method: no other rank ever comes.
+#[test]
+fn a_listening_launcher_ends_when_told() {
+    let test = "a_listening_launcher_ends_when_told";
+    let here: &[&str] = &["-n", "2", "--here", "0"];
+    for (flags, program, children) in
+        [(here, &["sleep", "60"][..], 1), (here, &["true"], 0), (&["-n", "2"], &[], 0)]
+    {
+        let server = Server::start_program(test, flags, program);
+        server.process.wait_for_children(children);
+        server.process.ask_to_end();
+        let (code, said) = server.end();
+        assert_eq!(code, Some(143), "{program:?}: {said}");
+    }
 }
 
 /// Goal: a launcher that cannot listen or has no secret says so. Method: a port that is taken, an address of another

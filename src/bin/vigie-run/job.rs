@@ -242,6 +242,7 @@ impl Job {
                 Happening::ArrivalOver => self.give_up_missing(),
                 Happening::Dispersed => self.close_door().await,
             }
+            self.give_up_if_told();
         }
         self.drain().await;
         for failure in [self.stdout.failure(), self.stderr.failure()].into_iter().flatten() {
@@ -258,6 +259,15 @@ impl Job {
             self.say(&format!("not arrived in {:?}: {}", self.cli.arrival, Listed(&missing)));
             self.code.get_or_insert(LOST_CODE);
             self.rendezvous.give_up(!self.cli.keep_going);
+        }
+    }
+
+    /// Ends the rendezvous once the ranks of this host have ended because somebody wanted that: others are told, and
+    /// whoever has not arrived need not come.
+    fn give_up_if_told(&mut self) {
+        let is_told = self.interrupts > 0 || self.is_ending;
+        if is_told && self.door.is_some() && self.ranks.iter().all(Option::is_none) {
+            self.rendezvous.give_up(true);
         }
     }
 
@@ -351,10 +361,9 @@ impl Job {
             }
         }
         self.signal_all(signal);
-        if is_end(number) && self.cli.here().is_empty() {
+        if is_end(number) && self.ranks.iter().all(Option::is_none) {
             // There is nobody whom it is passed on to.
             self.code.get_or_insert_with(|| code_of(Ending::Killed(number)));
-            self.door = None;
         }
         if signal == Signal::TSTP {
             // The ranks are told, and now the launcher itself does what it was asked for.
