@@ -63,6 +63,10 @@ pub(super) struct Outbound {
     /// The number of the first fragment that is kept: all before are over.
     base: u64,
     fragments: VecDeque<Fragment>,
+    #[expect(
+        clippy::vec_box,
+        reason = "they go to fragments and come back, which should not move them"
+    )]
     spare: Vec<Box<Gather>>,
     transmissions: u64,
     /// The latest transmission that is known to have arrived.
