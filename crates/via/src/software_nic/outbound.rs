@@ -65,7 +65,7 @@ pub(super) struct Outbound {
     fragments: VecDeque<Fragment>,
     #[expect(
         clippy::vec_box,
-        reason = "the boxes themselves are used again, by fragments that hold one each"
+        reason = "they go to fragments and come back, which should not move them"
     )]
     spare: Vec<Box<Gather>>,
     transmissions: u64,

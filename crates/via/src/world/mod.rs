@@ -33,7 +33,7 @@
 //! # The environment
 //! | variable | meaning |
 //! | --- | --- |
-//! | `VIGIE_RANK`, `VIGIE_SIZE` | for scripts; a [`World`] asks the launcher |
+//! | `VIGIE_RANK`, `VIGIE_SIZE` | for scripts, where a launcher has set them, which a [`World`] asks; with `tcp://`, which rank this is, and of how many |
 //! | `VIGIE_RENDEZVOUS` | the number of a descriptor: one end of a pair of Unix sockets, whose other end the launcher holds; or `tcp://ADDRESS:PORT` |
 //! | `VIGIE_SECRET`, `VIGIE_SECRET_FILE` | the secret of a rendezvous over TCP, 32 hexadecimal digits, or the file in which it is |
 //! | `PMI_FD`, `PMI_RANK`, `PMI_SIZE` | set by launchers that speak PMI-1, used if `VIGIE_RENDEZVOUS` is not set |
