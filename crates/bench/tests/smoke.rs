@@ -261,7 +261,7 @@ fn bad_input_is_refused_with_advice() {
         (&["pending", "--step", "0us"], "100us"),
         (&["pending", "--waiting", "1,0"], "0 is not in 1.."),
         (&["pingpong", "--peers", "mpitch"], "mpich, "),
-        (&["pingpong", "--provider", "ether"], "shm"),
+        (&["pingpong", "--provider", "verbs"], "shm"),
         (&["pingpong", "--sizes", "0"], "0"),
         (&["datagrams", "--sizes", "1465"], "1464"),
         (&["datagrams", "--only", "tcp"], "datagram-link"),
