@@ -1,8 +1,8 @@
 //! The provider over raw Ethernet frames: VIs between the hosts of one network, past the kernel's network stack.
 //!
-//! An [`Ether`] is a [software NIC](crate::software_nic) over a [`Link`](crate::link::Link). It reaches whatever is on
-//! the same network: nothing is routed. Frames travel by the link's rings, and one call makes the kernel send all that
-//! were filled in; to look for arrivals takes no call.
+//! An [`Ether`] is a [software NIC](crate::software_nic) over a [`Link`]. It reaches whatever is on the same network:
+//! nothing is routed. Frames travel by the link's rings, and one call makes the kernel send all that were filled in; to
+//! look for arrivals takes no call.
 //!
 //! # Ports
 //! NICs of one interface and protocol are told apart by a port of 16 bits, which stands in each frame. The kernel
