@@ -234,7 +234,7 @@ impl Store {
     ) -> impl Future<Output = std::result::Result<Vec<u8>, MessageError>> + use<> {
         request.reply = self.next_reply.get();
         self.next_reply.set(request.reply + 1);
-        let answer = self.replies.start_receive(rank, request.reply);
+        let mut answer = self.replies.start_receive(rank, request.reply);
         let requests = self.requests.clone();
         async move {
             requests.send(rank, REQUESTS, &request.encode()).await?;
@@ -276,7 +276,7 @@ fn main() -> Result<()> {
         }
         let store = Store::new(Endpoint::join(&world, Instant::now() + SECONDS).await?)?;
         // Posted before anybody can die.
-        let farewell = store.replies.start_receive(victim, FAREWELL);
+        let mut farewell = store.replies.start_receive(victim, FAREWELL);
         vigie::spawn_local(Rc::clone(&store).serve()).detach();
         world.barrier(Instant::now() + SECONDS).await?;
         for number in 0..arguments.writes {
