@@ -27,6 +27,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::error::Error;
+use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -264,7 +265,18 @@ fn write_of(writer: u32, number: u64) -> (u64, Vec<u8>) {
     (key, format!("value {number} of rank {writer}").into_bytes())
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    // A `main` that returned the error would print its fields, not its text, which says what to do.
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kv: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
     let arguments = Arguments::parse();
     let runtime = Runtime::builder().flavor(Flavor::UserLevel).build()?;
     runtime.block_on(async {
