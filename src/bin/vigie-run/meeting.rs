@@ -16,6 +16,8 @@ use vigie::via::{
     },
 };
 
+use crate::job::RunError;
+
 /// Where ranks of many hosts meet.
 pub(crate) struct Meeting {
     address: SocketAddr,
@@ -41,9 +43,16 @@ impl Meeting {
 }
 
 /// Finds the secret, in a file that the user names or as a rank would.
-pub(crate) fn secret(file: Option<&Path>) -> Result<Secret, WorldError> {
-    find_secret(|variable| match file {
+pub(crate) fn secret(file: Option<&Path>) -> Result<Secret, RunError> {
+    let found = find_secret(|variable| match file {
         None => env::var_os(variable),
         Some(path) => (variable == SECRET_FILE_VARIABLE).then(|| OsString::from(path)),
+    });
+    found.map_err(|error| match error {
+        WorldError::Environment { variable, problem } => {
+            // The user knows it by the name by which it was given.
+            RunError::Secret { place: file.map_or(variable, |_| "--secret-file"), problem }
+        }
+        error => RunError::Secret { place: "the secret", problem: error.to_string() },
     })
 }
