@@ -160,8 +160,12 @@ impl Store {
 
     /// Answers requests for ever.
     async fn serve(self: Rc<Self>) {
+        let own = self.requests.rank();
         loop {
-            match self.requests.receive(Source::Any, REQUESTS).await {
+            // Receives from any source end once all others are gone; whoever is left still asks itself.
+            let is_alone = self.living().len() < 2;
+            let source = if is_alone { Source::Rank(own) } else { Source::Any };
+            match self.requests.receive(source, REQUESTS).await {
                 Ok(message) => {
                     if let Some(request) = Request::decode(&message.bytes) {
                         let store = Rc::clone(&self);
@@ -173,15 +177,12 @@ impl Store {
                 // A rank has died; the others may still have something to ask.
                 Err(error) => match error.failed_rank() {
                     Some((rank, reason)) => {
-                        let (own, primary) = (self.requests.rank(), self.primary());
+                        let primary = self.primary();
                         // Whoever has disconnected had nothing left to do.
                         if reason != Reason::Disconnected {
                             println!(
                                 "rank {own}: rank {rank} has died ({reason}); the primary is rank {primary}"
                             );
-                        }
-                        if self.living().len() < 2 {
-                            return;
                         }
                     }
                     None => return,

@@ -52,12 +52,13 @@
 //! # Who waits for whom
 //! A rank that fails ends everything that waits for it, and every receive from [`Source::Any`] that waits then. Once
 //! all other ranks have failed, receives from any source end at once, unless a message has arrived for them: what a
-//! rank may still send to itself is not waited for.
+//! rank may still send to itself is not waited for by these, but by receives from its own rank.
 //!
 //! Of one rank's messages that nobody receives,
 //! [`Config::unexpected_bytes_max`](crate::protocol::Config::unexpected_bytes_max) are taken, 1 MiB by default. Then
 //! that rank's sends wait, all of them in their order: a message that is sent behind so many cannot arrive before some
-//! of those are received. Receive in about the order of sending, or raise the limit.
+//! of those are received. Receive in about the order of sending, or raise the limit;
+//! [`Counters::pauses`](crate::protocol::Counters::pauses) tells the receiver how often that happened.
 //!
 //! # Progress
 //! While an endpoint lives, its server lets it work: messages are taken, acknowledged and handed on whether or
