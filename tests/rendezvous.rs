@@ -3,11 +3,11 @@
 
 use std::{
     env,
-    fs::{self, OpenOptions},
+    fs::{self, OpenOptions, Permissions},
     future::Future,
     io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpStream},
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::PathBuf,
     process::{Child, ChildStderr, Command, Stdio},
     thread,
@@ -334,6 +334,24 @@ fn a_listening_launcher_ends_when_told() {
         assert_eq!(code, Some(143), "{program:?}: {said}");
         assert!(said.contains("never joined: ranks 0, 1\n") && !said.contains("lost"), "{said}");
     }
+}
+
+/// Goal: the user is warned of a secret that is none. Method: files that others may and may not read.
+#[test]
+fn a_secret_that_everybody_can_read() {
+    let name = format!("secret-public-{}", std::process::id());
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    fs::write(&path, SECRET).expect("it is written");
+    for (mode, is_warned) in [(0o644, true), (0o640, false), (0o600, false)] {
+        fs::set_permissions(&path, Permissions::from_mode(mode)).expect("it is ours");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vigie-run"));
+        command.args(["-n", "1", "--listen", "127.0.0.1:0", "--secret-file"]).arg(&path);
+        let output = command.arg("true").stdin(Stdio::null()).output().expect("it runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(said.contains("every user can read the secret"), is_warned, "{mode:o}: {said}");
+        assert!(!said.contains(SECRET), "{said}");
+    }
+    fs::remove_file(&path).expect("it is there");
 }
 
 /// Goal: a launcher that cannot listen or has no secret says so. Method: a port that is taken, an address of another

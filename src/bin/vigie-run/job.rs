@@ -169,7 +169,11 @@ impl Job {
 
     /// Sees to it that ranks can meet those of other hosts, if that is wanted.
     fn open_door(&mut self) -> Result<(), RunError> {
-        let file = self.cli.secret_file.as_deref();
+        let file = self.cli.secret_file.clone();
+        let file = file.as_deref();
+        if let Some(path) = file.filter(|path| meeting::is_public(path)) {
+            self.say(&format!("every user can read the secret in {}: chmod 600", path.display()));
+        }
         if let Some(address) = self.cli.meet {
             // What is missing shall be said once, and here.
             meeting::secret(file)?;

@@ -4,6 +4,7 @@ use std::{
     env,
     ffi::OsString,
     net::SocketAddr,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -40,6 +41,13 @@ impl Meeting {
             command.env_remove(SECRET_VARIABLE).env(SECRET_FILE_VARIABLE, path);
         }
     }
+}
+
+/// Returns whether every user of this host may read a file.
+pub(crate) fn is_public(file: &Path) -> bool {
+    /// Who is neither the owner nor of the group may read it.
+    const OTHERS_READ: u32 = 0o004;
+    file.metadata().is_ok_and(|found| found.is_file() && found.mode() & OTHERS_READ != 0)
 }
 
 /// Finds the secret, in a file that the user names or as a rank would.
