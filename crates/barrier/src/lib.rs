@@ -42,4 +42,10 @@
 //! - It does not let a group go on silently without a member: after an error the group is unusable
 //!   until its survivors agree on a smaller one.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
+
+mod group;
+mod schedule;
+
+pub use group::{Group, GroupError, Rank};
+pub use schedule::{Network, Round, Schedule, Source, Step, Target};
