@@ -44,6 +44,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod cluster;
 mod group;
 mod schedule;
 
