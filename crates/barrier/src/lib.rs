@@ -44,8 +44,10 @@
 
 #![deny(unsafe_code)]
 
+pub mod algorithm;
 mod group;
 mod schedule;
 
+pub use algorithm::Algorithm;
 pub use group::{Group, GroupError, Rank};
 pub use schedule::{Network, Round, Schedule, Source, Step, Target};
