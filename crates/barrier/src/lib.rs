@@ -44,9 +44,11 @@
 
 #![deny(unsafe_code)]
 
+pub mod algorithm;
 pub mod cluster;
 mod group;
 mod schedule;
 
+pub use algorithm::Algorithm;
 pub use group::{Group, GroupError, Rank};
 pub use schedule::{Network, Round, Schedule, Source, Step, Target};

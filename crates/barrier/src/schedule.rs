@@ -17,6 +17,7 @@ pub enum Network {
 
 /// Tells the messages of one sender in one barrier apart, counted from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[expect(clippy::exhaustive_structs, reason = "algorithms number their messages")]
 pub struct Round(pub u16);
 
 /// Whom a message goes to.
