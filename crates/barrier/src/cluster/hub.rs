@@ -18,6 +18,7 @@
 
 use std::collections::VecDeque;
 
+use super::parameters::Deferral;
 use super::world::{Happening, World};
 use super::{Frame, NodeIndex};
 
@@ -57,6 +58,8 @@ struct Station<M> {
     collisions: u32,
     /// How many others it hears.
     heard: u32,
+    /// Since when it has heard anybody.
+    heard_since_ns: u64,
     /// Since when it has heard nothing and sent nothing.
     quiet_since_ns: u64,
     /// The number of its latest attempt.
@@ -86,6 +89,7 @@ impl<M> Hub<M> {
             queue: VecDeque::new(),
             collisions: 0,
             heard: 0,
+            heard_since_ns: 0,
             quiet_since_ns: 0,
             attempt: 0,
         };
@@ -104,7 +108,11 @@ impl<M> Hub<M> {
     }
 
     /// Lets something happen; returns what became of a frame, if that is known now.
-    pub(super) fn handle(&mut self, world: &mut World<M>, what: HubHappening) -> Option<Outcome<M>> {
+    pub(super) fn handle(
+        &mut self,
+        world: &mut World<M>,
+        what: HubHappening,
+    ) -> Option<Outcome<M>> {
         match what {
             HubHappening::Attempt(from) => self.attempt(world, from),
             HubHappening::Hear(from) => self.hear(world, from),
@@ -116,38 +124,53 @@ impl<M> Hub<M> {
     }
 
     fn attempt(&mut self, world: &mut World<M>, from: NodeIndex) {
+        let set = &world.parameters;
+        let (delay_ns, sent_ns) = (set.hub_delay_ns, set.transmission_ns());
         let station = &mut self.stations[from];
-        if station.heard > 0 {
+        let free_ns = station.quiet_since_ns + set.silence_ns();
+        // In the last third of the gap it has stopped listening.
+        let is_deaf = set.deferral == Deferral::TwoParts
+            && world.now_ns == free_ns
+            && free_ns - station.heard_since_ns <= set.silence_ns() / 3;
+        if station.heard > 0 && !is_deaf {
             station.state = State::Deferring;
             return;
         }
-        let free_ns = station.quiet_since_ns + world.parameters.silence_ns();
         if world.now_ns < free_ns {
             return self.plan(world, free_ns - world.now_ns, HubHappening::Attempt(from));
         }
         station.state = State::Sending { since_ns: world.now_ns };
         station.attempt += 1;
-        let attempt = station.attempt;
-        let (delay_ns, sent_ns) =
-            (world.parameters.hub_delay_ns, world.parameters.transmission_ns());
+        let (attempt, is_met) = (station.attempt, station.heard > 0);
         self.plan(world, delay_ns, HubHappening::Hear(from));
         self.plan(world, sent_ns, HubHappening::Sent(from, attempt));
+        if is_met {
+            self.collide(world, from);
+        }
     }
 
     fn hear(&mut self, world: &mut World<M>, from: NodeIndex) {
         for index in (0..self.stations.len()).filter(|index| *index != from) {
             let station = &mut self.stations[index];
+            if station.heard == 0 {
+                station.heard_since_ns = world.now_ns;
+            }
             station.heard += 1;
-            let State::Sending { since_ns } = station.state else { continue };
-            station.state = State::Jamming;
-            // What has been planned for the end of this attempt is void.
-            station.attempt += 1;
-            world.counts.collisions += 1;
-            let preamble_ns = since_ns + world.parameters.preamble_ns();
-            let jammed_ns =
-                preamble_ns.saturating_sub(world.now_ns) + world.parameters.jam_ns();
-            self.plan(world, jammed_ns, HubHappening::Jammed(index));
+            self.collide(world, index);
         }
+    }
+
+    /// A station hears somebody else; if it is sending, that is a collision.
+    fn collide(&mut self, world: &mut World<M>, index: NodeIndex) {
+        let station = &mut self.stations[index];
+        let State::Sending { since_ns } = station.state else { return };
+        station.state = State::Jamming;
+        // What has been planned for the end of this attempt is void.
+        station.attempt += 1;
+        world.counts.collisions += 1;
+        let preamble_ns = since_ns + world.parameters.preamble_ns();
+        let jammed_ns = preamble_ns.saturating_sub(world.now_ns) + world.parameters.jam_ns();
+        self.plan(world, jammed_ns, HubHappening::Jammed(index));
     }
 
     fn fade(&mut self, world: &mut World<M>, from: NodeIndex) {
@@ -205,5 +228,84 @@ impl<M> Hub<M> {
 
     fn plan(&self, world: &mut World<M>, delay_ns: u64, what: HubHappening) {
         world.plan(delay_ns, Happening::Hub { nic: self.nic, what });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Destination;
+    use super::super::parameters::Parameters;
+    use super::*;
+
+    /// Offers frames to a hub of four stations; returns who has sent when, in order.
+    fn sent(
+        set: Parameters,
+        seed: u64,
+        frames: &[(u64, NodeIndex)],
+    ) -> (Vec<(u64, NodeIndex)>, u64) {
+        let mut world = World::new(set, 0.0, seed);
+        let mut hub = Hub::new(0, 4);
+        for &(at_ns, from) in frames {
+            let frame = Frame { from, to: Destination::Others, message: () };
+            world.plan(at_ns, Happening::Offer { nic: 0, frame });
+        }
+        let mut sent = Vec::new();
+        while let Some(happening) = world.next() {
+            match happening {
+                Happening::Offer { frame, .. } => hub.offer(&mut world, frame),
+                Happening::Hub { what, .. } => match hub.handle(&mut world, what) {
+                    Some(Outcome::Sent(frame)) => sent.push((world.now_ns, frame.from)),
+                    Some(Outcome::GivenUp(_)) => world.counts.given_up += 1,
+                    None => {}
+                },
+                _ => {}
+            }
+        }
+        assert!(hub.stations.iter().all(|one| one.heard == 0 && one.state == State::Idle));
+        (sent, world.counts.collisions + 1_000_000 * world.counts.given_up)
+    }
+
+    #[test]
+    fn who_comes_later_waits_for_the_gap() {
+        // Goal: carrier sense and the gap between frames. Method: a second station begins while it hears the first.
+        let set = Parameters::CALIBRATED;
+        let first_ns = 10_000 + set.transmission_ns();
+        let second_ns = first_ns + set.hub_delay_ns + set.silence_ns() + set.transmission_ns();
+        let frames = [(10_000, 0), (10_000 + set.hub_delay_ns, 1)];
+        assert_eq!(sent(set, 0, &frames), (vec![(first_ns, 0), (second_ns, 1)], 0));
+    }
+
+    #[test]
+    fn who_cannot_hear_yet_collides() {
+        // Goal: all frames come through in the end, after collisions, and never two at once. Method: four stations within the
+        // delay, many seeds.
+        let set = Parameters::CALIBRATED;
+        for seed in 0..64 {
+            let frames = [(10_000, 0), (10_000, 1), (10_300, 2), (10_849, 3)];
+            let (sent, collisions) = sent(set, seed, &frames);
+            assert_eq!(sent.len(), 4, "seed {seed}");
+            assert!((4..1_000_000).contains(&collisions), "seed {seed}: {collisions}");
+            let apart_ns = set.gap_ns();
+            assert!(sent.windows(2).all(|pair| pair[1].0 - pair[0].0 >= apart_ns), "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn the_rule_for_the_end_of_the_gap_decides_who_is_next() {
+        // Goal: with the whole gap, who was first sends again at once; with two parts, those that waited collide with it.
+        // Method: two frames of one station, and one of another that waits.
+        let frames = [(10_000, 0), (10_000, 0), (12_000, 1)];
+        let whole = sent(Parameters::CALIBRATED, 0, &frames);
+        assert_eq!(whole.0.iter().map(|one| one.1).collect::<Vec<_>>(), [0, 0, 1]);
+        assert_eq!(whole.1, 0);
+        let parts = Parameters { deferral: Deferral::TwoParts, ..Parameters::CALIBRATED };
+        assert!(sent(parts, 0, &frames).1 >= 2);
+    }
+
+    #[test]
+    fn a_frame_is_given_up_after_so_many_collisions() {
+        // Goal: nothing tries for ever. Method: one attempt allowed, two stations at once.
+        let set = Parameters { attempts_max: 1, ..Parameters::CALIBRATED };
+        assert_eq!(sent(set, 0, &[(10_000, 0), (10_000, 1)]), (Vec::new(), 2_000_002));
     }
 }

@@ -41,6 +41,7 @@
 
 mod hub;
 mod node;
+pub mod paper;
 mod parameters;
 mod program;
 mod switch;
@@ -56,9 +57,9 @@ use self::world::{Happening, Report, World};
 use crate::group::{Group, Rank};
 use crate::schedule::{Network, Schedule, Step};
 
-pub use self::parameters::{Batching, Completion, Parameters, ParametersError};
+pub use self::parameters::{Batching, Completion, Deferral, Parameters, ParametersError};
 pub use self::program::{Action, Program, StepProgram};
-pub use self::times::{Counts, MemberTimes, Times};
+pub use self::times::{Counts, MemberTimes, Runs, Times};
 
 /// Which node.
 type NodeIndex = usize;
@@ -179,12 +180,22 @@ impl Cluster {
         self.run_programs(group.ranks().map(|rank| StepProgram::new(schedule, rank)).collect())
     }
 
+    /// Runs the steps of a schedule with several seeds, beginning with this cluster's: what chance there is differs.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn run_seeds(&self, schedule: &Schedule, seeds: u32) -> Result<Runs, SimulationError> {
+        let seeds = (0..u64::from(seeds.max(1))).map(|seed| self.seed.wrapping_add(seed));
+        let runs: Result<_, _> = seeds.map(|seed| self.clone().seed(seed).run(schedule)).collect();
+        Ok(Runs::new(runs?))
+    }
+
     /// Runs one program for each member, by rank.
     ///
     /// # Errors
     /// [`SimulationError`].
     pub fn run_programs<P: Program>(&self, programs: Vec<P>) -> Result<Times, SimulationError> {
-        self.parameters.check()?;
+        self.parameters.check(&self.media)?;
         if !(1..=2).contains(&self.media.len()) {
             return Err(SimulationError::Media { count: self.media.len() });
         }
@@ -233,7 +244,9 @@ pub enum SimulationError {
     #[error("the schedule uses a second network, and there is one: give two")]
     NoNetwork,
     /// Nothing is going to happen any more, and members are still in the barrier.
-    #[error("members {waiting:?} wait for ever in barrier {epoch}: {lost} frames were lost, {given_up} given up after collisions")]
+    #[error(
+        "members {waiting:?} wait for ever in barrier {epoch}: {lost} frames were lost, {given_up} given up after collisions"
+    )]
     Stuck {
         /// Who waits.
         waiting: Vec<Rank>,
@@ -343,7 +356,7 @@ impl<'a, P: Program> Simulation<'a, P> {
                 return Err(SimulationError::Endless);
             }
             self.handle(happening)?;
-            while let Some((index, report)) = self.world.reports.pop() {
+            while let Some((index, report)) = self.world.reports.pop_front() {
                 self.hear(index, report)?;
             }
         }

@@ -111,17 +111,12 @@ impl<P: Program> Node<P> {
     }
 
     /// A frame lies in the ring of a NIC.
-    pub(super) fn land(
-        &mut self,
-        world: &mut World<P::Message>,
-        nic: usize,
-        message: P::Message,
-    ) {
+    pub(super) fn land(&mut self, world: &mut World<P::Message>, nic: usize, message: P::Message) {
         self.rings[nic].push_back(message);
         let interrupt = Interrupt::Frames { nic };
         // Its handler will see it, or does already.
-        let is_seen = self.processor == Processor::Handles(interrupt)
-            || self.interrupts.contains(&interrupt);
+        let is_seen =
+            self.processor == Processor::Handles(interrupt) || self.interrupts.contains(&interrupt);
         if !is_seen {
             self.interrupt(world, interrupt);
         }
@@ -214,7 +209,7 @@ impl<P: Program> Node<P> {
             Then::Enter => {
                 self.stage = Stage::Inside;
                 self.program.enter(world.now_ns);
-                world.reports.push((self.index, Report::Entered));
+                world.reports.push_back((self.index, Report::Entered));
             }
             Then::Post { to, network, message } => {
                 let to = match to {
@@ -261,12 +256,12 @@ impl<P: Program> Node<P> {
             Action::Exit => {
                 // Until the cluster says what is next.
                 self.stage = Stage::Outside;
-                world.reports.push((self.index, Report::Exited));
+                world.reports.push_back((self.index, Report::Exited));
                 false
             }
             Action::Failed(reason) => {
                 self.stage = Stage::Outside;
-                world.reports.push((self.index, Report::Failed(reason)));
+                world.reports.push_back((self.index, Report::Failed(reason)));
                 false
             }
         }

@@ -5,7 +5,7 @@
 //! | `send_ns` (o_s) | 3 µs | 3 µs | measured, [eth-barrier, §5.1.1] |
 //! | `latency_ns` (L) | 17.5 µs | 17.5 µs | measured, over the switch, [eth-barrier, §5.1.1] |
 //! | `receive_interrupt_ns` + `receive_frame_ns` (o_r) | 4 + 5.5 µs | 9.5 µs | the sum measured, [eth-barrier, §5.1.1]; **the parts fitted** |
-//! | `completion_ns` | 6 µs | 6 µs | measured, [eth-barrier, §5.1.1] |
+//! | `completion_ns` | 6 µs | 0 | measured, [eth-barrier, §5.1.1]; no part of the closed forms of [eth-barrier, §5.1.2] |
 //! | `completion` | awaited | not awaited | [eth-barrier, §2.2]: the buffer may not be used again before |
 //! | `batching` | until the ring is empty | one frame | [eth-barrier, §5.2] guesses it from figure 10 |
 //! | `wait_ns` | 4.5 µs | 0 | **fitted** |
@@ -13,6 +13,7 @@
 //! | `dma_ns` | 1.6 µs | 1.6 µs | estimate of a PCI burst and its set-up; a part of L, which stays |
 //! | `hub_delay_ns` | 0.85 µs | 1.02 µs | **fitted**; bare: the budget of a class II repeater, [ieee802.3, §29.3] |
 //! | `rate_mbps`, `preamble_bytes`, `gap_bytes` | 100, 8, 12 | the same | [ieee802.3, §4.4.2] |
+//! | `deferral` | the whole gap | the same | a choice: the figures are the same with either, an ablation is not |
 //! | `slot_bits`, `jam_bits`, `attempts_max`, `backoff_exponent_max` | 512, 32, 16, 10 | the same | [ieee802.3, §4.4.2] |
 //!
 //! *Fitted* are four constants, once, to the twelve times that the paper quotes; nothing else is. `docs/design/barrier.md` says
@@ -20,9 +21,14 @@
 
 use thiserror::Error;
 
+use super::Medium;
+
 /// What nodes, wires, switches and hubs of a simulated cluster cost. Times are in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
+#[expect(
+    clippy::exhaustive_structs,
+    reason = "sets are made of sets: `{ wait_ns: 0, ..CALIBRATED }`"
+)]
 pub struct Parameters {
     /// Processor time to post one message: a system call and the order to the NIC. LogP's o_s.
     pub send_ns: u64,
@@ -55,6 +61,8 @@ pub struct Parameters {
     pub dma_ns: u64,
     /// From any station of a hub to any other: repeater and cables.
     pub hub_delay_ns: u64,
+    /// How long a station of a hub listens before it sends.
+    pub deferral: Deferral,
     /// Unit of the pauses after collisions, in bits.
     pub slot_bits: u64,
     /// What a station sends when it has noticed a collision, in bits.
@@ -85,6 +93,19 @@ pub enum Completion {
     Ignored,
 }
 
+/// How long a station of a hub listens before it sends.
+///
+/// It decides whether a station with another frame at once sends before those that waited for the end of its first one: they
+/// hear the second one at the very moment in which their gap ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "there are these two rules")]
+pub enum Deferral {
+    /// Until the gap between frames has passed: who was first sends again.
+    WholeGap,
+    /// For the first two thirds of the gap [ieee802.3, §4.2.3]: they collide.
+    TwoParts,
+}
+
 impl Parameters {
     /// The paper's cluster, with four constants fitted to its figures.
     pub const CALIBRATED: Self = Self {
@@ -102,6 +123,7 @@ impl Parameters {
         rate_mbps: 100,
         dma_ns: 1_600,
         hub_delay_ns: 850,
+        deferral: Deferral::WholeGap,
         slot_bits: 512,
         jam_bits: 32,
         attempts_max: 16,
@@ -116,6 +138,7 @@ impl Parameters {
         receive_interrupt_ns: 0,
         receive_frame_ns: 9_500,
         batching: Batching::OneFrame,
+        completion_ns: 0,
         completion: Completion::Ignored,
         wait_ns: 0,
         frame_bytes: 64,
@@ -148,10 +171,7 @@ impl Parameters {
     }
 
     /// Checks that such a cluster can be.
-    ///
-    /// # Errors
-    /// The first parameter that contradicts another one.
-    pub const fn check(&self) -> Result<(), ParametersError> {
+    pub(super) fn check(&self, media: &[Medium]) -> Result<(), ParametersError> {
         if self.rate_mbps == 0 {
             return Err(ParametersError::NoRate);
         }
@@ -161,7 +181,7 @@ impl Parameters {
         }
         // Else a station could have sent all of its frame before it hears of a collision.
         let limit_ns = self.bits_ns(self.slot_bits) / 2;
-        if self.hub_delay_ns > limit_ns {
+        if media.contains(&Medium::Hub) && self.hub_delay_ns > limit_ns {
             return Err(ParametersError::HubDelay { hub_delay_ns: self.hub_delay_ns, limit_ns });
         }
         Ok(())
@@ -207,7 +227,9 @@ pub enum ParametersError {
     #[error("links of 0 Mb/s carry nothing: give a rate")]
     NoRate,
     /// The parts of L are longer than L.
-    #[error("L of {latency_ns} ns is less than DMA and two transmissions, {least_ns} ns: raise L or the rate")]
+    #[error(
+        "L of {latency_ns} ns is less than DMA and two transmissions, {least_ns} ns: raise L or the rate"
+    )]
     Latency {
         /// L.
         latency_ns: u64,
@@ -215,7 +237,9 @@ pub enum ParametersError {
         least_ns: u64,
     },
     /// Collisions would not be noticed.
-    #[error("a hub's delay of {hub_delay_ns} ns is more than half a slot, {limit_ns} ns: collisions would go unnoticed")]
+    #[error(
+        "a hub's delay of {hub_delay_ns} ns is more than half a slot, {limit_ns} ns: collisions would go unnoticed"
+    )]
     HubDelay {
         /// The delay.
         hub_delay_ns: u64,
@@ -232,7 +256,7 @@ mod tests {
     fn parts_of_the_latency_add_up() {
         // Goal: L is what the paper measured, however it is divided. Method: the parts of both sets.
         for set in [Parameters::CALIBRATED, Parameters::BARE] {
-            assert_eq!(set.check(), Ok(()));
+            assert_eq!(set.check(&[Medium::Switch, Medium::Hub]), Ok(()));
             let parts = 2 * set.dma_ns + 2 * set.transmission_ns() + set.switch_ns();
             assert_eq!(parts, set.latency_ns);
             assert_eq!(set.receive_ns(), 9_500);
@@ -246,10 +270,13 @@ mod tests {
     fn contradictions_are_found() {
         // Goal: a cluster that cannot be is refused. Method: each contradiction once.
         let set = Parameters::CALIBRATED;
-        assert_eq!(Parameters { rate_mbps: 0, ..set }.check(), Err(ParametersError::NoRate));
-        let short = Parameters { latency_ns: 15_000, ..set }.check();
+        let check = |set: Parameters| set.check(&[Medium::Hub]);
+        assert_eq!(check(Parameters { rate_mbps: 0, ..set }), Err(ParametersError::NoRate));
+        let short = check(Parameters { latency_ns: 15_000, ..set });
         assert_eq!(short, Err(ParametersError::Latency { latency_ns: 15_000, least_ns: 16_000 }));
-        let far = Parameters { hub_delay_ns: 2_561, ..set }.check();
+        let far = Parameters { hub_delay_ns: 2_561, ..set };
+        assert_eq!(far.check(&[Medium::Switch]), Ok(()));
+        let far = check(far);
         assert_eq!(far, Err(ParametersError::HubDelay { hub_delay_ns: 2_561, limit_ns: 2_560 }));
     }
 

@@ -91,3 +91,70 @@ impl Times {
         self.members().map(|member| of(&member)).sum::<f64>() / self.members.len() as f64
     }
 }
+
+/// Runs of the same cluster that differ by their seeds. Times are in nanoseconds.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Runs {
+    /// Each run, by seed.
+    pub runs: Vec<Times>,
+}
+
+impl Runs {
+    pub(super) const fn new(runs: Vec<Times>) -> Self {
+        Self { runs }
+    }
+
+    /// Returns the shortest times, averaged over the runs.
+    #[must_use]
+    pub fn min_ns(&self) -> f64 {
+        self.average(Times::min_ns)
+    }
+
+    /// Returns the mean times, averaged over the runs.
+    #[must_use]
+    pub fn mean_ns(&self) -> f64 {
+        self.average(Times::mean_ns)
+    }
+
+    /// Returns the longest times, averaged over the runs.
+    #[must_use]
+    pub fn max_ns(&self) -> f64 {
+        self.average(Times::max_ns)
+    }
+
+    /// Returns the standard deviation of the runs' mean times; 0 of a single run.
+    #[must_use]
+    pub fn deviation_ns(&self) -> f64 {
+        let others = (self.runs.len() as f64 - 1.0).max(1.0);
+        let mean_ns = self.mean_ns();
+        let squares = self.runs.iter().map(|times| (times.mean_ns() - mean_ns).powi(2));
+        (squares.sum::<f64>() / others).sqrt()
+    }
+
+    fn average(&self, of: impl Fn(&Times) -> f64) -> f64 {
+        self.runs.iter().map(of).sum::<f64>() / self.runs.len() as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn averages_are_those_of_the_method() {
+        // Goal: least, mean and greatest are of each member, and then averaged. Method: two members by hand, two runs.
+        let mut times = Times::new(2);
+        for (index, time_ns) in [(0, 10), (0, 30), (1, 100), (1, 140)] {
+            times.push(index, time_ns);
+        }
+        assert_eq!((times.min_ns(), times.mean_ns(), times.max_ns()), (55.0, 70.0, 85.0));
+        assert_eq!((times.sum_ns(), times.passed(1)), (280, 2));
+        let mut other = Times::new(1);
+        other.push(0, 74);
+        let runs = Runs::new(vec![times.clone(), other]);
+        assert_eq!((runs.mean_ns(), runs.min_ns()), (72.0, 64.5));
+        assert!((runs.deviation_ns() - 8_f64.sqrt()).abs() < 1e-9);
+        assert_eq!(Runs::new(vec![times]).deviation_ns(), 0.0);
+    }
+}

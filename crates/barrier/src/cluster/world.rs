@@ -1,6 +1,6 @@
 //! The world of a simulation: its time, its chance, and what is going to happen.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::hub::HubHappening;
 use super::parameters::Parameters;
@@ -42,9 +42,9 @@ pub(super) struct World<M> {
     pub(super) loss: f64,
     pub(super) counts: Counts,
     /// What nodes have said since somebody listened.
-    pub(super) reports: Vec<(NodeIndex, Report)>,
-    /// By time, and among those of one time by age.
-    agenda: BTreeMap<(u64, u64), Happening<M>>,
+    pub(super) reports: VecDeque<(NodeIndex, Report)>,
+    /// By time; of one time, attempts to send on a hub come last, since they depend on what else is heard then; and by age.
+    agenda: BTreeMap<(u64, bool, u64), Happening<M>>,
     planned: u64,
 }
 
@@ -56,7 +56,7 @@ impl<M> World<M> {
             random: fastrand::Rng::with_seed(seed),
             loss,
             counts: Counts::default(),
-            reports: Vec::new(),
+            reports: VecDeque::new(),
             agenda: BTreeMap::new(),
             planned: 0,
         }
@@ -65,13 +65,14 @@ impl<M> World<M> {
     /// Puts something on the agenda.
     pub(super) fn plan(&mut self, delay_ns: u64, happening: Happening<M>) {
         let at_ns = self.now_ns.saturating_add(delay_ns);
-        self.agenda.insert((at_ns, self.planned), happening);
+        let is_last = matches!(happening, Happening::Hub { what: HubHappening::Attempt(_), .. });
+        self.agenda.insert((at_ns, is_last, self.planned), happening);
         self.planned += 1;
     }
 
     /// Goes to the time of the next happening.
     pub(super) fn next(&mut self) -> Option<Happening<M>> {
-        let ((at_ns, _), happening) = self.agenda.pop_first()?;
+        let ((at_ns, ..), happening) = self.agenda.pop_first()?;
         self.now_ns = at_ns;
         Some(happening)
     }
