@@ -420,7 +420,6 @@ impl<'a, P: Program> Simulation<'a, P> {
                 self.times.push(index, self.world.now_ns - self.entered_ns[index]);
                 if epoch + 1 == self.plan.barriers {
                     self.finished += 1;
-                    self.nodes[index].finish(&mut self.world);
                 } else {
                     let loop_ns = self.plan.loop_ns + self.late_ns(index, epoch + 1);
                     self.nodes[index].compute(&mut self.world, loop_ns);

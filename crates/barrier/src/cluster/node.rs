@@ -26,6 +26,8 @@ enum Interrupt {
     Frames { nic: usize },
     /// A frame has left.
     Completion,
+    /// A member that is outside of the barrier answers another one: its library does that beside what it computes.
+    Answer,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,10 +58,8 @@ enum Then<M> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Inside,
-    /// In the loop between two barriers.
+    /// In the loop between two barriers, or after the last one.
     Outside,
-    /// After its last barrier: it only answers others.
-    Over,
 }
 
 #[derive(Debug)]
@@ -72,6 +72,8 @@ pub(super) struct Node<P: Program> {
     turn: u64,
     interrupts: VecDeque<Interrupt>,
     rings: Vec<VecDeque<P::Message>>,
+    /// What is to be posted as an answer.
+    answers: VecDeque<(Target, Network, P::Message)>,
     task: Option<Task<P::Message>>,
     /// What the program wants to do once its frames have left.
     action: Option<Action<P::Message>>,
@@ -90,6 +92,7 @@ impl<P: Program> Node<P> {
             turn: 0,
             interrupts: VecDeque::new(),
             rings: (0..nics).map(|_| VecDeque::new()).collect(),
+            answers: VecDeque::new(),
             task: None,
             action: None,
             leaving: 0,
@@ -101,12 +104,6 @@ impl<P: Program> Node<P> {
     pub(super) fn compute(&mut self, world: &mut World<P::Message>, compute_ns: u64) {
         self.stage = Stage::Outside;
         self.task = Some(Task { left_ns: compute_ns, then: Then::Enter });
-        self.go_on(world);
-    }
-
-    /// Lets the program enter no barrier any more.
-    pub(super) fn finish(&mut self, world: &mut World<P::Message>) {
-        self.stage = Stage::Over;
         self.go_on(world);
     }
 
@@ -139,6 +136,7 @@ impl<P: Program> Node<P> {
             Processor::Handles(Interrupt::Frames { nic }) => {
                 if let Some(message) = self.rings[nic].pop_front() {
                     self.program.deliver(world.now_ns, message);
+                    self.answer(world);
                 }
                 if !self.rings[nic].is_empty() {
                     if world.parameters.batching == Batching::UntilEmpty {
@@ -146,6 +144,12 @@ impl<P: Program> Node<P> {
                     }
                     self.interrupts.push_back(Interrupt::Frames { nic });
                 }
+            }
+            Processor::Handles(Interrupt::Answer) => {
+                let answer = self.answers.pop_front();
+                answer.into_iter().for_each(|(to, network, message)| {
+                    self.post(world, to, network, message);
+                });
             }
             Processor::Runs { .. } => {
                 let task = self.task.take();
@@ -184,6 +188,7 @@ impl<P: Program> Node<P> {
                 let handler_ns = match interrupt {
                     Interrupt::Frames { .. } => costs.receive_ns(),
                     Interrupt::Completion => costs.completion_ns,
+                    Interrupt::Answer => costs.send_ns,
                 };
                 return self.begin(world, handler_ns);
             }
@@ -211,20 +216,39 @@ impl<P: Program> Node<P> {
                 self.program.enter(world.now_ns);
                 world.reports.push_back((self.index, Report::Entered));
             }
-            Then::Post { to, network, message } => {
-                let to = match to {
-                    Target::Member(rank) => Destination::Node(rank.index()),
-                    Target::Everyone => Destination::Others,
-                };
-                let nic = match network {
-                    Network::First => 0,
-                    Network::Second => 1,
-                };
-                self.leaving += 1;
-                world.counts.sent += 1;
-                let frame = Frame { from: self.index, to, message };
-                world.plan(world.parameters.dma_ns, Happening::Offer { nic, frame });
-            }
+            Then::Post { to, network, message } => self.post(world, to, network, message),
+        }
+    }
+
+    fn post(
+        &mut self,
+        world: &mut World<P::Message>,
+        to: Target,
+        network: Network,
+        message: P::Message,
+    ) {
+        let to = match to {
+            Target::Member(rank) => Destination::Node(rank.index()),
+            Target::Everyone => Destination::Others,
+        };
+        let nic = match network {
+            Network::First => 0,
+            Network::Second => 1,
+        };
+        self.leaving += 1;
+        world.counts.sent += 1;
+        let frame = Frame { from: self.index, to, message };
+        world.plan(world.parameters.dma_ns, Happening::Offer { nic, frame });
+    }
+
+    /// Outside of a barrier, a program has nothing to do but to answer.
+    fn answer(&mut self, world: &World<P::Message>) {
+        if self.stage == Stage::Inside {
+            return;
+        }
+        while let Action::Send { to, network, message } = self.program.next(world.now_ns) {
+            self.answers.push_back((to, network, message));
+            self.interrupts.push_back(Interrupt::Answer);
         }
     }
 

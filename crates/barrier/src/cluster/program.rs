@@ -16,7 +16,7 @@ pub trait Program {
     /// Enters the barrier at this time.
     fn enter(&mut self, now_ns: u64);
 
-    /// Returns what the program does next. Outside of a barrier it only answers others.
+    /// Returns what the program does next. Outside of a barrier that is nothing, but to answer others.
     fn next(&mut self, now_ns: u64) -> Action<Self::Message>;
 
     /// A message lies in its buffer. It may be one for a later barrier.

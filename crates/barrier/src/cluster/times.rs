@@ -49,6 +49,12 @@ impl Times {
         self.members[index].push(time_ns);
     }
 
+    /// Returns how many barriers the run had.
+    #[must_use]
+    pub fn barriers(&self) -> u32 {
+        self.passed(0)
+    }
+
     /// Returns how many barriers a member has left.
     pub(super) fn passed(&self, index: usize) -> u32 {
         u32::try_from(self.members[index].len()).unwrap_or(u32::MAX)
