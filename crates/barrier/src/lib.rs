@@ -45,6 +45,7 @@
 #![deny(unsafe_code)]
 
 pub mod algorithm;
+pub mod checker;
 mod group;
 mod schedule;
 
