@@ -47,8 +47,11 @@
 pub mod algorithm;
 pub mod checker;
 mod group;
+pub mod packet;
+pub mod reduction;
 mod schedule;
 
 pub use algorithm::Algorithm;
 pub use group::{Group, GroupError, Rank};
+pub use reduction::Reduction;
 pub use schedule::{Network, Round, Schedule, Source, Step, Target};
