@@ -1,5 +1,7 @@
 //! The simulated cluster against the paper, and against schedules that are wrong.
 
+use std::time::Duration;
+
 use vigie_barrier::algorithm::{Algorithm, Networks};
 use vigie_barrier::cluster::paper::{
     Case, QUOTED, SEEDS, four_ary_crossing, four_ary_gain, optimal,
@@ -167,6 +169,56 @@ fn every_algorithm_runs_on_every_medium() {
                 let formula = 5 * (messages.unicast + messages.multicast);
                 assert_eq!(times.counts.sent, formula, "{algorithm}, {members}");
                 assert_eq!(times.members().len(), members as usize);
+            }
+        }
+    }
+}
+
+/// Goal: colours and the readiness to recover cost nothing while nothing is lost. Method: the member machine and the bare steps,
+/// every algorithm: equal to the nanosecond and to the frame; on a hub with the same seed.
+#[test]
+fn recovery_costs_nothing_while_nothing_is_lost() {
+    let algorithms = Algorithm::OF_THE_PAPER.into_iter().chain([
+        Algorithm::Pairwise,
+        Algorithm::Dissemination { ways: 3 },
+        Algorithm::Nomial { k: 3 },
+        optimal(&Parameters::CALIBRATED),
+        Algorithm::Tournament,
+        Algorithm::Central,
+    ]);
+    for algorithm in algorithms {
+        for (members, medium) in [(13, Medium::Switch), (32, Medium::Switch), (16, Medium::Hub)] {
+            let Ok(schedule) = algorithm.schedule(group(members)) else { continue };
+            let case = Case::new(0, algorithm, members, medium);
+            let cluster = case.cluster(Parameters::CALIBRATED).barriers(20).seed(3);
+            let steps = cluster.run(&schedule).expect("it runs");
+            let machine = cluster.run_members(&schedule, Duration::from_millis(100));
+            assert_eq!(machine.expect("it runs"), steps, "{algorithm}, {members} on {medium:?}");
+        }
+    }
+}
+
+/// Goal: whatever is lost, all leave all barriers, and nobody early, which the simulation checks itself. Method: 1, 10 and 30 %,
+/// both media, several seeds.
+#[test]
+fn the_machine_gets_over_loss() {
+    for algorithm in [
+        Algorithm::ShuffleExchange,
+        Algorithm::TERNARY,
+        Algorithm::Concurrent { networks: Networks::Two },
+        Algorithm::Dissemination { ways: 3 },
+    ] {
+        let schedule = algorithm.schedule(group(16)).expect("suits");
+        for medium in [Medium::Switch, Medium::Hub] {
+            for (seed, loss) in [(1, 0.01), (2, 0.1), (3, 0.3), (4, 0.3)] {
+                let case = Case::new(0, algorithm, 16, medium);
+                let cluster = case.cluster(Parameters::CALIBRATED).barriers(30);
+                let cluster = cluster.loss(loss).seed(seed).arrival(Arrival::Spread(100_000));
+                let times = cluster
+                    .run_members(&schedule, Duration::from_millis(2))
+                    .unwrap_or_else(|error| panic!("{algorithm}, {loss}, seed {seed}: {error}"));
+                assert!(times.counts.lost > 0, "{algorithm}");
+                assert!(times.counts.sent > 30 * algorithm.messages(group(16)).unicast);
             }
         }
     }

@@ -27,6 +27,7 @@
 //! | switch | store and forward, a queue per output port, multicast to all ports | `switch.rs` |
 //! | hub | one wire; carrier sense, collisions, jam, truncated binary exponential backoff | `hub.rs` |
 //! | program | the steps of a schedule, or any other member ([`Program`]) | `program.rs` |
+//! | member machine | the one that real transports drive, with its recovery ([`MemberProgram`]) | `machine.rs` |
 //! | numbers | all of them, with their sources | `parameters.rs` |
 //! | the paper | its figures, and what must be reached | `paper.rs` |
 //!
@@ -40,6 +41,7 @@
 //! is in the fitted constants.
 
 mod hub;
+mod machine;
 mod node;
 pub mod paper;
 mod parameters;
@@ -48,6 +50,9 @@ mod switch;
 mod times;
 mod world;
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use thiserror::Error;
 
 use self::hub::{Hub, Outcome};
@@ -55,8 +60,11 @@ use self::node::Node;
 use self::switch::Switch;
 use self::world::{Happening, Report, World};
 use crate::group::{Group, Rank};
+use crate::member::{Member, MemberError, Settings};
+use crate::packet::GroupId;
 use crate::schedule::{Network, Schedule, Step};
 
+pub use self::machine::MemberProgram;
 pub use self::parameters::{Batching, Completion, Deferral, Parameters, ParametersError};
 pub use self::program::{Action, Program, StepProgram};
 pub use self::times::{Counts, MemberTimes, Runs, Times};
@@ -180,6 +188,26 @@ impl Cluster {
         self.run_programs(group.ranks().map(|rank| StepProgram::new(schedule, rank)).collect())
     }
 
+    /// Runs the member machine with this schedule: colours on the wire, and recovery from loss. It asks for what it misses after
+    /// `repeat_after`.
+    ///
+    /// # Errors
+    /// [`SimulationError`].
+    pub fn run_members(
+        &self,
+        schedule: &Schedule,
+        repeat_after: Duration,
+    ) -> Result<Times, SimulationError> {
+        let mut settings = Settings::new(GroupId(self.seed));
+        settings.repeat_after = repeat_after;
+        // Nobody dies here, however much is lost.
+        settings.failure_timeout = None;
+        let shared = Arc::new(schedule.clone());
+        let member = |rank| Member::new(Arc::clone(&shared), rank, settings.clone());
+        let members: Result<Vec<_>, _> = schedule.group().ranks().map(member).collect();
+        self.run_programs(members?.into_iter().map(MemberProgram::new).collect())
+    }
+
     /// Runs the steps of a schedule with several seeds, beginning with this cluster's: what chance there is differs.
     ///
     /// # Errors
@@ -240,6 +268,9 @@ pub enum SimulationError {
         /// What was given.
         loss: f64,
     },
+    /// The member machine does not take the schedule or the time to repeat.
+    #[error(transparent)]
+    Member(#[from] MemberError),
     /// The schedule uses a second network.
     #[error("the schedule uses a second network, and there is one: give two")]
     NoNetwork,

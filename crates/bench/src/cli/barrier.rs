@@ -152,11 +152,12 @@ impl Barrier {
                 return figures;
             }
             let is_first = |(_, set): &&(Case, Set)| *set == Set::Calibrated;
-            let cases =
-                figures.cases.iter().filter(is_first).flat_map(|(case, _)| {
-                    sets.iter().map(|set| (Case { figure: 0, ..*case }, *set))
-                });
-            return SimulationPlan::new(cases.collect());
+            let mut cases = Vec::new();
+            for (mut case, _) in figures.cases.iter().filter(is_first).copied() {
+                case.figure = 0;
+                cases.extend(sets.iter().map(|set| (case, *set)));
+            }
+            return SimulationPlan::new(cases);
         }
         let sets = if sets.is_empty() { vec![Set::Calibrated] } else { sets };
         let mut cases = Vec::new();
