@@ -18,8 +18,8 @@ pub struct MemberProgram {
     member: Member,
     /// How many `Receive` steps come before each send of the schedule, by its round.
     before: BTreeMap<Round, u32>,
-    /// All `Receive` steps.
-    receives: u32,
+    /// How many `Receive` steps are among the first so many steps.
+    receives: Vec<u32>,
     /// Those of this barrier that have been paid for.
     paid: u32,
     /// The barrier that the program is in, or will enter next.
@@ -35,12 +35,14 @@ impl MemberProgram {
     #[must_use]
     pub fn new(member: Member) -> Self {
         let mut before = BTreeMap::new();
-        let mut receives = 0;
+        let mut receives = vec![0];
+        let mut count = 0;
         for step in member.schedule().steps(member.rank()) {
             match step {
-                Step::Send { round, .. } => _ = before.insert(*round, receives),
-                Step::Receive(_) => receives += 1,
+                Step::Send { round, .. } => _ = before.insert(*round, count),
+                Step::Receive(_) => count += 1,
             }
+            receives.push(count);
         }
         let epoch = member.epoch();
         Self { member, before, receives, paid: 0, epoch, held: None, is_leaving: false }
@@ -48,13 +50,24 @@ impl MemberProgram {
 
     /// How many waits come before a packet; none before one that is no message of this barrier's schedule.
     fn waits_before(&self, transmit: &Transmit) -> u32 {
-        // Packets of a member with a key are not parsed: its waits are paid for at the end.
+        // Packets with tags are not parsed: their waits are paid for later.
         let Ok(packet) = Packet::parse(&transmit.packet, None) else { return 0 };
         match packet.body {
             Body::Signal { round, .. } if packet.epoch == self.epoch => {
                 self.before.get(&round).copied().unwrap_or(0)
             }
             _ => 0,
+        }
+    }
+}
+
+impl MemberProgram {
+    /// How many waits of this barrier have ended.
+    fn waits_over(&self) -> u32 {
+        match self.member.steps_done() {
+            Some(steps) => self.receives.get(steps).copied().unwrap_or(0),
+            None if self.is_leaving => self.receives.last().copied().unwrap_or(0),
+            None => 0,
         }
     }
 }
@@ -69,27 +82,25 @@ impl Program for MemberProgram {
     }
 
     fn next(&mut self, _now_ns: u64) -> Action<Self::Message> {
-        let held = self.held.take().or_else(|| self.member.poll_transmit());
-        if let Some(transmit) = held {
-            if self.waits_before(&transmit) > self.paid {
-                self.paid += 1;
-                self.held = Some(transmit);
-                return Action::Waited;
+        let transmit = self.held.take().or_else(|| self.member.poll_transmit());
+        match transmit {
+            Some(transmit) if self.waits_before(&transmit) <= self.paid => {
+                let Transmit { to, network, packet } = transmit;
+                return Action::Send { to, network, message: packet };
             }
-            let Transmit { to, network, packet } = transmit;
-            return Action::Send { to, network, message: packet };
+            transmit => self.held = transmit,
         }
         match self.member.poll_event() {
             Some(Event::Exited { .. }) => self.is_leaving = true,
             Some(event) => return Action::Failed(format!("{event:?}")),
             None => {}
         }
-        if !self.is_leaving {
-            return Action::Blocked;
-        }
-        if self.paid < self.receives {
+        if self.paid < self.waits_over() {
             self.paid += 1;
             return Action::Waited;
+        }
+        if !self.is_leaving {
+            return Action::Blocked;
         }
         self.is_leaving = false;
         self.epoch = self.epoch.wrapping_add(1);
