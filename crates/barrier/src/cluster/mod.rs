@@ -276,7 +276,9 @@ pub enum SimulationError {
     NoNetwork,
     /// Nothing is going to happen any more, and members are still in the barrier.
     #[error(
-        "members {waiting:?} wait for ever in barrier {epoch}: {lost} frames were lost, {given_up} given up after collisions"
+        "{} members wait for ever in barrier {epoch}, the first of them {}: {lost} frames were lost, {given_up} given up \
+         after collisions; bare steps do not recover, the member machine does",
+        waiting.len(), waiting.first().copied().unwrap_or(Rank(0))
     )]
     Stuck {
         /// Who waits.

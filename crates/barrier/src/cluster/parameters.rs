@@ -151,8 +151,11 @@ impl Parameters {
     pub const fn with_receive_ns(mut self, receive_ns: u64) -> Self {
         let present_ns = self.receive_interrupt_ns + self.receive_frame_ns;
         // Without an o_r there is no proportion.
-        let interrupt_ns =
-            if present_ns == 0 { 0 } else { self.receive_interrupt_ns * receive_ns / present_ns };
+        let part = (self.receive_interrupt_ns * receive_ns).checked_div(present_ns);
+        let interrupt_ns = match part {
+            Some(part_ns) => part_ns,
+            None => 0,
+        };
         self.receive_interrupt_ns = interrupt_ns;
         self.receive_frame_ns = receive_ns - interrupt_ns;
         self

@@ -61,6 +61,7 @@ impl Times {
     }
 
     /// Returns what each member saw, by rank.
+    #[must_use]
     pub fn members(&self) -> impl ExactSizeIterator<Item = MemberTimes> {
         self.members.iter().map(|times| MemberTimes {
             min_ns: times.iter().copied().min().unwrap_or(0),
@@ -107,7 +108,9 @@ pub struct Runs {
 }
 
 impl Runs {
-    pub(super) const fn new(runs: Vec<Times>) -> Self {
+    /// Takes the runs, by seed.
+    #[must_use]
+    pub const fn new(runs: Vec<Times>) -> Self {
         Self { runs }
     }
 

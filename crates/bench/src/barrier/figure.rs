@@ -4,8 +4,8 @@ use serde_json::Value;
 use vigie_barrier::cluster::paper::{Case, QUOTED};
 
 use super::simulation::{
-    ALGORITHM, CASE, FOUR_ARY_CASE, GOLDEN_DIFFERENCE_NS, MEAN_US, MEMBERS, NETWORK, PAPER_US, SET,
-    medium_name,
+    ALGORITHM, CASE, DRIVER, FOUR_ARY_CASE, GOLDEN_DIFFERENCE_NS, MEAN_US, MEMBERS, NETWORK,
+    PAPER_US, SET, medium_name,
 };
 use crate::experiment::Figure;
 use crate::report::Row;
@@ -15,30 +15,25 @@ pub(crate) type Barrier = (&'static str, u32, &'static str);
 
 fn row<'a>(
     rows: &'a [Row],
-    set: &str,
+    [driver, set]: [&str; 2],
     (algorithm, members, network): (&str, u32, &str),
 ) -> Option<&'a Row> {
-    let text = |row: &Row, key, value: &str| {
-        row.parameters.get(key).and_then(Value::as_str) == Some(value)
-    };
+    let text = |row: &'a Row, key| row.parameters.get(key).and_then(Value::as_str);
     // The optimal tree is another one for each set of parameters.
-    let is_algorithm = |row: &Row| {
-        let name = row.parameters.get(ALGORITHM).and_then(Value::as_str);
-        name.is_some_and(|name| {
-            name == algorithm || (algorithm == "optimal" && name.starts_with("optimal-"))
-        })
-    };
+    let is_algorithm =
+        |name: &str| name == algorithm || (algorithm == "optimal" && name.starts_with("optimal-"));
     rows.iter().find(|row| {
         row.case == CASE
             && row.parameters.get(MEMBERS).and_then(Value::as_u64) == Some(members.into())
-            && text(row, NETWORK, network)
-            && text(row, SET, set)
-            && is_algorithm(row)
+            && text(row, NETWORK) == Some(network)
+            && text(row, SET) == Some(set)
+            && text(row, DRIVER) == Some(driver)
+            && text(row, ALGORITHM).is_some_and(is_algorithm)
     })
 }
 
 fn mean(rows: &[Row], set: &str, barrier: Barrier) -> Option<Figure> {
-    let row = row(rows, set, barrier)?;
+    let row = row(rows, ["steps", set], barrier)?;
     Some(Figure::new(row.figure(MEAN_US)?, row.samples()))
 }
 
@@ -48,14 +43,14 @@ fn quotient(own: Figure, base: Figure) -> Figure {
 
 /// How far a simulated time is from the paper's, as a part of that.
 pub(crate) fn paper_error(rows: &[Row], barrier: Barrier) -> Option<Figure> {
-    let row = row(rows, "calibrated", barrier)?;
+    let row = row(rows, ["steps", "calibrated"], barrier)?;
     let error = row.figure(MEAN_US)? / row.figure(PAPER_US)? - 1.0;
     Some(Figure::new(error.abs(), row.samples()))
 }
 
 /// The row of a time that the paper quotes.
 pub(super) fn quoted<'a>(rows: &'a [Row], set: &str, case: &Case) -> Option<&'a Row> {
-    row(rows, set, (&case.algorithm.to_string(), case.members, medium_name(case.medium)))
+    row(rows, ["steps", set], (&case.algorithm.to_string(), case.members, medium_name(case.medium)))
 }
 
 /// The mean of [`paper_error`] over all that the paper quotes.
@@ -100,6 +95,19 @@ pub(crate) fn ablation(rows: &[Row], set: &str, barrier: Barrier) -> Option<Figu
 pub(crate) fn saved(rows: &[Row], set: &str, [own, base]: [Barrier; 2]) -> Option<Figure> {
     let ratio = quotient(mean(rows, set, own)?, mean(rows, set, base)?);
     Some(Figure { value: 1.0 - ratio.value, ..ratio })
+}
+
+/// The largest ratio of a time of the member machine to that of the bare steps, over all that the paper quotes.
+pub(crate) fn recovery_cost(rows: &[Row]) -> Option<Figure> {
+    let of = |driver, case: &Case| {
+        let name = case.algorithm.to_string();
+        let barrier = (&*name, case.members, medium_name(case.medium));
+        let row = row(rows, [driver, "calibrated"], barrier)?;
+        Some(Figure::new(row.figure(MEAN_US)?, row.samples()))
+    };
+    let ratio = |case: &Case| Some(quotient(of("members", case)?, of("steps", case)?));
+    let ratios = QUOTED.iter().map(ratio).collect::<Option<Vec<_>>>()?;
+    ratios.into_iter().max_by(|a, b| a.value.total_cmp(&b.value))
 }
 
 fn four_ary(rows: &[Row], key: &str) -> Option<Figure> {

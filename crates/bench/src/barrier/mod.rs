@@ -7,5 +7,5 @@ mod tables;
 
 pub(crate) use self::figure::{
     Barrier, ablation, crossing_us, gain, golden_difference, largest_ratio, mean_error,
-    paper_error, saved, times_slower,
+    paper_error, recovery_cost, saved, times_slower,
 };

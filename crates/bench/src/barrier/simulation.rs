@@ -2,6 +2,8 @@
 //!
 //! Nothing here depends on the machine that runs it.
 
+use std::time::Duration;
+
 use vigie_barrier::cluster::paper::{
     Case, CaseError, QUOTED, SEEDS, four_ary_crossing, four_ary_gain, optimal,
 };
@@ -35,6 +37,9 @@ pub const NETWORK: &str = "network";
 /// Name of the set of parameters.
 pub const SET: &str = "parameters";
 
+/// What runs on the nodes: bare steps, or the member machine.
+pub const DRIVER: &str = "driver";
+
 /// Number of the paper's figure; 0: none.
 pub const FIGURE: &str = "figure";
 
@@ -46,6 +51,9 @@ pub const PAPER_US: &str = "paper_us";
 
 /// How far the sum of all times is from the stored one, in nanoseconds.
 pub const GOLDEN_DIFFERENCE_NS: &str = "golden_difference_ns";
+
+/// Longer than any barrier: a member asks for nothing.
+const NEVER: Duration = Duration::from_secs(60);
 
 /// A named set of parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,6 +125,10 @@ pub struct SimulationPlan {
     pub arrival: Arrival,
     /// The probability that a receiver does not get a frame.
     pub loss: f64,
+    /// Runs the member machine, which asks for what it misses after this time, instead of the bare steps.
+    pub repeat_after: Option<Duration>,
+    /// Barriers that the member machine runs beside those that the bare steps run; it repeats nothing.
+    pub of_members: Vec<(Case, Set)>,
 }
 
 impl SimulationPlan {
@@ -131,6 +143,8 @@ impl SimulationPlan {
             seed: 0,
             arrival: Arrival::Together,
             loss: 0.0,
+            repeat_after: None,
+            of_members: Vec::new(),
         }
     }
 
@@ -187,22 +201,25 @@ impl SimulationPlan {
             }
             cases.push(switch(optimal(&set.parameters()), 32, set));
         }
-        Self { has_four_ary: true, ..Self::new(cases) }
+        let of_members = QUOTED.map(|case| (case, Set::Calibrated)).to_vec();
+        Self { has_four_ary: true, of_members, ..Self::new(cases) }
     }
 
     /// Returns how many cases [`run`](Self::run) simulates, for its progress bar.
     #[must_use]
     pub const fn cases(&self) -> usize {
-        self.cases.len() + if self.has_four_ary { 1 } else { 0 }
+        self.cases.len() + self.of_members.len() + if self.has_four_ary { 1 } else { 0 }
     }
 
     /// Simulates all cases. One that cannot be simulated is no error: its row says why.
     #[must_use]
     pub fn run(&self, progress: &mut Progress) -> Outcome {
         let mut outcome = Outcome::default();
-        for (case, set) in &self.cases {
+        let steps = self.cases.iter().map(|case| (case, self.repeat_after));
+        let of_members = self.of_members.iter().map(|case| (case, Some(NEVER)));
+        for ((case, set), repeat_after) in steps.chain(of_members) {
             progress.case(format!("{}, {} members", case.algorithm, case.members));
-            outcome.rows.push(self.row(case, *set));
+            outcome.rows.push(self.row(case, *set, repeat_after));
             progress.case_done();
         }
         if self.has_four_ary {
@@ -219,13 +236,14 @@ impl SimulationPlan {
         tables::all(rows)
     }
 
-    fn row(&self, case: &Case, set: Set) -> Row {
+    fn row(&self, case: &Case, set: Set, repeat_after: Option<Duration>) -> Row {
         let row = Row::new(SIMULATED, CASE)
             .parameter(FIGURE, case.figure)
             .parameter(ALGORITHM, case.algorithm.to_string())
             .parameter(MEMBERS, case.members)
             .parameter(NETWORK, medium_name(case.medium))
             .parameter(SET, set.name())
+            .parameter(DRIVER, if repeat_after.is_some() { "members" } else { "steps" })
             .parameter("barriers", self.barriers)
             .parameter("loss", self.loss);
         let row = match self.arrival {
@@ -233,13 +251,18 @@ impl SimulationPlan {
             Arrival::OneLate(late_ns) => row.parameter("late_us", late_ns as f64 / 1e3),
             _ => row,
         };
-        match self.simulate(case, set) {
+        match self.simulate(case, set, repeat_after) {
             Ok(runs) => self.found(row, (case, set), &runs),
             Err(error) => Row { failure: Some(error.to_string()), ..row },
         }
     }
 
-    fn simulate(&self, case: &Case, set: Set) -> Result<Runs, CaseError> {
+    fn simulate(
+        &self,
+        case: &Case,
+        set: Set,
+        repeat_after: Option<Duration>,
+    ) -> Result<Runs, CaseError> {
         let schedule = case.algorithm.schedule(Group::new(case.members)?)?;
         let is_chance = case.medium == Medium::Hub
             || matches!(self.arrival, Arrival::Spread(_))
@@ -248,9 +271,17 @@ impl SimulationPlan {
             .cluster(set.parameters())
             .barriers(self.barriers)
             .arrival(self.arrival)
-            .loss(self.loss)
-            .seed(self.seed);
-        Ok(cluster.run_seeds(&schedule, if is_chance { self.seeds } else { 1 })?)
+            .loss(self.loss);
+        let seeds = if is_chance { self.seeds } else { 1 };
+        let run = |seed: u64| {
+            let cluster = cluster.clone().seed(self.seed.wrapping_add(seed));
+            match repeat_after {
+                Some(repeat_after) => cluster.run_members(&schedule, repeat_after),
+                None => cluster.run(&schedule),
+            }
+        };
+        let runs: Result<Vec<_>, _> = (0..u64::from(seeds)).map(run).collect();
+        Ok(Runs::new(runs?))
     }
 
     /// Adds the figures.

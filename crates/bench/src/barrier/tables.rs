@@ -74,7 +74,7 @@ fn lines<'a>(title: &str, rows: impl Iterator<Item = &'a Row>) -> Option<Table> 
     let mut is_empty = true;
     for row in rows.filter(|row| row.failure.is_none()) {
         is_empty = false;
-        let figure = |key: &str| row.figure(key).map_or_else(|| "–".to_owned(), three_digits);
+        let figure = |key: &str| row.figure(key).map_or_else(|| "–".to_owned(), shown);
         table.row([
             text(row, ALGORITHM).to_owned(),
             text(row, NETWORK).to_owned(),
@@ -112,16 +112,21 @@ fn beside_the_paper(rows: &[Row]) -> Option<Table> {
     Some(table)
 }
 
+/// To a tenth of a microsecond, as far as a run is to be trusted.
+fn shown(us: f64) -> String {
+    if us < 999.5 { format!("{us:.1}") } else { three_digits(us) }
+}
+
 /// A mean with its deviation, and how far it is from the paper's.
 fn cells(row: Option<&Row>, case: &Case) -> Option<[String; 2]> {
     let row = row?;
     let (mean, deviation) = (row.figure(MEAN_US)?, row.figure("deviation_us")?);
-    let shown = if deviation > 0.0 {
+    let with_deviation = if deviation > 0.0 {
         format!("{} ± {}", three_digits(mean), three_digits(deviation))
     } else {
-        format!("{mean:.1}")
+        shown(mean)
     };
-    Some([shown, format!("{:+.1} %", (mean / case.paper_us? - 1.0) * 100.0)])
+    Some([with_deviation, format!("{:+.1} %", (mean / case.paper_us? - 1.0) * 100.0)])
 }
 
 #[cfg(test)]

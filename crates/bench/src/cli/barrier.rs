@@ -49,7 +49,13 @@ pub(super) struct Barrier {
     /// bare set.
     #[arg(long, value_delimiter = ',', value_enum, value_name = "SET,…")]
     parameters: Vec<Parameters>,
-    /// Probability that a receiver does not get a frame. The bare steps of an algorithm do not get over that.
+    /// Run the member machine, with colours and recovery, instead of the bare steps.
+    #[arg(long)]
+    recovery: bool,
+    /// After which time a member asks for what it misses.
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "10ms", requires = "recovery")]
+    repeat_after: Duration,
+    /// Probability that a receiver does not get a frame; the bare steps do not get over that.
     #[arg(long, value_name = "PART", default_value_t = 0.0)]
     loss: f64,
     /// Members enter later by a random time of up to this.
@@ -126,6 +132,7 @@ impl Barrier {
         plan.seeds = self.seeds;
         plan.seed = self.output.seed;
         plan.loss = self.loss;
+        plan.repeat_after = self.recovery.then_some(self.repeat_after);
         if let Some(most) = self.spread {
             plan.arrival = Arrival::Spread(nanoseconds(most));
         } else if let Some(late) = self.late {

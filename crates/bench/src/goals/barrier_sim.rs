@@ -2,7 +2,7 @@
 
 use crate::barrier::{
     Barrier, ablation, crossing_us, gain, golden_difference, largest_ratio, mean_error,
-    paper_error, saved, times_slower,
+    paper_error, recovery_cost, saved, times_slower,
 };
 use crate::experiment::Experiment;
 use crate::goal::{Area, Bound, Goal};
@@ -287,6 +287,14 @@ pub(super) static GOALS: &[Goal] = &[
         case: "3-way dissemination, 64, bare LogP",
         measure: |rows| saved(rows, "bare", three_way(64)),
         ..SAVED_BARE
+    },
+    Goal {
+        case: "colours and recovery while nothing is lost, all twelve",
+        command: "vigie-bench barrier --simulate --recovery",
+        figure: "largest time / bare steps'",
+        bound: Bound::AtMost(1.0),
+        measure: recovery_cost,
+        ..PAPER
     },
 ];
 
