@@ -42,4 +42,19 @@
 //! - It does not let a group go on silently without a member: after an error the group is unusable
 //!   until its survivors agree on a smaller one.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
+
+pub mod algorithm;
+pub mod checker;
+pub mod cluster;
+mod group;
+pub mod member;
+pub mod packet;
+pub mod reduction;
+mod schedule;
+
+pub use algorithm::Algorithm;
+pub use group::{Group, GroupError, Rank};
+pub use member::Member;
+pub use reduction::Reduction;
+pub use schedule::{Network, Round, Schedule, Source, Step, Target};

@@ -1,12 +1,13 @@
 //! The command line.
 
+mod barrier;
 mod cases;
 mod datagrams;
 mod messages;
 mod soak;
 
-use std::fs::File;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -57,6 +58,8 @@ enum Command {
     /// Datagrams between two processes, over UDP and links, beside plain UDP and the VI layer (about half a
     /// minute; as root, over a veth pair too).
     Datagrams(datagrams::Datagrams),
+    /// Barriers of the paper's cluster, simulated: its figures 5 to 10, with its numbers beside (some seconds).
+    Barrier(barrier::Barrier),
     /// Everything at once, with faults, for a long time: measures nothing, checks everything.
     Soak(soak::Soak),
     /// Measures what the goals need, and shows goal and figure side by side.
@@ -171,7 +174,7 @@ struct Pending {
 #[derive(Debug, Args)]
 struct Goals {
     /// Check the goals of this area only: reaction, hogs, service, fairness, echo, pending, idle,
-    /// costs or messages.
+    /// costs, messages, remote or barrier-sim.
     area: Option<Area>,
     #[command(flatten)]
     output: Output,
@@ -213,6 +216,7 @@ impl Cli {
             Command::Echo(command) => command.run(machine),
             Command::Pingpong(command) => command.run(machine),
             Command::Datagrams(command) => command.run(machine),
+            Command::Barrier(command) => command.run(machine),
             Command::Soak(command) => Ok(command.run()),
             Command::Goals(command) => command.run(machine),
             Command::Watch(watch) => watch.run(),
@@ -245,6 +249,7 @@ impl Command {
             Self::Echo(command) => Some(&command.amount.common.output),
             Self::Pingpong(command) => Some(&command.output),
             Self::Datagrams(command) => Some(&command.output),
+            Self::Barrier(command) => Some(&command.output),
             Self::Goals(command) => Some(&command.output),
             Self::Watch(_) | Self::Soak(_) => None,
         }
@@ -328,6 +333,14 @@ impl Goals {
         self.output.finish(report, &checked)?;
         Ok(if not_met.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
     }
+}
+
+/// Writes a plot.
+fn draw(path: &Path, svg: String) -> Result<(), BenchError> {
+    let error = |source| BenchError::File { path: path.to_owned(), source };
+    fs::write(path, svg).map_err(error)?;
+    println!("written: {}", path.display());
+    Ok(())
 }
 
 /// Runs a plan under a progress bar.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::barrier::simulation::SimulationPlan;
 use crate::cases;
 use crate::cases::container::ContainerPlan;
 use crate::cases::crowd::CrowdPlan;
@@ -62,10 +63,12 @@ pub(crate) enum Experiment {
     Messages,
     /// Messages between network namespaces.
     Remote,
+    /// Barriers of the simulated cluster.
+    BarrierSim,
 }
 
 impl Experiment {
-    pub(crate) const ALL: [Self; 18] = [
+    pub(crate) const ALL: [Self; 19] = [
         Self::Quantum,
         Self::FineYields,
         Self::SeldomYields,
@@ -84,6 +87,7 @@ impl Experiment {
         Self::Switches,
         Self::Messages,
         Self::Remote,
+        Self::BarrierSim,
     ];
 
     /// Measures this experiment, under a progress bar.
@@ -173,6 +177,11 @@ impl Experiment {
             Self::Remote => {
                 let plan = remote_plan(remote_carriers(), &[]);
                 with_progress(plan.cases(), |progress| plan.run(progress))
+            }
+            Self::BarrierSim => {
+                let mut plan = SimulationPlan::goals();
+                plan.seed = seed;
+                with_progress(plan.cases(), |progress| Ok(plan.run(progress)))
             }
         }
     }

@@ -26,6 +26,7 @@
 //!   of [scheduler-centric-io]; both give [`Row`](report::Row)s, for tables, JSON and goals.
 //! - [`cases`]: loads beyond the paper's tables, in which one task could delay another's event.
 //! - [`messages`]: messages between processes of one host, beside limits and peers.
+//! - [`barrier`]: barriers; the paper's cluster in simulation.
 //! - [`GOALS`](goals::GOALS): what vigie must reach, checked by `vigie-bench goals`.
 //!
 //! # Who runs where
@@ -81,10 +82,12 @@ pub mod turns;
 
 pub mod soak;
 
+pub mod barrier;
 pub mod cases;
 pub mod messages;
 
 pub mod machine;
+mod plot;
 pub mod progress;
 pub mod report;
 pub mod table;

@@ -1,0 +1,64 @@
+//! Algorithms in which all members do the same: nobody is master, and nobody tells others to leave.
+
+use super::{
+    partners,
+    writer::{Writer, source},
+};
+use crate::schedule::{Network, Step};
+
+/// Shuffle exchange among the largest power of two, and the others folded in.
+pub(super) fn pairwise(n: u32) -> Vec<Vec<Step>> {
+    let rounds = n.ilog2();
+    let inner = 1 << rounds;
+    (0..n)
+        .map(|rank| {
+            let mut steps = Writer::default();
+            if rank >= inner {
+                steps.send(rank - inner, Network::First);
+                // Behind the exchanges, which are numbered from 0.
+                steps.receive([source(rank - inner, rounds)]);
+                return steps.finish();
+            }
+            let folded = rank.checked_add(inner).filter(|folded| *folded < n);
+            steps.receive(folded.map(|folded| source(folded, 0)));
+            for round in 0..rounds {
+                let partner = rank ^ (1 << round);
+                steps.send(partner, Network::First);
+                steps.receive([source(partner, round)]);
+            }
+            if let Some(folded) = folded {
+                steps.send(folded, Network::First);
+            }
+            steps.finish()
+        })
+        .collect()
+}
+
+/// After a round in which everybody has sent to `ways` others, a member has heard of `ways + 1` times as many
+/// [hensgen88].
+pub(super) fn dissemination(n: u32, ways: u32) -> Vec<Vec<Step>> {
+    (0..n)
+        .map(|rank| {
+            let mut steps = Writer::default();
+            let (mut known, mut sent) = (1, 0);
+            for partners in partners(n, ways) {
+                // No distance reaches n: the last round has only the partners that are needed.
+                for way in 1..=partners {
+                    steps.send(ahead(rank, way * known, n), Network::First);
+                }
+                steps.receive(
+                    (1..=partners)
+                        .map(|way| source(ahead(rank, n - way * known, n), sent + way - 1)),
+                );
+                known = known.saturating_mul(ways + 1);
+                sent += partners;
+            }
+            steps.finish()
+        })
+        .collect()
+}
+
+/// The rank so many further round the circle.
+const fn ahead(rank: u32, distance: u32, n: u32) -> u32 {
+    (rank + distance) % n
+}

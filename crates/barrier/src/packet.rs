@@ -1,0 +1,411 @@
+//! Packets: what members say to each other.
+//!
+//! ```text
+//! magic "vB", version u8, kind u8, group u64, epoch u32, sender u16, round u16, length u16, 0 u16; payload; tag u64 if there is a key
+//! ```
+//! Numbers are little-endian. A group's name is 64 bits that nobody guesses, and that is in every packet: strangers are
+//! kept out as long as they cannot listen. Where they can, a key gives each packet a tag, SipHash-2-4 [siphash].
+
+use std::{collections::BTreeSet, fmt, hash::Hasher};
+
+use siphasher::sip::SipHasher24;
+use thiserror::Error;
+
+use crate::{group::Rank, schedule::Round};
+
+/// What a packet begins with, in bytes.
+pub const HEADER_BYTES: usize = 24;
+
+/// The longest payload, in bytes.
+pub const PAYLOAD_BYTES_MAX: usize = 1024;
+
+/// The longest packet, in bytes.
+pub const PACKET_BYTES_MAX: usize = HEADER_BYTES + PAYLOAD_BYTES_MAX + TAG_BYTES;
+
+/// The most dead members that a packet names.
+pub const DEAD_MAX: usize = PAYLOAD_BYTES_MAX / 2;
+
+const TAG_BYTES: usize = 8;
+const MAGIC: [u8; 2] = *b"vB";
+const VERSION: u8 = 1;
+
+const SIGNAL: u8 = 1;
+const ASK: u8 = 2;
+const HERE: u8 = 3;
+const VIEW: u8 = 4;
+const DECIDED: u8 = 5;
+
+/// A group's name: 64 random bits, the same at all members, told to nobody else.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_structs, reason = "its maker draws it")]
+pub struct GroupId(pub u64);
+
+impl GroupId {
+    /// Returns the name of the group that is left without these: whoever knows this name and agrees on who is dead knows
+    /// that name too, and nobody else does.
+    pub(crate) fn without(self, dead: &BTreeSet<Rank>) -> Self {
+        let mut hasher = SipHasher24::new_with_keys(self.0, !self.0);
+        for rank in dead {
+            hasher.write(&rank.0.to_le_bytes());
+        }
+        Self(hasher.finish())
+    }
+}
+
+impl fmt::Debug for GroupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GroupId(_)")
+    }
+}
+
+/// What all members of a group know, and nobody else: packets carry a tag that depends on it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Key([u8; 16]);
+
+impl Key {
+    /// Takes random bytes for a key.
+    #[must_use]
+    pub const fn new(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    fn tag(&self, bytes: &[u8]) -> [u8; TAG_BYTES] {
+        SipHasher24::new_with_key(&self.0).hash(bytes).to_le_bytes()
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(_)")
+    }
+}
+
+/// A packet that was read, or is to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Packet<'a> {
+    /// Of which group.
+    pub group: GroupId,
+    /// Of which barrier, counted from 0 and round the corner.
+    pub epoch: u32,
+    /// Who says it.
+    pub sender: Rank,
+    /// What it says.
+    pub body: Body<'a>,
+}
+
+/// What a packet says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Body<'a> {
+    /// A message of the schedule.
+    Signal {
+        /// Which of the sender's.
+        round: Round,
+        /// What is reduced: as many bytes as the group has agreed on.
+        value: &'a [u8],
+    },
+    /// The sender waits for this message of the receiver.
+    Ask {
+        /// Which of the receiver's.
+        round: Round,
+        /// Repeated by an answer, so that no older one passes for it.
+        attempt: u32,
+    },
+    /// The sender is alive, and has not sent what it was asked for.
+    Here {
+        /// That of the question.
+        attempt: u32,
+    },
+    /// The sender believes these to be dead.
+    View {
+        /// Whether the sender waits for the receiver's view.
+        wants_reply: bool,
+        /// Who is dead.
+        dead: Dead<'a>,
+    },
+    /// The survivors have agreed that these are dead.
+    Decided {
+        /// Who is dead.
+        dead: Dead<'a>,
+    },
+}
+
+/// Some ranks, ascending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dead<'a>(&'a [u8]);
+
+impl<'a> Dead<'a> {
+    /// Takes ranks of 16 bits, ascending, least significant byte first: at most [`DEAD_MAX`].
+    fn new(bytes: &'a [u8]) -> Option<Self> {
+        let is_ascending = Self(bytes).ranks().is_sorted_by(|one, next| one < next);
+        (bytes.len().is_multiple_of(2) && is_ascending).then_some(Self(bytes))
+    }
+
+    /// Returns them in order.
+    pub fn ranks(self) -> impl Iterator<Item = Rank> + 'a {
+        let rank = |bytes: &[u8; 2]| Rank(u16::from_le_bytes(*bytes).into());
+        self.0.as_chunks().0.iter().map(rank)
+    }
+}
+
+/// Writes down ranks for a packet, or nothing if they are too many.
+pub(crate) fn list(ranks: &BTreeSet<Rank>) -> Option<Vec<u8>> {
+    let bytes = |rank: &Rank| u16::try_from(rank.0).ok().map(u16::to_le_bytes);
+    let bytes: Vec<[u8; 2]> = ranks.iter().map(bytes).collect::<Option<_>>()?;
+    (bytes.len() <= DEAD_MAX).then(|| bytes.concat())
+}
+
+/// Why bytes are no packet of a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ParseError {
+    /// Fewer bytes than a packet has, or more than the longest has.
+    #[error("{length} bytes are no packet")]
+    Length {
+        /// How many there are.
+        length: usize,
+    },
+    /// It does not begin as a packet does.
+    #[error("these bytes are of something else")]
+    Magic,
+    /// Another version.
+    #[error(
+        "a packet of version {version}, not {VERSION}: all members need the same version of this library"
+    )]
+    Version {
+        /// The version.
+        version: u8,
+    },
+    /// The tag is wrong: a stranger's, or changed on the way.
+    #[error("the tag is wrong")]
+    Tag,
+    /// A packet that its sender could not have meant.
+    #[error("a packet of kind {kind} with contents that it cannot have")]
+    Contents {
+        /// The kind.
+        kind: u8,
+    },
+}
+
+impl<'a> Packet<'a> {
+    /// Puts a packet together.
+    #[must_use]
+    pub const fn new(group: GroupId, epoch: u32, sender: Rank, body: Body<'a>) -> Self {
+        Self { group, epoch, sender, body }
+    }
+
+    /// Reads a packet, whose tag must be right if there is a key; without one there must be no tag.
+    ///
+    /// # Errors
+    /// [`ParseError`]. Nothing but the header is looked at before the tag.
+    pub fn parse(bytes: &'a [u8], key: Option<&Key>) -> Result<Self, ParseError> {
+        let wrong = Err(ParseError::Length { length: bytes.len() });
+        let Some((header, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else { return wrong };
+        if header[..2] != MAGIC {
+            return Err(ParseError::Magic);
+        }
+        let (version, kind) = (header[2], header[3]);
+        if version != VERSION {
+            return Err(ParseError::Version { version });
+        }
+        let length = usize::from(u16::from_le_bytes([header[20], header[21]]));
+        let tag_bytes = if key.is_some() { TAG_BYTES } else { 0 };
+        if length > PAYLOAD_BYTES_MAX || rest.len() != length + tag_bytes {
+            return wrong;
+        }
+        let (payload, tag) = rest.split_at(length);
+        if key.is_some_and(|key| !is_same(&key.tag(&bytes[..HEADER_BYTES + length]), tag)) {
+            return Err(ParseError::Tag);
+        }
+        let round = u16::from_le_bytes([header[18], header[19]]);
+        let body = Body::read(kind, round, payload)
+            .filter(|_| header[22..] == [0, 0])
+            .ok_or(ParseError::Contents { kind })?;
+        let group = header[4..12].as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
+        Ok(Self {
+            group: GroupId(group.sum()),
+            epoch: u32::from_le_bytes([header[12], header[13], header[14], header[15]]),
+            sender: Rank(u16::from_le_bytes([header[16], header[17]]).into()),
+            body,
+        })
+    }
+
+    /// Writes the packet, with a tag if there is a key.
+    #[must_use]
+    pub fn encode(&self, key: Option<&Key>) -> Vec<u8> {
+        let attempt;
+        let (kind, round, payload) = match self.body {
+            Body::Signal { round, value } => (SIGNAL, round.0, value),
+            Body::Ask { round, attempt: number } => {
+                attempt = number.to_le_bytes();
+                (ASK, round.0, &attempt[..])
+            }
+            Body::Here { attempt: number } => {
+                attempt = number.to_le_bytes();
+                (HERE, 0, &attempt[..])
+            }
+            Body::View { wants_reply, dead } => (VIEW, u16::from(wants_reply), dead.0),
+            Body::Decided { dead } => (DECIDED, 0, dead.0),
+        };
+        let payload = &payload[..payload.len().min(PAYLOAD_BYTES_MAX)];
+        // Both fit: the largest group has ranks of 16 bits, and the longest payload is cut above.
+        let sender = u16::try_from(self.sender.0).unwrap_or(u16::MAX);
+        let length = u16::try_from(payload.len()).unwrap_or(u16::MAX);
+        let mut packet = Vec::with_capacity(HEADER_BYTES + payload.len() + TAG_BYTES);
+        packet.extend(MAGIC);
+        packet.extend([VERSION, kind]);
+        packet.extend(self.group.0.to_le_bytes());
+        packet.extend(self.epoch.to_le_bytes());
+        packet.extend([sender, round, length, 0].map(u16::to_le_bytes).as_flattened());
+        packet.extend(payload);
+        if let Some(key) = key {
+            packet.extend(key.tag(&packet));
+        }
+        packet
+    }
+}
+
+impl<'a> Body<'a> {
+    fn read(kind: u8, round: u16, payload: &'a [u8]) -> Option<Self> {
+        let attempt = || payload.try_into().ok().map(u32::from_le_bytes);
+        match (kind, round) {
+            (SIGNAL, _) => Some(Self::Signal { round: Round(round), value: payload }),
+            (ASK, _) => Some(Self::Ask { round: Round(round), attempt: attempt()? }),
+            (HERE, 0) => Some(Self::Here { attempt: attempt()? }),
+            (VIEW, 0 | 1) => {
+                Some(Self::View { wants_reply: round == 1, dead: Dead::new(payload)? })
+            }
+            (DECIDED, 0) => Some(Self::Decided { dead: Dead::new(payload)? }),
+            _ => None,
+        }
+    }
+
+    /// Names those dead that [`list`] has written down.
+    pub(crate) const fn view(list: &'a [u8], wants_reply: bool) -> Self {
+        Self::View { wants_reply, dead: Dead(list) }
+    }
+
+    /// As [`Self::view`].
+    pub(crate) const fn decided(list: &'a [u8]) -> Self {
+        Self::Decided { dead: Dead(list) }
+    }
+}
+
+/// Whether two tags are the same; how long that takes does not tell where they differ.
+fn is_same(one: &[u8], other: &[u8]) -> bool {
+    let differing = one.iter().zip(other).fold(0, |sum, (one, other)| sum | (one ^ other));
+    one.len() == other.len() && differing == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn packets(list: &[u8]) -> Vec<Packet<'_>> {
+        [
+            Body::Signal { round: Round(65_535), value: &[] },
+            Body::Signal { round: Round(3), value: &[9; PAYLOAD_BYTES_MAX] },
+            Body::Ask { round: Round(7), attempt: u32::MAX },
+            Body::Here { attempt: 5 },
+            Body::view(list, true),
+            Body::view(&[], false),
+            Body::decided(list),
+        ]
+        .into_iter()
+        .map(|body| Packet::new(GroupId(0x0123_4567_89ab_cdef), 0xdead_beef, Rank(65_535), body))
+        .collect()
+    }
+
+    /// Goal: what is written is read. Method: every kind, with a tag and without; a list of ranks.
+    #[test]
+    fn packets_are_read_as_written() {
+        let ranks: BTreeSet<Rank> = [0, 255, 256, 65_535].map(Rank).into();
+        let list = list(&ranks).expect("few");
+        let key = Key::new([7; 16]);
+        for packet in packets(&list) {
+            for key in [None, Some(&key)] {
+                let bytes = packet.encode(key);
+                assert!(bytes.len() <= PACKET_BYTES_MAX);
+                assert_eq!(Packet::parse(&bytes, key), Ok(packet));
+            }
+            if let Body::Decided { dead } = packet.body {
+                assert!(dead.ranks().eq(ranks.iter().copied()));
+            }
+        }
+        let many: BTreeSet<Rank> = (0..513).map(Rank).collect();
+        assert_eq!(super::list(&many), None);
+    }
+
+    /// Goal: the layout is what the module says, so that versions can be told apart for ever. Method: one packet by hand.
+    #[test]
+    fn the_layout_is_fixed() {
+        let body = Body::Signal { round: Round(0x0102), value: &[0xaa] };
+        let packet = Packet::new(GroupId(0x1112_1314_1516_1718), 0x2122_2324, Rank(0x3132), body);
+        let bytes = [
+            b'v', b'B', 1, 1, 0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11, 0x24, 0x23, 0x22,
+            0x21, 0x32, 0x31, 0x02, 0x01, 1, 0, 0, 0, 0xaa,
+        ];
+        assert_eq!(packet.encode(None), bytes);
+    }
+
+    /// Goal: with a key, no bit can be changed. Method: every bit of every kind; cut and prolonged; without the tag,
+    /// with another key.
+    #[test]
+    fn tags_cover_everything() {
+        let list = list(&[1, 2].map(Rank).into()).expect("few");
+        let key = Key::new([7; 16]);
+        for packet in packets(&list) {
+            let bytes = packet.encode(Some(&key));
+            for bit in 0..bytes.len().min(64) * 8 {
+                let mut forged = bytes.clone();
+                forged[bit / 8] ^= 1 << (bit % 8);
+                assert!(Packet::parse(&forged, Some(&key)).is_err(), "{packet:?}, bit {bit}");
+            }
+            for length in 0..bytes.len() {
+                assert!(Packet::parse(&bytes[..length], Some(&key)).is_err());
+                assert!(
+                    Packet::parse(&bytes[..length], None).is_err() || length + 8 == bytes.len()
+                );
+            }
+            assert!(Packet::parse(&[&bytes[..], &[0]].concat(), Some(&key)).is_err());
+            assert!(Packet::parse(&packet.encode(None), Some(&key)).is_err());
+            let other = Key::new([8; 16]);
+            assert_eq!(Packet::parse(&bytes, Some(&other)), Err(ParseError::Tag));
+        }
+    }
+
+    /// Goal: what no member would send is refused. Method: each field with a value that it cannot have.
+    #[test]
+    fn impossible_contents_are_refused() {
+        let list = list(&[1, 2].map(Rank).into()).expect("few");
+        let parse = |bytes: &[u8]| Packet::parse(bytes, None).expect_err("impossible");
+        let view = packets(&list)[4].encode(None);
+        let with = |at: usize, byte: u8| {
+            let mut bytes = view.clone();
+            bytes[at] = byte;
+            bytes
+        };
+        assert_eq!(parse(&with(0, 0)), ParseError::Magic);
+        assert_eq!(parse(&with(2, 2)), ParseError::Version { version: 2 });
+        assert!(parse(&with(2, 2)).to_string().contains("same version"));
+        let contents = ParseError::Contents { kind: VIEW };
+        assert_eq!(parse(&with(3, 0)), ParseError::Contents { kind: 0 });
+        assert_eq!(parse(&with(3, HERE)), ParseError::Contents { kind: HERE });
+        assert_eq!(parse(&with(18, 2)), contents, "a flag that there is not");
+        assert_eq!(parse(&with(22, 1)), contents, "what is 0");
+        assert_eq!(parse(&with(26, 1)), contents, "one rank twice");
+        assert!(matches!(parse(&with(20, 3)), ParseError::Length { .. }));
+        assert!(matches!(parse(&[0; 5000]), ParseError::Magic));
+        assert!(matches!(parse(&[]), ParseError::Length { length: 0 }));
+    }
+
+    /// Goal: the name of a smaller group depends on both who is left and the old name. Method: change either.
+    #[test]
+    fn smaller_groups_have_names_of_their_own() {
+        let id = GroupId(42);
+        let of = |ranks: &[u32]| id.without(&ranks.iter().copied().map(Rank).collect());
+        assert!(of(&[1]) != of(&[2]) && of(&[1]) != of(&[1, 2]) && of(&[1]) != id);
+        assert!(of(&[1]) == of(&[1]) && GroupId(43).without(&[Rank(1)].into()) != of(&[1]));
+    }
+}
