@@ -44,8 +44,15 @@
 
 #![deny(unsafe_code)]
 
+mod error;
 mod group;
+pub mod local;
+#[cfg(loom)]
+#[doc(hidden)]
+pub mod loom_exports;
 mod schedule;
+mod sync;
 
+pub use error::{Arrived, BarrierError, LostRanks, Passed};
 pub use group::{Group, GroupError, Rank};
 pub use schedule::{Network, Round, Schedule, Source, Step, Target};
