@@ -1,10 +1,15 @@
 //! The door to atomics and locks for what is model-checked: std, or loom under `--cfg loom`.
 
 #[cfg(loom)]
-pub(crate) use loom::sync::{
-    Mutex, MutexGuard,
-    atomic::{AtomicU32, AtomicU64, Ordering},
+pub(crate) use loom::{
+    hint::spin_loop,
+    sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
 };
+#[cfg(not(loom))]
+pub(crate) use std::hint::spin_loop;
 pub(crate) use std::sync::PoisonError;
 #[cfg(not(loom))]
 pub(crate) use std::sync::{

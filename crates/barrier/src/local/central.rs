@@ -137,7 +137,7 @@ mod tests {
     /// arrival.
     #[test]
     fn counts_wrap_around() {
-        for size in [1, 2, 3, 5, 32, 65_536] {
+        for size in [1_u32, 2, 3, 5, 32, 65_536] {
             let central = Central::new();
             let begin = 0_u32.wrapping_sub(size.wrapping_mul(3).wrapping_add(1));
             central.arrivals.store(begin, Ordering::Relaxed);

@@ -3,6 +3,7 @@ pub(crate) mod absence;
 pub(crate) mod central;
 #[cfg(not(loom))]
 mod patience;
+mod place;
 #[cfg(not(loom))]
 pub mod shm;
 mod tasks;

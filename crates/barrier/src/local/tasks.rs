@@ -1,4 +1,23 @@
 //! Barriers of tasks.
+//!
+//! A barrier of many tasks costs a wake-up and a poll of each, whatever the barrier does; what it can do is let all
+//! workers take part in them without getting in each other's way. So members are divided into *teams*, as many as
+//! there are processors. The last of a team to arrive counts for all of it, and is the one that later wakes it: so
+//! the whole team is queued on that member's worker, and is at home there from then on, its counter and its wakers
+//! in that processor's cache, whatever the executor is.
+//!
+//! ```text
+//!  member     team's counter        counter of all teams
+//!    │ arrive (1) ──▶ early: asleep
+//!    │ arrive (1) ──▶ last: ────────▶ arrive (2) ──▶ last: passed; wakes its own team and all whose
+//!    │                                 │             last member is away (4)
+//!    │                                 ▼ early
+//!    │        looks for a moment (3), on its worker, which has nothing else to do for this barrier
+//!    │             │ passed: wakes its own team          │ not passed: away, asleep
+//! ```
+//!
+//! (3) spares a sleep of the whole worker, whose wake-up costs more than the barrier; it is left out where
+//! the other teams were last seen on the same thread, and mostly where it was in vain before.
 
 use std::{
     future::Future,
@@ -9,13 +28,14 @@ use std::{
 
 use super::{
     absence::Absences,
-    central::{Arrival, Central, Position},
+    central::{Arrival, Central},
     next_group,
+    place::{Place, team_count},
 };
 use crate::{
     error::{Arrived, BarrierError, Passed},
     group::{Group, Rank},
-    sync::{Mutex, lock},
+    sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock, spin_loop},
 };
 
 /// A barrier of tasks, of one runtime or of several: no member ever enters the kernel for it.
@@ -45,7 +65,8 @@ use crate::{
 /// ```
 ///
 /// # Cost
-/// One atomic addition and one uncontended lock for each member; the last to arrive wakes all others.
+/// An atomic addition, and a wake-up by an uncontended lock, for each member; for each processor one exchange with the
+/// others. Members that have nothing to wait for may be woken.
 #[derive(Debug)]
 #[must_use = "a barrier does nothing before its members wait"]
 pub struct TaskBarrier {
@@ -56,16 +77,56 @@ pub struct TaskBarrier {
 struct Shared {
     group: Group,
     number: u64,
+    /// Counts teams.
     central: Central,
     absences: Absences,
+    teams: Box<[Team]>,
     slots: Box<[Slot]>,
 }
+
+/// Members that are woken by one of them.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Team {
+    /// Counts members.
+    central: Central,
+    /// Which ranks.
+    first: u32,
+    size: u32,
+    /// Whether its last member looks: [`LOOKING`] from before that counts for the team, or [`AWAY`]. Whoever passes
+    /// the barrier last puts [`DONE`] there, and wakes the team unless it found [`LOOKING`]; who looked and finds
+    /// that it was passed, or `DONE`, wakes the team. If the exchange is late, the team may be in the next barrier
+    /// already, and is woken once more than needed by the one or the other, but never less: the two sides
+    /// exchange one word.
+    watch: AtomicU32,
+    /// Where its last member was last seen: a hint.
+    place: AtomicU64,
+    /// How often in a row looking was in vain: a hint.
+    losses: AtomicU32,
+}
+
+const AWAY: u32 = 0;
+const LOOKING: u32 = 1;
+const DONE: u32 = 2;
+
+/// Looks in a row: some 5 µs, a few times what the others' part of a barrier takes.
+#[cfg(not(loom))]
+const LOOKS: u32 = 200;
+#[cfg(loom)]
+const LOOKS: u32 = 1;
+
+/// Times in a row that looking was in vain, after which most barriers do without.
+const LOSSES_MAX: u32 = 3;
+
+/// One barrier of so many still looks then.
+const TRY_EVERY: u32 = 16;
 
 /// Where a member waits. A cache line of its own, since members run on different processors.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Slot {
-    /// Who is to be woken. It stays from barrier to barrier: a task's waker seldom changes.
+    /// Who is to be woken. It stays from barrier to barrier: a task's waker seldom changes. Wakers are called with
+    /// it locked: they queue tasks, and run none.
     waker: Mutex<Option<Waker>>,
 }
 
@@ -73,8 +134,16 @@ impl TaskBarrier {
     /// Makes a barrier of a group, in which nobody has entered.
     pub fn new(group: Group) -> Self {
         let slots = group.ranks().map(|_| Slot { waker: Mutex::new(None) }).collect();
+        let (size, count) = (group.size(), team_count(group.size()));
+        let teams = (0..count).map(|team| {
+            // The first ones have one more if it does not come out even.
+            let (each, rest) = (size / count, size % count);
+            let first = team * each + team.min(rest);
+            Team::new(first, each + u32::from(team < rest))
+        });
         let (central, absences) = (Central::new(), Absences::new(group));
-        let shared = Shared { group, number: next_group(), central, absences, slots };
+        let teams = teams.collect();
+        let shared = Shared { group, number: next_group(), central, absences, teams, slots };
         Self { shared: Arc::new(shared) }
     }
 
@@ -83,26 +152,121 @@ impl TaskBarrier {
     pub fn into_members(self) -> impl ExactSizeIterator<Item = TaskMember> {
         let Self { shared } = self;
         // All of them exist at once: one that is never taken from the iterator would be waited for.
-        let member = |rank| TaskMember {
+        let member = |rank: Rank| TaskMember {
+            team: shared.teams.iter().rposition(|team| team.first <= rank.0).unwrap_or(0),
             shared: Arc::clone(&shared),
             rank,
-            position: Position::first(shared.group.size()),
+            epoch: 0,
             is_entered: false,
+            registered: (0, 0),
         };
         shared.group.ranks().map(member).collect::<Vec<_>>().into_iter()
     }
 }
 
+impl Team {
+    fn new(first: u32, size: u32) -> Self {
+        Self {
+            central: Central::new(),
+            first,
+            size,
+            watch: AtomicU32::new(AWAY),
+            place: AtomicU64::new(0),
+            losses: AtomicU32::new(0),
+        }
+    }
+
+    /// Returns whether looking is worth while, by what came of it lately.
+    fn is_hopeful(&self) -> bool {
+        let losses = self.losses.load(Ordering::Relaxed);
+        if losses <= LOSSES_MAX {
+            return true;
+        }
+        // It looks seldom, but it looks.
+        self.losses.store(losses.wrapping_add(1).max(LOSSES_MAX + 1), Ordering::Relaxed);
+        losses.is_multiple_of(TRY_EVERY)
+    }
+}
+
 impl Shared {
-    /// Wakes all who wait, `by` excepted.
-    fn wake_others(&self, by: Rank) {
-        for (rank, slot) in (0..).map(Rank).zip(&self.slots) {
+    /// The count of teams at which barrier `epoch` is passed.
+    fn target(&self, epoch: u32) -> u32 {
+        // Not more than the members, which fit.
+        let count = u32::try_from(self.teams.len()).unwrap_or(u32::MAX);
+        epoch.wrapping_add(1).wrapping_mul(count)
+    }
+
+    /// Wakes the members of a team, `by` excepted.
+    fn wake(&self, team: &Team, by: Rank) {
+        let members = Rank(team.first).index()..Rank(team.first + team.size).index();
+        let slots = self.slots.get(members).unwrap_or(&[]);
+        for (rank, slot) in (team.first..).map(Rank).zip(slots) {
             if rank != by
                 && let Some(waker) = &*lock(&slot.waker)
             {
                 waker.wake_by_ref();
             }
         }
+    }
+
+    /// Wakes all who wait, `by` excepted.
+    fn wake_all(&self, by: Rank) {
+        self.teams.iter().for_each(|team| self.wake(team, by));
+    }
+
+    /// A member arrives, and does for its team what is its part. Returns whether the barrier is passed.
+    fn arrive(&self, rank: Rank, team: &Team, epoch: u32) -> bool {
+        let target = epoch.wrapping_add(1).wrapping_mul(team.size);
+        if team.central.arrive(target) == Arrival::Early {
+            return false;
+        }
+        let target = self.target(epoch);
+        let here = Place::here();
+        if team.place.load(Ordering::Relaxed) != here.0 {
+            team.place.store(here.0, Ordering::Relaxed);
+        }
+        let is_elsewhere = |other: &Team| here.is_not(other.place.load(Ordering::Relaxed));
+        let looks = self.teams.iter().any(is_elsewhere) && team.is_hopeful();
+        // Before the team is counted: whoever counts last finds it. Nobody else changes it until then, except for
+        // the end of a late exchange, which both sides can bear.
+        team.watch.store(if looks { LOOKING } else { AWAY }, Ordering::SeqCst);
+        if self.central.arrive(target) == Arrival::Last {
+            self.release(rank, team);
+            return true;
+        }
+        let is_passed = looks && self.look(team, target);
+        if is_passed {
+            self.wake(team, rank);
+        }
+        is_passed
+    }
+
+    /// All have arrived, this member as the last one.
+    fn release(&self, rank: Rank, own: &Team) {
+        // First those who may start at once, on other processors.
+        for team in &self.teams {
+            if !std::ptr::eq(team, own) && team.watch.swap(DONE, Ordering::SeqCst) != LOOKING {
+                self.wake(team, rank);
+            }
+        }
+        self.wake(own, rank);
+    }
+
+    /// Looks whether the barrier is passed, for a moment. If not, whoever passes it wakes the team.
+    fn look(&self, team: &Team, target: u32) -> bool {
+        for _ in 0..LOOKS {
+            if self.central.is_passed(target) {
+                if team.losses.load(Ordering::Relaxed) != 0 {
+                    team.losses.store(0, Ordering::Relaxed);
+                }
+                return true;
+            }
+            spin_loop();
+        }
+        team.losses.fetch_add(1, Ordering::Relaxed);
+        // Either the last one finds this, or this finds that it was there. What it finds may be of the barrier
+        // before, whose last member was slow: hence the look.
+        team.watch.swap(AWAY, Ordering::SeqCst) == DONE && self.central.is_passed(target)
     }
 }
 
@@ -115,9 +279,13 @@ impl Shared {
 pub struct TaskMember {
     shared: Arc<Shared>,
     rank: Rank,
+    /// Its place among the teams.
+    team: usize,
     /// The barrier in which it is, or which it enters next.
-    position: Position,
+    epoch: u32,
     is_entered: bool,
+    /// What the waker in the slot is made of, which this member alone changes: spares a lock.
+    registered: (usize, usize),
 }
 
 impl TaskMember {
@@ -152,7 +320,7 @@ impl TaskMember {
     /// # Errors
     /// [`BarrierError::AlreadyEntered`], [`BarrierError::Lost`].
     pub fn arrive(&mut self) -> Result<Arrived, BarrierError> {
-        let epoch = self.position.epoch;
+        let epoch = self.epoch;
         if self.is_entered {
             return Err(BarrierError::AlreadyEntered { epoch });
         }
@@ -170,54 +338,57 @@ impl TaskMember {
     pub fn depart(&mut self, token: Arrived) -> Depart<'_> {
         let own = Arrived {
             rank: self.rank,
-            epoch: self.position.epoch,
+            epoch: self.epoch,
             group: self.shared.number,
         };
         let refused = (!self.is_entered || token != own).then_some(token);
         Depart { member: self, refused }
     }
 
-    /// Returns whether all have entered; only then it has departed.
-    fn enter(&mut self) -> Result<Arrival, BarrierError> {
+    /// Returns whether all have entered.
+    fn enter(&mut self) -> Result<bool, BarrierError> {
         let shared = &*self.shared;
-        if shared.absences.fails(self.position.epoch) {
-            return Err(shared.absences.error(self.position.epoch));
+        if shared.absences.fails(self.epoch) {
+            return Err(shared.absences.error(self.epoch));
         }
         self.is_entered = true;
-        let arrival = shared.central.arrive(self.position.target);
-        if arrival == Arrival::Last {
-            shared.wake_others(self.rank);
-        }
-        Ok(arrival)
+        let team = shared.teams.get(self.team);
+        Ok(team.is_some_and(|team| shared.arrive(self.rank, team, self.epoch)))
     }
 
     fn depart_now(&mut self) -> Passed {
-        let passed = Passed::new(self.position.epoch);
-        self.position = self.position.next(self.shared.group.size());
+        let passed = Passed::new(self.epoch);
+        self.epoch = self.epoch.wrapping_add(1);
         self.is_entered = false;
         passed
     }
 
     /// Leaves the waker to be woken with.
-    fn register(&self, cx: &Context<'_>) {
-        let Some(slot) = self.shared.slots.get(self.rank.index()) else { return };
-        let replaced;
-        {
-            let mut waker = lock(&slot.waker);
-            match &*waker {
-                Some(waker) if waker.will_wake(cx.waker()) => return,
-                _ => replaced = waker.replace(cx.waker().clone()),
-            }
+    #[inline]
+    fn register(&mut self, cx: &Context<'_>) {
+        let waker = cx.waker();
+        // As `Waker::will_wake`. The slot keeps what these point at alive, so that nothing else is there.
+        let parts = (waker.data().addr(), std::ptr::from_ref(waker.vtable()).addr());
+        if parts != self.registered {
+            self.registered = parts;
+            self.register_new(waker);
         }
+    }
+
+    #[cold]
+    fn register_new(&self, waker: &Waker) {
+        let Some(slot) = self.shared.slots.get(self.rank.index()) else { return };
+        let waker = waker.clone();
+        let replaced = lock(&slot.waker).replace(waker);
         // Outside the lock: it may be the last reference to a task.
         drop(replaced);
     }
 
     fn poll_wait(&mut self, cx: &Context<'_>) -> Poll<Result<Passed, BarrierError>> {
         if !self.is_entered {
-            // Before it enters: whoever arrives last finds the waker, and nobody has to look once more.
+            // Before it enters: whoever wakes its team finds the waker, and nobody has to look once more.
             self.register(cx);
-            if self.enter()? == Arrival::Last {
+            if self.enter()? {
                 return Poll::Ready(Ok(self.depart_now()));
             }
             // A failure that came before the waker was there was seen on entering; one that comes later
@@ -234,21 +405,20 @@ impl TaskMember {
 
     fn outcome(&mut self) -> Option<Result<Passed, BarrierError>> {
         let shared = &*self.shared;
-        if shared.central.is_passed(self.position.target) {
+        if shared.central.is_passed(shared.target(self.epoch)) {
             return Some(Ok(self.depart_now()));
         }
-        let epoch = self.position.epoch;
         // Who has left may have entered this one before: only those who have not make it fail.
-        shared.absences.fails(epoch).then(|| Err(shared.absences.error(epoch)))
+        let fails = shared.absences.fails(self.epoch);
+        fails.then(|| Err(shared.absences.error(self.epoch)))
     }
 }
 
 impl Drop for TaskMember {
     fn drop(&mut self) {
-        let next = self.position.next(self.shared.group.size());
-        let missing = if self.is_entered { next } else { self.position };
-        self.shared.absences.leave(self.rank, missing.epoch);
-        self.shared.wake_others(self.rank);
+        let missing = self.epoch.wrapping_add(u32::from(self.is_entered));
+        self.shared.absences.leave(self.rank, missing);
+        self.shared.wake_all(self.rank);
         let slot = self.shared.slots.get(self.rank.index());
         // Outside the lock: it may be the last reference to a task.
         let waker = slot.and_then(|slot| lock(&slot.waker).take());
