@@ -190,6 +190,7 @@ impl ThreadMember {
             while !is_over() {
                 shared.sleep_unless(is_over);
             }
+            patience.after_sleep();
         }
         // Whoever has left may have entered this one before: only if it was not passed has it failed.
         if shared.central.is_passed(position.target) {

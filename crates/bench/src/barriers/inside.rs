@@ -180,6 +180,7 @@ pub(super) fn std(laps: Laps) -> Result<GroupCosts, Failure> {
     on_threads(laps, (0..laps.members).map(|_| wait))
 }
 
+#[cfg(feature = "hurdles")]
 pub(super) fn hurdles(laps: Laps) -> Result<GroupCosts, Failure> {
     let size = usize::try_from(laps.members).map_err(Failure::runtime)?;
     let barrier = hurdles::Barrier::new(size);
@@ -191,6 +192,12 @@ pub(super) fn hurdles(laps: Laps) -> Result<GroupCosts, Failure> {
         }
     };
     on_threads(laps, (0..laps.members).map(wait).collect::<Vec<_>>())
+}
+
+/// Without the feature.
+#[cfg(not(feature = "hurdles"))]
+pub(super) fn hurdles(_: Laps) -> Result<GroupCosts, Failure> {
+    Err(Failure::runtime("this program is built without the feature `hurdles`"))
 }
 
 /// What the kernel's scheduler allows: nothing but giving the processor away, until each thread has had it.

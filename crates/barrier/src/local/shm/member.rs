@@ -250,9 +250,13 @@ impl ShmMember {
     async fn finish(&mut self) -> Result<Passed, BarrierError> {
         let (seat, position) = (&*self.seat, self.position);
         let mut outcome = self.patience.until(|| seat.outcome(position));
+        let has_given_up = outcome.is_none();
         while outcome.is_none() {
             self.handle.wait(position).await?;
             outcome = seat.outcome(position);
+        }
+        if has_given_up {
+            self.patience.after_sleep();
         }
         outcome.unwrap_or(Ok(()))?;
         Ok(self.depart_now())
@@ -262,6 +266,7 @@ impl ShmMember {
         let (seat, position) = (&*self.seat, self.position);
         let mut outcome = self.patience.until(|| seat.outcome(position));
         let nap = futex::Timespec::try_from(NAP).unwrap_or(futex::Timespec { tv_sec: 1, tv_nsec: 0 });
+        let has_given_up = outcome.is_none();
         while outcome.is_none() {
             let gate = seat.segment.central().begin_sleep();
             outcome = seat.outcome(position);
@@ -272,6 +277,9 @@ impl ShmMember {
                 seat.look().map_err(BarrierError::io("looking whether members are gone"))?;
                 outcome = seat.outcome(position);
             }
+        }
+        if has_given_up {
+            self.patience.after_sleep();
         }
         outcome.unwrap_or(Ok(()))?;
         Ok(self.depart_now())
