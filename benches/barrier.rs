@@ -67,9 +67,9 @@ fn threads(group: Group, count: u64) -> Duration {
             })
         })
         .collect();
-    let elapsed = threads.into_iter().map(|thread| {
-        thread.join().expect("no member panics").expect("no member leaves early")
-    });
+    let elapsed = threads
+        .into_iter()
+        .map(|thread| thread.join().expect("no member panics").expect("no member leaves early"));
     elapsed.max().unwrap_or_default()
 }
 

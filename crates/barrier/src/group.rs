@@ -20,7 +20,11 @@ impl Group {
     /// # Errors
     /// [`GroupError`] if the size is out of that range.
     pub const fn new(size: u32) -> Result<Self, GroupError> {
-        if size == 0 || size > Self::SIZE_MAX { Err(GroupError { size }) } else { Ok(Self { size }) }
+        if size == 0 || size > Self::SIZE_MAX {
+            Err(GroupError { size })
+        } else {
+            Ok(Self { size })
+        }
     }
 
     /// Returns the number of members.

@@ -94,8 +94,7 @@ fn nobody_leaves_early() {
 async fn nobody_leaves_early_under_another_runtime() {
     let counters = counters(17);
     let play = |member| play(member, Arc::clone(&counters), 200);
-    let tasks: Vec<_> =
-        members(17).into_iter().map(|member| tokio::spawn(play(member))).collect();
+    let tasks: Vec<_> = members(17).into_iter().map(|member| tokio::spawn(play(member))).collect();
     for task in tasks {
         task.await.expect("no panic").expect("all live");
     }
@@ -199,7 +198,9 @@ fn a_member_that_leaves_is_named() {
                                 assert!(error.is_final());
                                 // It stays so; others that have heard may be gone since.
                                 let again = member.wait().await.expect_err("unusable");
-                                assert!(error.lost().iter().all(|rank| again.lost().contains(rank)));
+                                assert!(
+                                    error.lost().iter().all(|rank| again.lost().contains(rank))
+                                );
                                 return Some(error.lost().to_vec());
                             }
                         }

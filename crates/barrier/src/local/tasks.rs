@@ -139,6 +139,7 @@ impl TaskBarrier {
 
     /// Returns the members, in the order of their ranks. Each is handed to one task: it is the right to enter as
     /// that rank, once in each barrier. One that is dropped has left the group.
+    #[must_use = "members that are dropped have left the group"]
     pub fn into_members(self) -> impl ExactSizeIterator<Item = TaskMember> {
         let Self { shared } = self;
         // All of them exist at once: one that is never taken from the iterator would be waited for.
@@ -324,11 +325,7 @@ impl TaskMember {
     /// # Errors
     /// [`BarrierError::Lost`]; [`BarrierError::ForeignToken`] for a token of another member or barrier.
     pub fn depart(&mut self, token: Arrived) -> Depart<'_> {
-        let own = Arrived {
-            rank: self.rank,
-            epoch: self.epoch,
-            group: self.shared.number,
-        };
+        let own = Arrived { rank: self.rank, epoch: self.epoch, group: self.shared.number };
         let refused = (!self.is_entered || token != own).then_some(token);
         Depart { member: self, refused }
     }

@@ -57,6 +57,7 @@ impl ThreadBarrier {
 
     /// Returns the members, in the order of their ranks. Each is handed to one thread: it is the right to enter
     /// as that rank, once in each barrier. One that is dropped has left the group.
+    #[must_use = "members that are dropped have left the group"]
     pub fn into_members(self) -> impl ExactSizeIterator<Item = ThreadMember> {
         let Self { shared } = self;
         let size = shared.group.size();
@@ -76,7 +77,8 @@ impl Shared {
     fn wake_sleepers(&self) {
         if self.central.must_wake() {
             // It fails for addresses that are none only.
-            let _ = futex::wake(self.central.gate(), futex::Flags::PRIVATE, i32::MAX.unsigned_abs());
+            let _ =
+                futex::wake(self.central.gate(), futex::Flags::PRIVATE, i32::MAX.unsigned_abs());
         }
     }
 
@@ -183,9 +185,8 @@ impl ThreadMember {
     #[inline]
     fn depart_blocking(&mut self) -> Result<Passed, BarrierError> {
         let Self { shared, position, patience, .. } = self;
-        let is_over = || {
-            shared.central.is_passed(position.target) || shared.absences.fails(position.epoch)
-        };
+        let is_over =
+            || shared.central.is_passed(position.target) || shared.absences.fails(position.epoch);
         if patience.until(|| is_over().then_some(())).is_none() {
             while !is_over() {
                 shared.sleep_unless(is_over);

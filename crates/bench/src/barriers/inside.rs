@@ -25,9 +25,7 @@ const WORKERS: usize = 2;
 type Task = Pin<Box<dyn Future<Output = Result<MemberCosts, Failure>> + Send>>;
 
 /// Measures the processor time beside.
-fn timed(
-    run: impl FnOnce() -> Result<Vec<MemberCosts>, Failure>,
-) -> Result<GroupCosts, Failure> {
+fn timed(run: impl FnOnce() -> Result<Vec<MemberCosts>, Failure>) -> Result<GroupCosts, Failure> {
     let before = Usage::of_this_process();
     let members = run()?;
     let used = Usage::of_this_process().since(before);
@@ -138,10 +136,7 @@ pub(super) fn tokio(laps: Laps) -> Result<GroupCosts, Failure> {
 }
 
 /// A thread for each member.
-fn on_threads<W, F>(
-    laps: Laps,
-    waits: impl IntoIterator<Item = W>,
-) -> Result<GroupCosts, Failure>
+fn on_threads<W, F>(laps: Laps, waits: impl IntoIterator<Item = W>) -> Result<GroupCosts, Failure>
 where
     W: FnMut() -> Result<(), F> + Send,
     F: ToString + Send,
@@ -222,7 +217,8 @@ impl Pthread {
     fn new(size: u32) -> Result<Self, Failure> {
         let this = Self(Box::new(UnsafeCell::new(MaybeUninit::uninit())));
         // SAFETY: the place is valid for a barrier, and nobody else knows it yet.
-        let error = unsafe { libc::pthread_barrier_init(this.0.get().cast(), std::ptr::null(), size) };
+        let error =
+            unsafe { libc::pthread_barrier_init(this.0.get().cast(), std::ptr::null(), size) };
         if error == 0 {
             Ok(this)
         } else {
