@@ -47,13 +47,20 @@
 pub mod algorithm;
 pub mod checker;
 pub mod cluster;
+mod error;
 mod group;
+pub mod local;
+#[cfg(loom)]
+#[doc(hidden)]
+pub mod loom_exports;
 pub mod member;
 pub mod packet;
 pub mod reduction;
 mod schedule;
+mod sync;
 
 pub use algorithm::Algorithm;
+pub use error::{Arrived, BarrierError, LostRanks, Passed};
 pub use group::{Group, GroupError, Rank};
 pub use member::Member;
 pub use reduction::Reduction;

@@ -58,7 +58,7 @@ enum Command {
     /// Datagrams between two processes, over UDP and links, beside plain UDP and the VI layer (about half a
     /// minute; as root, over a veth pair too).
     Datagrams(datagrams::Datagrams),
-    /// Barriers of the paper's cluster, simulated: its figures 5 to 10, with its numbers beside (some seconds).
+    /// Barriers of tasks, threads and processes, beside peers (about 2 minutes); or the paper's cluster, simulated.
     Barrier(barrier::Barrier),
     /// Everything at once, with faults, for a long time: measures nothing, checks everything.
     Soak(soak::Soak),
@@ -174,7 +174,7 @@ struct Pending {
 #[derive(Debug, Args)]
 struct Goals {
     /// Check the goals of this area only: reaction, hogs, service, fairness, echo, pending, idle,
-    /// costs, messages, remote or barrier-sim.
+    /// costs, messages, remote, barrier-sim or barrier-local.
     area: Option<Area>,
     #[command(flatten)]
     output: Output,

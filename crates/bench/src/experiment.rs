@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::barrier::simulation::SimulationPlan;
+use crate::barriers::{BarrierPlan, Laps, Over};
 use crate::cases;
 use crate::cases::container::ContainerPlan;
 use crate::cases::crowd::CrowdPlan;
@@ -65,10 +66,14 @@ pub(crate) enum Experiment {
     Remote,
     /// Barriers of the simulated cluster.
     BarrierSim,
+    /// Barriers that follow on each other, of members on one host.
+    BarrierLocal,
+    /// The same, with one member that is late.
+    BarrierLate,
 }
 
 impl Experiment {
-    pub(crate) const ALL: [Self; 19] = [
+    pub(crate) const ALL: [Self; 21] = [
         Self::Quantum,
         Self::FineYields,
         Self::SeldomYields,
@@ -88,6 +93,8 @@ impl Experiment {
         Self::Messages,
         Self::Remote,
         Self::BarrierSim,
+        Self::BarrierLocal,
+        Self::BarrierLate,
     ];
 
     /// Measures this experiment, under a progress bar.
@@ -182,6 +189,21 @@ impl Experiment {
                 let mut plan = SimulationPlan::goals();
                 plan.seed = seed;
                 with_progress(plan.cases(), |progress| Ok(plan.run(progress)))
+            }
+            Self::BarrierLocal => {
+                let plan = BarrierPlan::new(
+                    Over::ALL.to_vec(),
+                    vec![2, 8, 32].into_iter().map(Laps::new).collect(),
+                );
+                with_progress(plan.cases(), |progress| plan.run(progress))
+            }
+            Self::BarrierLate => {
+                let mut laps = Laps::new(32);
+                laps.late = Duration::from_millis(100);
+                laps.budget = Duration::from_secs(3);
+                let mut plan = BarrierPlan::new(Over::ALL.to_vec(), vec![laps]);
+                plan.peers = vec!["std".to_owned()];
+                with_progress(plan.cases(), |progress| plan.run(progress))
             }
         }
     }

@@ -1,181 +1,61 @@
-//! Barriers, as a subcommand.
+//! Barriers, as a subcommand: live ones, and the simulated cluster.
 
-use std::path::PathBuf;
+mod live;
+mod simulated;
+
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use vigie_barrier::Algorithm;
 use vigie_barrier::algorithm::NameError;
-use vigie_barrier::cluster::paper::Case;
-use vigie_barrier::cluster::{Arrival, Medium};
 use vigie_bench::BenchError;
-use vigie_bench::barrier::plot;
-use vigie_bench::barrier::simulation::{Set, SimulationPlan};
 use vigie_bench::machine::Machine;
-use vigie_bench::report::Report;
 
-use super::{Output, draw, duration, measure};
+use super::{Output, duration};
 
 #[derive(Debug, Args)]
 pub(super) struct Barrier {
     /// Simulate the paper's cluster of 2000: nodes with their interrupts, a switch, a repeater hub. It takes no time of
     /// this machine, and gives the same times on every one.
-    #[arg(long, required = true)]
+    #[arg(long)]
     simulate: bool,
     /// Algorithms, such as shuffle-exchange, binary, ternary, concurrent, ternary-two-networks, dissemination-3, nomial-4,
     /// optimal-34500-7360. Default: the paper's figures 5 to 10.
-    #[arg(long, value_delimiter = ',', value_name = "NAME,…", value_parser = algorithm)]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…", value_parser = algorithm, requires = "simulate")]
     algorithm: Vec<Algorithm>,
-    /// Numbers of members, of the algorithms that are asked for.
+    /// Numbers of members. Default: 2, 8 and 32, or 2 to 32 in simulation.
     #[arg(
         long,
         value_delimiter = ',',
         value_name = "N,…",
-        default_value = "2,4,8,16,32",
         value_parser = clap::value_parser!(u32).range(1..=i64::from(MEMBERS_MAX))
     )]
     members: Vec<u32>,
-    /// Their networks.
-    #[arg(
-        long,
-        value_delimiter = ',',
-        value_enum,
-        value_name = "NETWORK,…",
-        default_value = "switch,hub"
-    )]
-    network: Vec<Network>,
-    /// What everything costs; for the algorithms that are asked for, or instead of figures 5 to 10 with the calibrated and the
-    /// bare set.
-    #[arg(long, value_delimiter = ',', value_enum, value_name = "SET,…")]
-    parameters: Vec<Parameters>,
-    /// Run the member machine, with colours and recovery, instead of the bare steps.
-    #[arg(long)]
-    recovery: bool,
-    /// After which time a member asks for what it misses.
-    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "10ms", requires = "recovery")]
-    repeat_after: Duration,
-    /// Probability that a receiver does not get a frame; the bare steps do not get over that.
-    #[arg(long, value_name = "PART", default_value_t = 0.0)]
-    loss: f64,
-    /// Members enter later by a random time of up to this.
-    #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "late")]
-    spread: Option<Duration>,
-    /// In each barrier, one member enters later by this.
+    /// One member is late in each barrier by so much.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     late: Option<Duration>,
-    /// Barriers of a run.
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
-    barriers: u32,
-    /// Seeds of which a time with chance in it is the mean.
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
-    seeds: u32,
-    /// Draw each figure to a file beside this one, as SVG.
-    #[arg(long, value_name = "FILE")]
-    plot: Option<PathBuf>,
+    #[command(flatten)]
+    live: live::Live,
+    #[command(flatten)]
+    simulated: simulated::Simulated,
     #[command(flatten)]
     pub(super) output: Output,
 }
 
-/// Members of a simulated barrier, at most.
+/// Members of a barrier, at most.
 const MEMBERS_MAX: u32 = 1024;
 
 fn algorithm(name: &str) -> Result<Algorithm, NameError> {
     name.parse()
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Network {
-    /// A store-and-forward switch, or two.
-    Switch,
-    /// A CSMA/CD repeater hub, or two.
-    Hub,
-}
-
-impl From<Network> for Medium {
-    fn from(network: Network) -> Self {
-        match network {
-            Network::Switch => Self::Switch,
-            Network::Hub => Self::Hub,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Parameters {
-    /// The paper's cluster, with four fitted constants.
-    Calibrated,
-    /// The paper's LogP alone, and what the standard says of Ethernet.
-    Bare,
-    /// Calibrated, but no sender waits until its frames have left.
-    NoCompletionWait,
-    /// Calibrated, but each frame has an interrupt of its own.
-    OneFrame,
-}
-
-impl From<Parameters> for Set {
-    fn from(parameters: Parameters) -> Self {
-        match parameters {
-            Parameters::Calibrated => Self::Calibrated,
-            Parameters::Bare => Self::Bare,
-            Parameters::NoCompletionWait => Self::NoCompletionWait,
-            Parameters::OneFrame => Self::OneFrame,
-        }
-    }
-}
-
 impl Barrier {
     pub(super) fn run(self, machine: Machine) -> Result<ExitCode, BenchError> {
-        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let mut plan = self.plan();
-        plan.barriers = self.barriers;
-        plan.seeds = self.seeds;
-        plan.seed = self.output.seed;
-        plan.loss = self.loss;
-        plan.repeat_after = self.recovery.then_some(self.repeat_after);
-        if let Some(most) = self.spread {
-            plan.arrival = Arrival::Spread(nanoseconds(most));
-        } else if let Some(late) = self.late {
-            plan.arrival = Arrival::OneLate(nanoseconds(late));
-        }
-        let outcome = measure(plan.cases(), |progress| Ok(plan.run(progress)))?;
-        println!("\n{}", plan.tables(&outcome.rows));
-        if let Some(path) = &self.plot {
-            for figure in plot::figures(&outcome.rows) {
-                let extension = format!("{figure}.svg");
-                draw(&path.with_extension(extension), plot::means(&outcome.rows, figure))?;
-            }
-        }
-        self.output.finish(Report::new(machine, self.output.seed, outcome), &[])?;
-        Ok(ExitCode::SUCCESS)
+        if self.simulate { simulated::run(self, machine) } else { live::run(self, machine) }
     }
 
-    /// The paper's figures, or what was asked for.
-    fn plan(&self) -> SimulationPlan {
-        let sets: Vec<Set> = self.parameters.iter().map(|set| Set::from(*set)).collect();
-        if self.algorithm.is_empty() {
-            let figures = SimulationPlan::figures();
-            if sets.is_empty() {
-                return figures;
-            }
-            let is_first = |(_, set): &&(Case, Set)| *set == Set::Calibrated;
-            let mut cases = Vec::new();
-            for (mut case, _) in figures.cases.iter().filter(is_first).copied() {
-                case.figure = 0;
-                cases.extend(sets.iter().map(|set| (case, *set)));
-            }
-            return SimulationPlan::new(cases);
-        }
-        let sets = if sets.is_empty() { vec![Set::Calibrated] } else { sets };
-        let mut cases = Vec::new();
-        for algorithm in &self.algorithm {
-            for medium in &self.network {
-                for members in &self.members {
-                    let case = Case::new(0, *algorithm, *members, (*medium).into());
-                    cases.extend(sets.iter().map(|set| (case, *set)));
-                }
-            }
-        }
-        SimulationPlan::new(cases)
+    fn members(&self, default: &[u32]) -> Vec<u32> {
+        if self.members.is_empty() { default.to_vec() } else { self.members.clone() }
     }
 }
