@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use vigie_bench::BenchError;
 use vigie_bench::barriers::{BarrierPlan, Laps, Over, PEERS};
+use vigie_bench::compute::ParseDurationError;
 use vigie_bench::machine::Machine;
 use vigie_bench::report::Report;
 
@@ -34,12 +35,12 @@ pub(super) struct Live {
         conflicts_with = "simulate"
     )]
     peers: Vec<String>,
-    /// Dummy loop between two barriers; 0s for barriers that follow on each other at once.
+    /// Dummy loop between two barriers; 0 for barriers that follow on each other at once.
     #[arg(
         long,
         value_name = "TIME",
         default_value = "30us",
-        value_parser = duration,
+        value_parser = pause,
         conflicts_with = "simulate"
     )]
     dummy: Duration,
@@ -47,8 +48,8 @@ pub(super) struct Live {
     #[arg(
         long,
         value_name = "TIME",
-        default_value = "0s",
-        value_parser = duration,
+        default_value = "0",
+        value_parser = pause,
         conflicts_with = "simulate"
     )]
     skew: Duration,
@@ -69,6 +70,11 @@ pub(super) struct Live {
         conflicts_with = "simulate"
     )]
     rounds: u32,
+}
+
+/// A duration, or none at all.
+fn pause(text: &str) -> Result<Duration, ParseDurationError> {
+    if text == "0" { Ok(Duration::ZERO) } else { duration(text) }
 }
 
 pub(super) fn run(barrier: Barrier, machine: Machine) -> Result<ExitCode, BenchError> {
