@@ -47,6 +47,7 @@
 pub mod algorithm;
 pub mod checker;
 mod group;
+pub mod logp;
 pub mod member;
 pub mod packet;
 pub mod reduction;
