@@ -48,6 +48,7 @@ pub mod algorithm;
 pub mod checker;
 pub mod cluster;
 mod group;
+pub mod logp;
 pub mod member;
 pub mod packet;
 pub mod reduction;
