@@ -53,6 +53,7 @@ pub mod local;
 #[cfg(loom)]
 #[doc(hidden)]
 pub mod loom_exports;
+pub mod logp;
 pub mod member;
 pub mod packet;
 pub mod reduction;

@@ -39,8 +39,8 @@ fn losses_are_recovered() {
         for classes in CLASSES.map(|class| vec![class]).into_iter().chain([CLASSES.to_vec()]) {
             let mut total = Seen::default();
             for_each_seed(if parts < 100 { 64 } else { 16 }, |seed| {
-                let mut faults = Faults::default();
-                faults.lost = classes.iter().map(|class| (*class, parts)).collect();
+                let lost = classes.iter().map(|class| (*class, parts)).collect();
+                let mut faults = Faults { lost, ..Faults::default() };
                 if !classes.contains(&Class::Signal) && !classes.contains(&Class::Multicast) {
                     // Nobody asks if nothing else is lost.
                     faults.lost.insert(Class::Signal, 300);
@@ -71,13 +71,14 @@ fn everything_else_that_networks_do_is_survived() {
     for_each_seed(300, |seed| {
         let mut random = fastrand::Rng::with_seed(!seed);
         let mut part = |most: u32| if random.bool() { random.u32(..=most) } else { 0 };
-        let mut faults = Faults::default();
-        faults.lost = CLASSES.iter().map(|class| (*class, part(300))).collect();
-        faults.doubled = part(300);
-        faults.late = part(300);
-        faults.changed = part(100);
-        faults.replayed = part(200);
-        faults.jumps = part(50);
+        let faults = Faults {
+            lost: CLASSES.iter().map(|class| (*class, part(300))).collect(),
+            doubled: part(300),
+            late: part(300),
+            changed: part(100),
+            replayed: part(200),
+            jumps: part(50),
+        };
         total.add(&run(seed, faults, true));
     });
     println!("{total:#?}");

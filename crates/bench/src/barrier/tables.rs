@@ -132,7 +132,6 @@ fn cells(row: Option<&Row>, case: &Case) -> Option<[String; 2]> {
 #[cfg(test)]
 mod tests {
     use super::super::simulation::{Set, SimulationPlan};
-    use super::*;
     use crate::progress::Progress;
 
     #[test]
