@@ -89,21 +89,26 @@ struct Shared {
 struct Team {
     /// Counts members.
     central: Central,
-    /// Which ranks.
-    first: u32,
-    size: u32,
-    wakers: Wakers,
+    wakers: Padded<Wakers>,
     /// Whether its last member looks: [`LOOKING`] from before that counts for the team, or [`AWAY`]. Whoever passes
     /// the barrier last puts [`DONE`] there, and wakes the team unless it found [`LOOKING`]; who looked and finds
     /// that it was passed, or `DONE`, wakes the team. If the exchange is late, the team may be in the next barrier
     /// already, and is woken once more than needed by the one or the other, but never less: the two sides
     /// exchange one word.
-    watch: AtomicU32,
+    watch: Padded<AtomicU32>,
+    /// Which ranks. From here on a line that others read and that seldom changes.
+    first: u32,
+    size: u32,
     /// Where its last member was last seen: a hint.
     place: AtomicU64,
     /// How often in a row looking was in vain: a hint.
     losses: AtomicU32,
 }
+
+/// Something that no other processor should take away together with what is beside it.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Padded<T>(T);
 
 const AWAY: u32 = 0;
 const LOOKING: u32 = 1;
@@ -161,8 +166,8 @@ impl Team {
             central: Central::new(),
             first,
             size,
-            wakers: Wakers::new(Rank(size).index()),
-            watch: AtomicU32::new(AWAY),
+            wakers: Padded(Wakers::new(Rank(size).index())),
+            watch: Padded(AtomicU32::new(AWAY)),
             place: AtomicU64::new(0),
             losses: AtomicU32::new(0),
         }
@@ -170,7 +175,7 @@ impl Team {
 
     /// Wakes all members, `by` excepted if it is one of them.
     fn wake(&self, by: Rank) {
-        self.wakers.wake(self.place_of(by));
+        self.wakers.0.wake(self.place_of(by));
     }
 
     /// Where the waker of a member is.
@@ -218,7 +223,7 @@ impl Shared {
         let looks = self.teams.iter().any(is_elsewhere) && team.is_hopeful();
         // Before the team is counted: whoever counts last finds it. Nobody else changes it until then, except for
         // the end of a late exchange, which both sides can bear.
-        team.watch.store(if looks { LOOKING } else { AWAY }, Ordering::SeqCst);
+        team.watch.0.store(if looks { LOOKING } else { AWAY }, Ordering::SeqCst);
         if self.central.arrive(target) == Arrival::Last {
             self.release(rank, team);
             return true;
@@ -234,7 +239,7 @@ impl Shared {
     fn release(&self, rank: Rank, own: &Team) {
         // First those who may start at once, on other processors.
         for team in &self.teams {
-            if !std::ptr::eq(team, own) && team.watch.swap(DONE, Ordering::SeqCst) != LOOKING {
+            if !std::ptr::eq(team, own) && team.watch.0.swap(DONE, Ordering::SeqCst) != LOOKING {
                 team.wake(rank);
             }
         }
@@ -255,7 +260,7 @@ impl Shared {
         team.losses.fetch_add(1, Ordering::Relaxed);
         // Either the last one finds this, or this finds that it was there. What it finds may be of the barrier
         // before, whose last member was slow: hence the look.
-        team.watch.swap(AWAY, Ordering::SeqCst) == DONE && self.central.is_passed(target)
+        team.watch.0.swap(AWAY, Ordering::SeqCst) == DONE && self.central.is_passed(target)
     }
 }
 
@@ -369,7 +374,7 @@ impl TaskMember {
         if let Some(team) = self.shared.teams.get(self.team)
             && let Some(place) = team.place_of(self.rank)
         {
-            team.wakers.set(place, waker);
+            team.wakers.0.set(place, waker);
         }
     }
 

@@ -22,7 +22,7 @@ use crate::{
 
 /// How long a thread sleeps before it looks whether somebody is gone: what bounds the delay until it tells of a
 /// member that was killed, and what a lost wake-up of a hostile member can cost.
-const NAP: Duration = Duration::from_millis(50);
+const NAP: Duration = Duration::from_millis(100);
 
 /// The longest a wait of a task gives the processor away by itself, since its executor stands still meanwhile.
 const OF_A_TASK: Duration = Duration::from_micros(200);
