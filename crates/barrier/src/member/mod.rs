@@ -127,7 +127,7 @@ pub enum EnterError {
     #[error("this member is inside the barrier: it can enter the next one when it has left")]
     Inside,
     /// Members are dead.
-    #[error("members are dead ({ranks:?}): shrink the group, or end")]
+    #[error("members are dead ({}): shrink the group, or end", names(.ranks))]
     Failed {
         /// Everybody who is known to be dead, in order.
         ranks: Vec<Rank>,
@@ -173,6 +173,15 @@ pub enum ShrinkError {
     #[error(transparent)]
     Member(#[from] MemberError),
 }
+
+fn names(ranks: &[Rank]) -> String {
+    ranks.iter().map(Rank::to_string).collect::<Vec<_>>().join(", ")
+}
+
+const _: fn() = || {
+    fn is_send<T: Send>() {}
+    is_send::<Member>();
+};
 
 #[derive(Debug)]
 enum Phase {
@@ -747,3 +756,6 @@ impl Settings {
         self.reduction.as_ref().map_or(0, crate::reduction::Reduction::bytes)
     }
 }
+
+#[cfg(test)]
+mod tests;
