@@ -18,14 +18,14 @@ fn carry(members: &mut [Member], is_lost: impl Fn(usize, usize, &[u8]) -> bool) 
         for sender in 0..members.len() {
             while let Some(transmit) = members[sender].poll_transmit() {
                 is_quiet = false;
-                for receiver in 0..members.len() {
+                for (receiver, member) in members.iter_mut().enumerate() {
                     let is_for = match transmit.to {
                         Target::Member(rank) => rank.index() == receiver,
                         Target::Everyone => receiver != sender,
                     };
                     if is_for && !is_lost(sender, receiver, &transmit.packet) {
                         // What is of no use is dropped.
-                        let _ = members[receiver].receive(NOW, &transmit.packet);
+                        let _ = member.receive(NOW, &transmit.packet);
                     }
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use vigie_barrier::{Member, Rank, packet::Key};
+use vigie_barrier::{Algorithm, Member, Network, Rank, algorithm::Networks, packet::Key};
 
 use crate::{
     for_each_seed,
@@ -125,4 +125,25 @@ fn messages_of_the_next_barrier_are_kept() {
     });
     assert!(total.early > 0 && total.next_epoch > 0, "{total:?}");
     assert_eq!((total.asked, total.stale, total.refused), (0, 0, 0), "{total:?}");
+}
+
+/// Goal: barriers over two networks go on, if more slowly, when one of them is down. Method: either brings nothing, and
+/// the other loses every tenth packet.
+#[test]
+fn one_of_two_networks_may_be_down() {
+    let networks = Networks::Two;
+    for_each_seed(10, |seed| {
+        for algorithm in
+            [Algorithm::Heap { children: 2, networks }, Algorithm::Concurrent { networks }]
+        {
+            for down in [Network::First, Network::Second] {
+                let mut world = World::new(seed, algorithm, 7, &settings(seed));
+                world.down = Some(down);
+                world.faults.lost = CLASSES.map(|class| (class, 100)).into();
+                world.begin(5);
+                assert!(world.run(30 * SECOND, World::is_done), "{algorithm}: {world:#?}");
+                assert!(world.nodes.iter().all(|node| node.failures.is_empty()));
+            }
+        }
+    });
 }
