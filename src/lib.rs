@@ -58,6 +58,6 @@ pub use vigie_runtime::{
 };
 
 /// The README's example is compiled with the tests.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "barrier"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
