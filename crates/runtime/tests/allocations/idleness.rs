@@ -71,7 +71,7 @@ fn assert_idle(test: &'static str, flavor: Flavor) {
             assert!(lines.any(|line| line == "idle"), "the child ended before it was idle");
             // A clock of our own, since these tests do not sleep.
             let clock = Runtime::builder().flavor(Flavor::UserLevel).build().expect("a runtime");
-            let mut during_a_span = || {
+            let during_a_span = || {
                 let before = switches_of(child.id());
                 clock.block_on(time::sleep(SPAN));
                 (before, switches_of(child.id()))
