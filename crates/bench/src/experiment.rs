@@ -13,6 +13,7 @@ use crate::cases::periodic::PeriodicPlan;
 use crate::cases::service::ServicePlan;
 use crate::compute::YieldEvery;
 use crate::error::BenchError;
+use crate::forward;
 use crate::idle::{self, IdlePlan};
 use crate::messages;
 use crate::messages::plan::{PingPongPlan, absent};
@@ -62,10 +63,12 @@ pub(crate) enum Experiment {
     Messages,
     /// Messages between network namespaces.
     Remote,
+    /// The model of forwarding, which is calculated.
+    ForwardModel,
 }
 
 impl Experiment {
-    pub(crate) const ALL: [Self; 18] = [
+    pub(crate) const ALL: [Self; 19] = [
         Self::Quantum,
         Self::FineYields,
         Self::SeldomYields,
@@ -84,6 +87,7 @@ impl Experiment {
         Self::Switches,
         Self::Messages,
         Self::Remote,
+        Self::ForwardModel,
     ];
 
     /// Measures this experiment, under a progress bar.
@@ -174,6 +178,7 @@ impl Experiment {
                 let plan = remote_plan(remote_carriers(), &[]);
                 with_progress(plan.cases(), |progress| plan.run(progress))
             }
+            Self::ForwardModel => forward::model(),
         }
     }
 }

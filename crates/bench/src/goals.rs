@@ -4,6 +4,7 @@
 //! to a limit that was measured in the same run, so that it means the same on every machine. Work that
 //! brings something to measure adds its goals here.
 
+mod forward;
 mod remote;
 
 use crate::cases::{self, container, crowd, echo, periodic, service};
@@ -24,7 +25,7 @@ use crate::report::Outcome;
 use crate::switches::SwitchKind;
 use crate::system::System;
 
-/// Every goal within one host; [`all_goals`] has those between hosts too.
+/// Every goal within one host; [`all_goals`] has those between hosts and of forwarding too.
 pub static GOALS: &[Goal] = &[
     Goal {
         area: Area::Reaction,
@@ -803,7 +804,7 @@ pub static GOALS: &[Goal] = &[
 
 /// Returns every goal.
 pub fn all_goals() -> impl Iterator<Item = &'static Goal> {
-    GOALS.iter().chain(remote::GOALS)
+    GOALS.iter().chain(remote::GOALS).chain(forward::GOALS)
 }
 
 /// Processor time of a rank that waits and to which nothing comes: it wakes up for nothing, but the

@@ -26,6 +26,7 @@
 //!   of [scheduler-centric-io]; both give [`Row`](report::Row)s, for tables, JSON and goals.
 //! - [`cases`]: loads beyond the paper's tables, in which one task could delay another's event.
 //! - [`messages`]: messages between processes of one host, beside limits and peers.
+//! - [`forward`]: the model of forwarding beside its simulation and its paper.
 //! - [`GOALS`](goals::GOALS): what vigie must reach, checked by `vigie-bench goals`.
 //!
 //! # Who runs where
@@ -82,8 +83,10 @@ pub mod turns;
 pub mod soak;
 
 pub mod cases;
+pub mod forward;
 pub mod messages;
 
+mod chart;
 pub mod machine;
 pub mod progress;
 pub mod report;

@@ -61,7 +61,8 @@ impl Bandwidth {
 impl fmt::Display for Bandwidth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Rounded to a tenth in integers, so that no float decides a digit.
-        let tenths = self.bytes_per_s() / 100_000 + u64::from(self.bytes_per_s() % 100_000 >= 50_000);
+        let tenths =
+            self.bytes_per_s() / 100_000 + u64::from(self.bytes_per_s() % 100_000 >= 50_000);
         write!(f, "{}.{} MB/s", tenths / 10, tenths % 10)
     }
 }

@@ -240,7 +240,9 @@ pub enum ParametersError {
         symbol: &'static str,
     },
     /// A time out of its range.
-    #[error("{symbol} of a packet is {time:?}: it must be more than nothing on a link, and at most {TIME_MAX:?}")]
+    #[error(
+        "{symbol} of a packet is {time:?}: it must be more than nothing on a link, and at most {TIME_MAX:?}"
+    )]
     Time {
         /// The paper's symbol.
         symbol: &'static str,

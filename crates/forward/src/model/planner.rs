@@ -89,9 +89,8 @@ impl Node {
     /// [`ParametersError`] if the parameters of this message are out of their ranges.
     pub fn plan(&self, message: Message, stages: &[StageModel]) -> Result<Plan, ParametersError> {
         let host = stages.iter().map(StageModel::host_cost);
-        let t_algo_h = host.fold(Duration::ZERO, |sum, cost| {
-            sum.saturating_add(cost.at(message.bytes()))
-        });
+        let t_algo_h =
+            host.fold(Duration::ZERO, |sum, cost| sum.saturating_add(cost.at(message.bytes())));
         let t_algo_n = stages.iter().try_fold(Duration::ZERO, |sum, stage| {
             let cost = stage.nic_cost().map_err(|because| Refusal::Stage {
                 stage: stage.name().to_owned(),
@@ -181,12 +180,19 @@ impl Plan {
                 format!(
                     "{} against {} by the {}: the interface's algorithm takes {} than the host's, \
                      and it may take {:?} longer before the host is faster",
-                    self.chosen.bandwidth, host.bandwidth, host.path, self.delta_in_words(), star
+                    self.chosen.bandwidth,
+                    host.bandwidth,
+                    host.path,
+                    self.delta_in_words(),
+                    star
                 )
             }
             (Placement::Host, Some(nic)) => format!(
                 "{} against {} by the {}: the interface's algorithm takes {} than the host's",
-                self.chosen.bandwidth, nic.bandwidth, nic.path, self.delta_in_words()
+                self.chosen.bandwidth,
+                nic.bandwidth,
+                nic.path,
+                self.delta_in_words()
             ),
             (_, None) => {
                 let refusals = self.candidates.iter().filter_map(|one| one.outcome.as_ref().err());

@@ -239,7 +239,8 @@ fn a_plan_takes_the_fastest_path_that_the_stages_allow() {
     let host = plan(&[slower(0), closure]);
     assert_eq!((host.path(), host.delta_ns()), (Path::HOST, None));
     assert_eq!(host.margin(), None);
-    let because = "the stage `nat` cannot run on the network interface: a closure is no program for it";
+    let because =
+        "the stage `nat` cannot run on the network interface: a closure is no program for it";
     assert!(host.reason().starts_with(because), "{host}");
 }
 

@@ -27,6 +27,13 @@ pub(super) struct Job {
     step: Step,
 }
 
+impl Job {
+    /// Tells whether it goes before others on a half-duplex bus: what leaves makes room for what comes.
+    pub(super) const fn is_urgent(self) -> bool {
+        matches!(self.step, Step::BusOut)
+    }
+}
+
 /// The end of a job: when, which in order of beginning, and where.
 type End = Reverse<(u64, u64, Resource)>;
 
@@ -233,8 +240,7 @@ impl Passage {
             return false;
         }
         let latency_ns = now_ns - live.entered_ns;
-        self.latency_ns =
-            (self.latency_ns.0.min(latency_ns), self.latency_ns.1.max(latency_ns));
+        self.latency_ns = (self.latency_ns.0.min(latency_ns), self.latency_ns.1.max(latency_ns));
         if self.oldest == 0 {
             self.first_left_ns = now_ns;
         }

@@ -10,8 +10,8 @@
 //! ```
 //! Discrete events in integer nanoseconds: no chance, no float, so that a run is the same everywhere. Each
 //! link, each direction of a full-duplex bus, the half-duplex bus as a whole and each processor serves one
-//! packet (or message) at a time, in the order in which they came; buffers between them hold what the
-//! windows allow. A flow sends its messages one after the other, packet by packet, with at most its window
+//! packet (or message) at a time, in the order in which they came, except that the half-duplex bus takes
+//! what leaves first, which makes room; buffers between them hold what the windows allow. A flow sends its messages one after the other, packet by packet, with at most its window
 //! of them in the node; the next one enters when the oldest has left [fast-forward, §3.2].
 //!
 //! With one message in the node a run takes exactly the time of the closed form

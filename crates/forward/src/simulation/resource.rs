@@ -36,18 +36,20 @@ impl fmt::Display for Resource {
     }
 }
 
-/// A server with its queue, first come, first served.
+/// A server with its queues: first come, first served among the urgent, then among the others.
 #[derive(Debug, Default)]
 pub(super) struct Server {
+    urgent: VecDeque<(Job, u64)>,
     queue: VecDeque<(Job, u64)>,
     serving: Option<Job>,
     pub(super) busy_ns: u64,
 }
 
 impl Server {
-    /// Takes a job of this length into the queue.
+    /// Takes a job of this length into its queue.
     pub(super) fn enter(&mut self, job: Job, length_ns: u64) {
-        self.queue.push_back((job, length_ns));
+        let queue = if job.is_urgent() { &mut self.urgent } else { &mut self.queue };
+        queue.push_back((job, length_ns));
     }
 
     /// Begins the next job if there is one and nothing is being served, and returns its length.
@@ -55,7 +57,7 @@ impl Server {
         if self.serving.is_some() {
             return None;
         }
-        let (job, length_ns) = self.queue.pop_front()?;
+        let (job, length_ns) = self.urgent.pop_front().or_else(|| self.queue.pop_front())?;
         self.serving = Some(job);
         self.busy_ns += length_ns;
         Some(length_ns)
