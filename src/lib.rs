@@ -34,7 +34,8 @@
 //!   [`Detector`](detect::Detector), sockets and timers included; yours is registered like them.
 //! - `via`, behind a feature of that name: Virtual Interfaces and messages between processes, and the
 //!   launcher `vigie-run`.
-//! - `barrier` and `forward`, likewise: their crates hold no code yet.
+//! - `forward`, likewise: a model of forwarding with its planner and simulation; it forwards nothing yet.
+//! - `barrier`, likewise: its crate holds no code yet.
 //!
 //! # Features
 //! `via`, `barrier`, `forward`: off by default. None changes what existing calls do.

@@ -56,12 +56,7 @@ struct Axis {
 }
 
 impl Axis {
-    fn over(
-        scale: Scale,
-        values: impl Iterator<Item = f64> + Clone,
-        from: f64,
-        to: f64,
-    ) -> Self {
+    fn over(scale: Scale, values: impl Iterator<Item = f64> + Clone, from: f64, to: f64) -> Self {
         let largest = values.clone().fold(0.0, f64::max);
         match scale {
             Scale::Logarithmic => {

@@ -186,7 +186,8 @@ impl PingPong {
     }
 }
 
-fn draw(path: &Path, svg: String) -> Result<(), BenchError> {
+/// Writes a plot.
+pub(super) fn draw(path: &Path, svg: String) -> Result<(), BenchError> {
     let error = |source| BenchError::File { path: path.to_owned(), source };
     fs::write(path, svg).map_err(error)?;
     println!("written: {}", path.display());
