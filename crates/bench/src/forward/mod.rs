@@ -219,7 +219,8 @@ fn sizes() -> Result<Vec<Row>, ModelError> {
 fn deltas(bytes: u64) -> Result<Vec<Row>, ModelError> {
     let parameters = paper(bytes, Bus::HalfDuplex, 1)?;
     let mut rows = Vec::new();
-    for delta_us in (0..=100).step_by(if bytes <= PACKET_BYTES { 2 } else { 5 }) {
+    let (last, step) = if bytes <= PACKET_BYTES { (30, 1) } else { (100, 5) };
+    for delta_us in (0..=last).step_by(step) {
         for (subject, path) in PATHS {
             let delta = Duration::from_micros(delta_us);
             let t_algo = if path == Path::HOST { Duration::ZERO } else { delta };

@@ -28,7 +28,7 @@ pub(super) static GOALS: &[Goal] = &[
         case: "one message in the node, all sizes and δ",
         figure: "|simulation / closed form − 1|, largest",
         bound: Bound::AtMost(0.001),
-        samples_min: 200,
+        samples_min: 150,
         measure: simulation_error,
         ..MODEL
     },
