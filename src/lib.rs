@@ -35,7 +35,7 @@
 //! - `via`, behind a feature of that name: Virtual Interfaces and messages between processes, and the
 //!   launcher `vigie-run`.
 //! - `barrier`, likewise: barriers of tasks, threads, processes and hosts.
-//! - `forward`, likewise: the model of forwarding and its planner; no data path yet.
+//! - `forward`, likewise: a model of forwarding with its planner and simulation; it forwards nothing yet.
 //!
 //! # Features
 //! `via`, `barrier`, `forward`: off by default. None changes what existing calls do.

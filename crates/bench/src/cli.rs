@@ -3,6 +3,7 @@
 mod barrier;
 mod cases;
 mod datagrams;
+mod forward;
 mod messages;
 mod soak;
 
@@ -60,6 +61,8 @@ enum Command {
     Datagrams(datagrams::Datagrams),
     /// Barriers of tasks, threads and processes, beside peers (about 2 minutes); or the paper's cluster, simulated.
     Barrier(barrier::Barrier),
+    /// Forwarding: the paper's model beside its simulation (calculated, in a second).
+    Forward(forward::Forward),
     /// Everything at once, with faults, for a long time: measures nothing, checks everything.
     Soak(soak::Soak),
     /// Measures what the goals need, and shows goal and figure side by side.
@@ -174,7 +177,7 @@ struct Pending {
 #[derive(Debug, Args)]
 struct Goals {
     /// Check the goals of this area only: reaction, hogs, service, fairness, echo, pending, idle,
-    /// costs, messages, remote, barrier-sim or barrier-local.
+    /// costs, messages, remote, barrier-sim, barrier-local or forward-model.
     area: Option<Area>,
     #[command(flatten)]
     output: Output,
@@ -217,6 +220,7 @@ impl Cli {
             Command::Pingpong(command) => command.run(machine),
             Command::Datagrams(command) => command.run(machine),
             Command::Barrier(command) => command.run(machine),
+            Command::Forward(command) => command.run(machine),
             Command::Soak(command) => Ok(command.run()),
             Command::Goals(command) => command.run(machine),
             Command::Watch(watch) => watch.run(),
@@ -250,6 +254,7 @@ impl Command {
             Self::Pingpong(command) => Some(&command.output),
             Self::Datagrams(command) => Some(&command.output),
             Self::Barrier(command) => Some(&command.output),
+            Self::Forward(command) => Some(&command.output),
             Self::Goals(command) => Some(&command.output),
             Self::Watch(_) | Self::Soak(_) => None,
         }

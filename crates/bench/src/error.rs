@@ -65,6 +65,9 @@ pub enum BenchError {
     /// No such system.
     #[error(transparent)]
     System(#[from] SystemError),
+    /// A model of forwarding could not be made.
+    #[error(transparent)]
+    Model(#[from] crate::forward::ModelError),
     /// A program could not be watched.
     #[error(transparent)]
     Watch(#[from] crate::watch::WatchError),

@@ -15,6 +15,7 @@ use crate::cases::periodic::PeriodicPlan;
 use crate::cases::service::ServicePlan;
 use crate::compute::YieldEvery;
 use crate::error::BenchError;
+use crate::forward;
 use crate::idle::{self, IdlePlan};
 use crate::messages;
 use crate::messages::plan::{PingPongPlan, absent};
@@ -70,10 +71,12 @@ pub(crate) enum Experiment {
     BarrierLocal,
     /// The same, with one member that is late.
     BarrierLate,
+    /// The model of forwarding, which is calculated.
+    ForwardModel,
 }
 
 impl Experiment {
-    pub(crate) const ALL: [Self; 21] = [
+    pub(crate) const ALL: [Self; 22] = [
         Self::Quantum,
         Self::FineYields,
         Self::SeldomYields,
@@ -95,6 +98,7 @@ impl Experiment {
         Self::BarrierSim,
         Self::BarrierLocal,
         Self::BarrierLate,
+        Self::ForwardModel,
     ];
 
     /// Measures this experiment, under a progress bar.
@@ -205,6 +209,7 @@ impl Experiment {
                 plan.peers = vec!["std".to_owned()];
                 with_progress(plan.cases(), |progress| plan.run(progress))
             }
+            Self::ForwardModel => forward::model(),
         }
     }
 }

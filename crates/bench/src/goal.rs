@@ -89,11 +89,13 @@ pub enum Area {
     BarrierSim,
     /// Barriers of members on one host.
     BarrierLocal,
+    /// The model of forwarding, beside its simulation and its paper.
+    ForwardModel,
 }
 
 impl Area {
     /// All areas.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Reaction,
         Self::Hogs,
         Self::Service,
@@ -106,6 +108,7 @@ impl Area {
         Self::Remote,
         Self::BarrierSim,
         Self::BarrierLocal,
+        Self::ForwardModel,
     ];
 
     /// Returns the name on the command line and in results.
@@ -124,6 +127,7 @@ impl Area {
             Self::Remote => "remote",
             Self::BarrierSim => "barrier-sim",
             Self::BarrierLocal => "barrier-local",
+            Self::ForwardModel => "forward-model",
         }
     }
 }

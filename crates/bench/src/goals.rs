@@ -6,6 +6,7 @@
 
 mod barrier_local;
 mod barrier_sim;
+mod forward;
 mod remote;
 
 use crate::cases::{self, container, crowd, echo, periodic, service};
@@ -26,7 +27,7 @@ use crate::report::Outcome;
 use crate::switches::SwitchKind;
 use crate::system::System;
 
-/// Every goal within one host; [`all_goals`] has those between hosts and of the simulation too.
+/// Every goal within one host; [`all_goals`] has those between hosts, of simulations and of models too.
 pub static GOALS: &[Goal] = &[
     Goal {
         area: Area::Reaction,
@@ -805,7 +806,12 @@ pub static GOALS: &[Goal] = &[
 
 /// Returns every goal.
 pub fn all_goals() -> impl Iterator<Item = &'static Goal> {
-    GOALS.iter().chain(remote::GOALS).chain(barrier_sim::GOALS).chain(barrier_local::GOALS)
+    GOALS
+        .iter()
+        .chain(remote::GOALS)
+        .chain(barrier_sim::GOALS)
+        .chain(barrier_local::GOALS)
+        .chain(forward::GOALS)
 }
 
 /// Processor time of a rank that waits and to which nothing comes: it wakes up for nothing, but the

@@ -28,6 +28,7 @@
 //! - [`barriers`]: barriers of tasks, threads and processes of one host, beside peers.
 //! - [`messages`]: messages between processes of one host, beside limits and peers.
 //! - [`barrier`]: barriers; the paper's cluster in simulation.
+//! - [`forward`]: the model of forwarding beside its simulation and its paper.
 //! - [`GOALS`](goals::GOALS): what vigie must reach, checked by `vigie-bench goals`.
 //!
 //! # Who runs where
@@ -86,10 +87,11 @@ pub mod soak;
 pub mod barrier;
 pub mod barriers;
 pub mod cases;
+pub mod forward;
 pub mod messages;
 
+mod chart;
 pub mod machine;
-mod plot;
 pub mod progress;
 pub mod report;
 pub mod table;

@@ -28,6 +28,13 @@ pub enum Subject {
         /// Its label in tables.
         label: &'static str,
     },
+    /// What was calculated and simulated, not measured.
+    Model {
+        /// Its name in results.
+        name: &'static str,
+        /// Its label in tables.
+        label: &'static str,
+    },
 }
 
 impl Subject {
@@ -36,7 +43,7 @@ impl Subject {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Runtime(system) => system.name(),
-            Self::Carrier { name, .. } => name,
+            Self::Carrier { name, .. } | Self::Model { name, .. } => name,
         }
     }
 
@@ -45,7 +52,7 @@ impl Subject {
     pub const fn label(self) -> &'static str {
         match self {
             Self::Runtime(system) => system.label(),
-            Self::Carrier { label, .. } => label,
+            Self::Carrier { label, .. } | Self::Model { label, .. } => label,
         }
     }
 }
@@ -134,7 +141,9 @@ impl Row {
     pub fn runtime(&self) -> Result<System, SystemError> {
         match self.system {
             Subject::Runtime(system) => Ok(system),
-            Subject::Carrier { name, .. } => Err(SystemError::Unknown { name: name.to_owned() }),
+            Subject::Carrier { name, .. } | Subject::Model { name, .. } => {
+                Err(SystemError::Unknown { name: name.to_owned() })
+            }
         }
     }
 

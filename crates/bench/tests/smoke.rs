@@ -290,3 +290,22 @@ fn bad_input_is_refused_with_advice() {
         assert!(shown.contains(advice), "{arguments:?}: {shown}");
     }
 }
+
+#[test]
+fn the_forwarding_model_is_shown_and_drawn() {
+    // Goal: one command gives tables, rows and three plots, and without `--model` says what it lacks.
+    // Method: both, and the files.
+    let plot = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("forward.svg");
+    let plot_text = plot.to_str().expect("the target directory is UTF-8");
+    let report = measure("forward", &["forward", "--model", "--plot", plot_text]);
+    let rows = report["rows"].as_array().expect("rows are a list");
+    let row = rows.iter().find(|row| row["case"] == "threshold" && row["system"] == "nic");
+    assert_eq!(row.expect("δ* is a row")["figures"]["model_us"], 11.0);
+    for extension in ["svg", "figure5.svg", "figure6.svg"] {
+        let svg = fs::read_to_string(plot.with_extension(extension)).expect("it was drawn");
+        assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"), "{extension}");
+    }
+    let refused = bench(&["forward"]);
+    assert!(!refused.status.success());
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("--model"));
+}

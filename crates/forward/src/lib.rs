@@ -1,45 +1,84 @@
 //! Forwarding: moving packets and messages from one link to another, on the host or on the network
 //! interface, whichever a model says is faster.
 //!
-//! **Nothing is implemented yet.** The crate has no items; this page says what it will hold, so
-//! that the crates beside it can be shaped with it in mind.
+//! **There is no data path yet**: this crate calculates and simulates, and forwards nothing.
 //!
-//! # What it will hold
+//! ```
+//! # use std::time::Duration;
+//! use vigie_forward::{Bandwidth, Cost, Message, Node, Path, Sees, StageModel};
 //!
-//! ```text
-//!   model (T_net, T_pci, T_algoH, T_algoN, packet and message size)
-//!     |
-//!   planner:  host or interface?  store-and-forward or cut-through?
-//!     |
-//!   pipeline:  receive --> stage --> stage --> send      bounded buffers, back-pressure
-//!     |
-//!   path:  XDP program (interface) | frames in user space (host) | TCP and Unix relay | via
+//! let micros = Duration::from_micros;
+//! // The node of [fast-forward, §2.4]: per 2048 bytes, 15 µs on a link and 11 µs on the bus.
+//! let node = Node::new(
+//!     Cost::per_byte(Bandwidth::measured(2048, micros(15))?),
+//!     Cost::per_byte(Bandwidth::measured(2048, micros(11))?),
+//! );
+//! let message = Message::cut(8192, 2048)?;
+//! let nat = StageModel::new("nat").on_host(Cost::fixed(micros(1))).on_nic(Cost::fixed(micros(9)));
+//! let plan = node.plan(message, std::slice::from_ref(&nat))?;
+//! assert_eq!(plan.path(), Path::NIC_CUT_THROUGH);
+//!
+//! // A checksum in the header is known only at the end of the message.
+//! let checksum = StageModel::new("checksum").sees(Sees::Everything);
+//! let plan = node.plan(message, &[nat, checksum])?;
+//! assert_eq!(plan.path(), Path::NIC);
+//! println!("{plan}");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! - **The model** of [fast-forward, §2.2], with the paper's symbols: forwarding time by the host,
-//!   by the interface with store-and-forward, by the interface with cut-through; and the
-//!   threshold δ* up to which an algorithm that is slower on the interface is still better placed
-//!   there [fast-forward, §2.3]. It predicts; measurements stand beside it.
-//! - **Pipelines** of stages. A stage declares whether it needs the whole message, its header or
-//!   nothing, and cut-through is chosen only where every stage allows it [fast-forward, §5].
-//! - **Data paths** on Linux: an eBPF program at the driver stands for the paper's network
-//!   processor; `AF_XDP` and `AF_PACKET` frames in user space, where any Rust stage can run, stand
-//!   for its host; streams are relayed with splice or io_uring.
-//! - **Forwarding over `via`**: messages through an intermediate node, in the provider or through
-//!   its host, which is the paper's experiment [fast-forward, §3.2].
+//! # Main types
+//! - [`Parameters`]: one message in one node, in the symbols of [fast-forward, §2.1], with every formula
+//!   of [fast-forward, §2.2 and §2.3]; [`Prediction`]: bandwidth and what limits it, also with windows.
+//! - [`Node`]: costs by size, from which [`Node::plan`] makes a [`Plan`] for the stages of a pipeline
+//!   ([`StageModel`]): host or interface, store-and-forward or cut-through, and the reason in words.
+//! - [`Simulation`]: the node packet by packet, with windows and several [`Flow`]s.
+//!
+//! ```text
+//!   measured or given costs (Node)       stages: what they see, write, cost, where they can run
+//!            |                                             |
+//!            +------------> Node::plan <-------------------+
+//!            |                  |
+//!            |                Plan:  path, prediction, margin, reason; the refused paths and why
+//!            v
+//!   Parameters ---> formulas, predictions, sweeps by δ
+//!            |
+//!            +----> Flow ---> Simulation ---> time, bandwidth, use of each resource
+//! ```
+//!
+//! # Threads, costs and limits
+//! Everything is a pure function of its arguments: no clock, no thread, no I/O, no chance. Times are
+//! whole nanoseconds and at most [`TIME_MAX`] for a packet; what is out of range is refused with a typed
+//! error, and nothing panics on input. Predictions are exact for one message in the node and a bound
+//! for windows; `docs/design/forward.md` says how far off they are, and which readings of the paper were
+//! chosen.
 //!
 //! # Its place
 //!
-//! `forward` depends on `vigie-detect` and on `vigie-via`, which owns every raw frame and datagram.
-//! Rings and sockets are detectors; the detection server decides how they are watched.
+//! `forward` may depend on `vigie-detect` and on `vigie-via`; at present it needs neither.
 //!
 //! # What it deliberately does not do
 //!
-//! - It never imports `vigie-runtime`: its futures run on any executor.
-//! - It is no router: no routing protocols, no address resolution, no control plane. Routes are
-//!   what its user puts into the table.
-//! - It never falls back in silence: a plan says which path it took, and what a better path
-//!   lacked (a capability, a driver).
-//! - It chooses no path by guess: without parameters, measured or given, there is no plan.
+//! - It never imports `vigie-runtime`.
+//! - It chooses no path by guess: without parameters, measured or given, there is no plan. It does not
+//!   measure them either.
+//!
+//! # What it will hold
+//! Pipelines of stages that run, and their data paths on Linux: an eBPF program at the driver in the place of
+//! the paper's network processor, `AF_XDP` and `AF_PACKET` frames in user space for its host, streams that
+//! are relayed, and messages through an intermediate node of `via`.
 
 #![forbid(unsafe_code)]
+
+mod cost;
+pub mod model;
+pub mod simulation;
+
+pub use self::cost::{Bandwidth, Cost, CostError, TIME_MAX};
+pub use self::model::{
+    Bus, Candidate, Limit, Message, MessageError, Mode, Node, Parameters, ParametersBuilder,
+    ParametersError, Path, Placement, Plan, Prediction, Refusal, Sees, StageModel, SweepPoint,
+    Writes,
+};
+pub use self::simulation::{
+    Flow, FlowReport, Resource, ResourceReport, Simulation, SimulationError, SimulationReport,
+};

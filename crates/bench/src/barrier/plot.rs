@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::simulation::{ALGORITHM, CASE, FIGURE, MEAN_US, MEMBERS, NETWORK, PAPER_US, SET};
-use crate::plot::{Line, draw};
+use crate::chart::{Line, Scale, Style, draw};
 use crate::report::Row;
 
 /// Draws the mean time by the number of members, a line per algorithm and network, and the paper's numbers as dots; of all rows of
@@ -11,11 +11,11 @@ use crate::report::Row;
 #[must_use]
 pub fn means(rows: &[Row], figure: u32) -> String {
     let mut lines: Vec<Line> = Vec::new();
-    let mut add =
-        |name: String, point: (f64, f64)| match lines.iter_mut().find(|line| line.name == name) {
-            Some(line) => line.points.push(point),
-            None => lines.push(Line { name, points: vec![point] }),
-        };
+    let mut add = |name: &str, style, point: (f64, f64)| {
+        let line = Line::named(&mut lines, name);
+        line.style = style;
+        line.points.push(point);
+    };
     let text =
         |row: &Row, key| row.parameters.get(key).and_then(Value::as_str).unwrap_or("").to_owned();
     let is_drawn = |row: &&Row| {
@@ -27,17 +27,18 @@ pub fn means(rows: &[Row], figure: u32) -> String {
         let members = row.parameters.get(MEMBERS).and_then(Value::as_f64).unwrap_or(0.0);
         let name = format!("{}, {}", text(row, ALGORITHM), text(row, NETWORK));
         if let Some(paper) = row.figure(PAPER_US) {
-            add(format!("paper, {}", text(row, NETWORK)), (members, paper));
+            add(&format!("paper, {}", text(row, NETWORK)), Style::Dots, (members, paper));
         }
         if let Some(mean) = row.figure(MEAN_US) {
-            add(name, (members, mean));
+            add(&name, Style::Solid, (members, mean));
         }
     }
     let title = match figure {
         0 => "Barriers of the simulated cluster".to_owned(),
         figure => format!("Figure {figure}, simulated"),
     };
-    draw(&title, ("members", "µs, mean over members"), &lines)
+    let axes = [("members", Scale::Logarithmic), ("µs, mean over members", Scale::Logarithmic)];
+    draw(&title, axes[0], axes[1], &lines)
 }
 
 /// Returns which figures have rows to draw.

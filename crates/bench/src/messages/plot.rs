@@ -1,21 +1,24 @@
-//! What was found, as plots.
+//! Plots of messages: lines over two logarithmic axes.
 
 use super::plan::{BYTES, MESSAGE_US, RANKS};
-use crate::plot::{Line, draw};
+use crate::chart::{Line, Scale, draw};
 use crate::report::Row;
 
 /// Draws time one way by size, a line per system.
 #[must_use]
 pub fn latencies(rows: &[Row]) -> String {
     let lines = lines(rows, "latency", BYTES);
-    draw("Message between two processes of one host", ("bytes", "µs one way, median"), &lines)
+    let log = Scale::Logarithmic;
+    let title = "Message between two processes of one host";
+    draw(title, ("bytes", log), ("µs one way, median", log), &lines)
 }
 
 /// Draws time of a hop by the number of ranks, a line per system.
 #[must_use]
 pub fn rings(rows: &[Row]) -> String {
     let lines = lines(rows, "ring", RANKS);
-    draw("Token around a ring on two cores", ("ranks", "µs per hop, median"), &lines)
+    let log = Scale::Logarithmic;
+    draw("Token around a ring on two cores", ("ranks", log), ("µs per hop, median", log), &lines)
 }
 
 fn lines(rows: &[Row], case: &str, key: &str) -> Vec<Line> {
@@ -26,11 +29,7 @@ fn lines(rows: &[Row], case: &str, key: &str) -> Vec<Line> {
         if !(x > 0.0 && y > 0.0) {
             continue;
         }
-        let name = row.system.name();
-        match lines.iter_mut().find(|line| line.name == name) {
-            Some(line) => line.points.push((x, y)),
-            None => lines.push(Line { name: name.to_owned(), points: vec![(x, y)] }),
-        }
+        Line::named(&mut lines, row.system.name()).points.push((x, y));
     }
     lines
 }

@@ -1,0 +1,303 @@
+//! The model of forwarding beside its simulation and its paper [fast-forward, §2 and §3.4].
+//!
+//! Nothing is measured here: the paper's parameters (Table 2) go in, and closed form, simulated pipeline
+//! and what the paper says stand side by side. The figures of the paper have no axes in its text, so no
+//! bandwidth of figures 4 to 6 is compared, only what the text says of them.
+
+mod figures;
+mod plot;
+mod tables;
+
+use std::time::Duration;
+
+use thiserror::Error;
+use vigie_forward::{
+    Bandwidth, Bus, Cost, CostError, Flow, Message, MessageError, Mode, Node, Parameters,
+    ParametersError, Path, Simulation, SimulationError,
+};
+
+use crate::error::BenchError;
+use crate::report::{Outcome, Row, Subject};
+
+pub(crate) use self::figures::{
+    crossover_distance, gain_distance, simulation_error, table_distance,
+};
+pub use self::plot::{by_delta, by_size};
+pub use self::tables::all as tables;
+
+/// Keys of parameters and figures.
+const BYTES: &str = "bytes";
+const DELTA_US: &str = "delta_us";
+const WINDOW: &str = "window";
+const FLOWS: &str = "flows";
+const T_ALGO_US: &str = "t_algo_us";
+const MODEL_US: &str = "model_us";
+const SIMULATED_US: &str = "simulated_us";
+const TABLE_US: &str = "table_us";
+const MEASURED_US: &str = "measured_us";
+const MODEL_MB_S: &str = "model_mb_per_s";
+const SIMULATED_MB_S: &str = "simulated_mb_per_s";
+const MODEL_PERCENT: &str = "model_percent";
+const SIMULATED_PERCENT: &str = "simulated_percent";
+
+const NONE: Subject = Subject::Model { name: "no-forwarding", label: "no forwarding" };
+const HOST: Subject = Subject::Model { name: "host", label: "host" };
+const NIC: Subject = Subject::Model { name: "nic", label: "NIC, store-and-forward" };
+const NIC_CUT: Subject = Subject::Model { name: "nic-cut-through", label: "NIC, cut-through" };
+
+/// The paper's three paths.
+const PATHS: [(Subject, Path); 3] =
+    [(HOST, Path::HOST), (NIC, Path::NIC), (NIC_CUT, Path::NIC_CUT_THROUGH)];
+
+/// BIP's packets at 8192 bytes [fast-forward, §2.4, Table 2]; smaller messages are taken as one packet.
+const PACKET_BYTES: u64 = 2048;
+
+/// Messages of a simulated run: enough for a steady state, and of one of them only whole windows.
+const MESSAGES: u32 = 1_200;
+
+/// A model or a simulation that cannot be made.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// A cost.
+    #[error(transparent)]
+    Cost(#[from] CostError),
+    /// A message.
+    #[error(transparent)]
+    Message(#[from] MessageError),
+    /// Parameters.
+    #[error(transparent)]
+    Parameters(#[from] ParametersError),
+    /// A simulation.
+    #[error(transparent)]
+    Simulation(#[from] SimulationError),
+}
+
+/// Calculates and simulates everything that the paper says, and windows and flows beyond it.
+///
+/// # Errors
+/// [`BenchError::Model`] if the paper's parameters were refused, which would be a fault of the model.
+pub fn model() -> Result<Outcome, BenchError> {
+    let mut rows = thresholds()?;
+    rows.extend(times()?);
+    rows.extend(sizes()?);
+    for bytes in [1024, 8192] {
+        rows.extend(deltas(bytes)?);
+    }
+    rows.extend(gains()?);
+    rows.extend(windows()?);
+    rows.extend(flows()?);
+    // Nothing here is a sample of anything random: each row is one calculation.
+    let rows = rows.into_iter().map(|row| row.with_figure("samples", 1)).collect();
+    Ok(Outcome { rows, priority: None })
+}
+
+/// The node of Table 2, with times in proportion to the bytes.
+fn paper(bytes: u64, bus: Bus, window: u32) -> Result<Parameters, ModelError> {
+    let per_packet = |us| Bandwidth::measured(PACKET_BYTES, Duration::from_micros(us));
+    let node = Node::new(Cost::per_byte(per_packet(15)?), Cost::per_byte(per_packet(11)?));
+    let message = Message::cut(bytes, PACKET_BYTES)?;
+    Ok(node.bus(bus).window(window).parameters(message)?)
+}
+
+fn us(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+fn mb_per_s(bandwidth: Bandwidth) -> f64 {
+    bandwidth.bytes_per_s() as f64 / 1e6
+}
+
+fn elapsed(flow: Flow) -> Result<Duration, ModelError> {
+    Ok(Simulation::new(vec![flow]).run()?.elapsed)
+}
+
+/// Time per message in the steady state: what the last thousand add.
+fn period(parameters: Parameters, path: Path, t_algo: Duration) -> Result<Duration, ModelError> {
+    let flow = Flow::new(parameters, path, t_algo);
+    let added = elapsed(flow.messages(MESSAGES))?.saturating_sub(elapsed(flow.messages(200))?);
+    Ok(added / (MESSAGES - 200))
+}
+
+/// δ*: Table 3 and the crossovers of figures 5 and 6, and where the simulated paths cross.
+fn thresholds() -> Result<Vec<Row>, ModelError> {
+    let cases = [
+        (1024, NIC, Mode::StoreAndForward, None, 10.0),
+        (1024, NIC_CUT, Mode::CutThrough, None, 10.0),
+        (8192, NIC, Mode::StoreAndForward, Some(22.0), 19.0),
+        (8192, NIC_CUT, Mode::CutThrough, Some(67.0), 65.0),
+    ];
+    let row = |(bytes, subject, mode, table, measured)| {
+        let parameters = paper(bytes, Bus::HalfDuplex, 1)?;
+        let path = if mode == Mode::CutThrough { Path::NIC_CUT_THROUGH } else { Path::NIC };
+        let mut row = Row::new(subject, "threshold")
+            .parameter(BYTES, bytes)
+            .with_figure(MODEL_US, us(parameters.delta_star(mode)))
+            .with_figure(SIMULATED_US, us(simulated_threshold(parameters, path)?))
+            .with_figure(MEASURED_US, measured);
+        if let Some(table) = table {
+            row = row.with_figure(TABLE_US, table);
+        }
+        Ok(row)
+    };
+    cases.into_iter().map(row).collect()
+}
+
+/// The largest δ, to the nanosecond, for which the simulated interface is no slower than the simulated
+/// host: by halves, below a millisecond.
+fn simulated_threshold(parameters: Parameters, path: Path) -> Result<Duration, ModelError> {
+    let host = elapsed(Flow::new(parameters, Path::HOST, Duration::ZERO))?;
+    let (mut low, mut high) = (0, 1_000_000);
+    while low + 1 < high {
+        let middle = u64::midpoint(low, high);
+        let nic = elapsed(Flow::new(parameters, path, Duration::from_nanos(middle)))?;
+        if nic <= host {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    Ok(Duration::from_nanos(low))
+}
+
+/// T(8192) at δ = 0 with T_algo = 0.
+fn times() -> Result<Vec<Row>, ModelError> {
+    let parameters = paper(8192, Bus::HalfDuplex, 1)?;
+    let row = |subject, model: Duration, simulated: Duration, table: f64| {
+        let speed = |time| Bandwidth::measured(8192, time).map(mb_per_s);
+        Ok(Row::new(subject, "time")
+            .parameter(BYTES, 8192)
+            .with_figure(MODEL_US, us(model))
+            .with_figure(SIMULATED_US, us(simulated))
+            .with_figure(TABLE_US, table)
+            .with_figure(MODEL_MB_S, speed(model)?)
+            .with_figure(SIMULATED_MB_S, speed(simulated)?))
+    };
+    let none = parameters.t_none();
+    let mut rows = vec![row(NONE, none, none, 60.0)];
+    for ((subject, path), table) in PATHS.into_iter().zip([142.0, 120.0, 75.0]) {
+        let simulated = elapsed(Flow::new(parameters, path, Duration::ZERO))?;
+        let model = parameters.time(path, Duration::ZERO).unwrap_or_default();
+        rows.push(row(subject, model, simulated, table));
+    }
+    rows.into_iter().collect()
+}
+
+/// Bandwidths of one path: closed form and simulation.
+fn bandwidths(
+    row: Row,
+    parameters: Parameters,
+    path: Path,
+    t_algo: Duration,
+) -> Result<Row, ModelError> {
+    let bytes = parameters.message().bytes();
+    let simulated = Bandwidth::measured(bytes, period(parameters, path, t_algo)?)?;
+    let row = row.with_figure(SIMULATED_MB_S, mb_per_s(simulated));
+    Ok(match parameters.predict(path, t_algo) {
+        Some(model) => row.with_figure(MODEL_MB_S, mb_per_s(model.bandwidth)),
+        None => row,
+    })
+}
+
+/// Figure 4: bandwidth by size, nothing computed.
+fn sizes() -> Result<Vec<Row>, ModelError> {
+    let mut rows = Vec::new();
+    for bytes in (6..=18).map(|power| 1_u64 << power) {
+        let parameters = paper(bytes, Bus::HalfDuplex, 1)?;
+        let none = mb_per_s(Bandwidth::measured(bytes, parameters.t_none())?);
+        let row = Row::new(NONE, "size").parameter(BYTES, bytes).with_figure(MODEL_MB_S, none);
+        rows.push(row.with_figure(SIMULATED_MB_S, none));
+        for (subject, path) in PATHS {
+            let row = Row::new(subject, "size").parameter(BYTES, bytes);
+            rows.push(bandwidths(row, parameters, path, Duration::ZERO)?);
+        }
+    }
+    Ok(rows)
+}
+
+/// Figures 5 and 6: bandwidth by δ, with T_algoH = 0.
+fn deltas(bytes: u64) -> Result<Vec<Row>, ModelError> {
+    let parameters = paper(bytes, Bus::HalfDuplex, 1)?;
+    let mut rows = Vec::new();
+    let (last, step) = if bytes <= PACKET_BYTES { (30, 1) } else { (100, 5) };
+    for delta_us in (0..=last).step_by(step) {
+        for (subject, path) in PATHS {
+            let delta = Duration::from_micros(delta_us);
+            let t_algo = if path == Path::HOST { Duration::ZERO } else { delta };
+            let row = Row::new(subject, "delta").parameter(BYTES, bytes);
+            let row = row.parameter(DELTA_US, delta_us);
+            rows.push(bandwidths(row, parameters, path, t_algo)?);
+        }
+    }
+    Ok(rows)
+}
+
+/// "45 % of improvement" [fast-forward, §5]: time saved at window 1, bandwidth gained at window 2.
+fn gains() -> Result<Vec<Row>, ModelError> {
+    let at = |window, path| -> Result<(f64, f64), ModelError> {
+        let parameters = paper(8192, Bus::HalfDuplex, window)?;
+        let model = parameters.predict(path, Duration::ZERO);
+        let model = model.map_or(0.0, |one| us(one.span) / f64::from(window));
+        Ok((model, us(period(parameters, path, Duration::ZERO)?)))
+    };
+    let saved = |host: f64, nic: f64| 100.0 * (host - nic) / host;
+    let gained = |host: f64, nic: f64| 100.0 * (host / nic - 1.0);
+    let mut rows = Vec::new();
+    for (window, percent) in [(1, saved as fn(f64, f64) -> f64), (2, gained)] {
+        let (host, nic) = (at(window, Path::HOST)?, at(window, Path::NIC_CUT_THROUGH)?);
+        rows.push(
+            Row::new(NIC_CUT, "gain")
+                .parameter(WINDOW, window)
+                .with_figure(MODEL_PERCENT, percent(host.0, nic.0))
+                .with_figure(SIMULATED_PERCENT, percent(host.1, nic.1)),
+        );
+    }
+    Ok(rows)
+}
+
+/// Windows, with an algorithm of 40 µs that makes messages meet at the bus.
+fn windows() -> Result<Vec<Row>, ModelError> {
+    let mut rows = Vec::new();
+    for bus in [Bus::HalfDuplex, Bus::FullDuplex] {
+        for window in [1, 2, 3, 4, 8] {
+            let parameters = paper(8192, bus, window)?;
+            let cut = Subject::Model { name: "host-cut-through", label: "host, cut-through" };
+            for (subject, path) in PATHS.into_iter().chain([(cut, Path::HOST_CUT_THROUGH)]) {
+                for t_algo in [0, 40] {
+                    let row = Row::new(subject, "window")
+                        .parameter("bus", if bus == Bus::HalfDuplex { "half" } else { "full" })
+                        .parameter(WINDOW, window)
+                        .parameter(T_ALGO_US, t_algo);
+                    let t_algo = Duration::from_micros(t_algo);
+                    rows.push(bandwidths(row, parameters, path, t_algo)?);
+                }
+            }
+        }
+    }
+    Ok(rows)
+}
+
+/// Several flows on links of their own, each with one message in the node and 5 µs of algorithm: the sum of
+/// their bandwidths, beside what one alone would have so many times.
+fn flows() -> Result<Vec<Row>, ModelError> {
+    let parameters = paper(8192, Bus::HalfDuplex, 1)?;
+    let t_algo = Duration::from_micros(5);
+    let mut rows = Vec::new();
+    for count in [1_u16, 2, 3, 4, 8] {
+        for (subject, path) in PATHS {
+            let flow = Flow::new(parameters, path, t_algo).messages(MESSAGES);
+            let flows = (0..count).map(|port| flow.ports(port, port)).collect();
+            let report = Simulation::new(flows).run()?;
+            let sum =
+                report.flows.iter().map(|flow| mb_per_s(flow.steady_bandwidth())).sum::<f64>();
+            let alone = parameters.predict(path, t_algo).map_or(0.0, |one| mb_per_s(one.bandwidth));
+            rows.push(
+                Row::new(subject, "flows")
+                    .parameter(FLOWS, count)
+                    .with_figure(MODEL_MB_S, alone * f64::from(count))
+                    .with_figure(SIMULATED_MB_S, sum),
+            );
+        }
+    }
+    Ok(rows)
+}

@@ -1,0 +1,40 @@
+//! The curves behind figures 4 to 6 [fast-forward, §3.4] as plots.
+
+use super::{BYTES, DELTA_US, MODEL_MB_S};
+use crate::chart::{Line, Scale, Style, draw};
+use crate::report::Row;
+
+/// Draws figure 4: bandwidth by size of message.
+#[must_use]
+pub fn by_size(rows: &[Row]) -> String {
+    let lines = lines(rows.iter().filter(|row| row.case == "size"), BYTES);
+    let axes = (("bytes", Scale::Logarithmic), ("MB/s, model", Scale::Linear));
+    draw("Basic forwarding algorithm: bandwidth by size", axes.0, axes.1, &lines)
+}
+
+/// Draws figure 5 (1024 bytes) or figure 6 (8192): bandwidth by δ.
+#[must_use]
+pub fn by_delta(rows: &[Row], bytes: u64) -> String {
+    let is_meant = |row: &&Row| {
+        let found = row.parameters.get(BYTES).and_then(serde_json::Value::as_u64);
+        row.case == "delta" && found == Some(bytes)
+    };
+    let lines = lines(rows.iter().filter(is_meant), DELTA_US);
+    let title = format!("Bandwidth by δ = T_algoN − T_algoH, {bytes} bytes");
+    draw(&title, ("δ in µs", Scale::Linear), ("MB/s, model", Scale::Linear), &lines)
+}
+
+fn lines<'a>(rows: impl Iterator<Item = &'a Row>, key: &str) -> Vec<Line> {
+    let mut lines = Vec::new();
+    for row in rows {
+        let x = row.parameters.get(key).and_then(serde_json::Value::as_f64);
+        if let (Some(x), Some(y)) = (x, row.figure(MODEL_MB_S)) {
+            Line::named(&mut lines, row.system.label()).points.push((x, y));
+        }
+    }
+    // Lines that lie upon each other stay visible.
+    for line in lines.iter_mut().skip(3) {
+        line.style = Style::Dashed;
+    }
+    lines
+}

@@ -1,0 +1,86 @@
+//! A message and how it is cut into packets.
+
+use thiserror::Error;
+
+/// Packets of one message, at most.
+pub const PACKETS_MAX: u32 = 1 << 20;
+
+/// A message of ℓ bytes in nb(ℓ) packets of sz(ℓ) bytes [fast-forward, §2.1].
+///
+/// *Deviation:* the paper assumes ℓ = nb(ℓ) × sz(ℓ). Here any ℓ is cut into packets of equal size, rounded
+/// up, so that the last one may be short by less than nb bytes; the formulas take it as full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Message {
+    bytes: u64,
+    nb: u32,
+}
+
+impl Message {
+    /// Creates a message that is not cut: nb(ℓ) = 1, sz(ℓ) = ℓ.
+    ///
+    /// # Errors
+    /// [`MessageError::Empty`] if `bytes` is zero.
+    pub const fn whole(bytes: u64) -> Result<Self, MessageError> {
+        if bytes == 0 { Err(MessageError::Empty) } else { Ok(Self { bytes, nb: 1 }) }
+    }
+
+    /// Creates a message of `bytes` that travels in as few packets of at most `packet_bytes_max` as it can.
+    ///
+    /// ```
+    /// # use vigie_forward::Message;
+    /// let message = Message::cut(8192, 2048)?;
+    /// assert_eq!((message.nb(), message.sz()), (4, 2048));
+    /// # Ok::<(), vigie_forward::MessageError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`MessageError`] if a size is zero, or [`PACKETS_MAX`] packets are not enough.
+    pub fn cut(bytes: u64, packet_bytes_max: u64) -> Result<Self, MessageError> {
+        if bytes == 0 {
+            return Err(MessageError::Empty);
+        }
+        if packet_bytes_max == 0 {
+            return Err(MessageError::EmptyPackets);
+        }
+        let count = bytes.div_ceil(packet_bytes_max);
+        let nb = u32::try_from(count).ok().filter(|nb| *nb <= PACKETS_MAX);
+        let nb = nb.ok_or(MessageError::TooManyPackets { count })?;
+        Ok(Self { bytes, nb })
+    }
+
+    /// Returns ℓ, the length in bytes.
+    #[must_use]
+    pub const fn bytes(self) -> u64 {
+        self.bytes
+    }
+
+    /// Returns nb(ℓ), the number of packets.
+    #[must_use]
+    pub const fn nb(self) -> u32 {
+        self.nb
+    }
+
+    /// Returns sz(ℓ), the bytes of a packet.
+    #[must_use]
+    pub fn sz(self) -> u64 {
+        self.bytes.div_ceil(u64::from(self.nb))
+    }
+}
+
+/// A message that cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum MessageError {
+    /// No bytes.
+    #[error("a message of no bytes has no bandwidth: give its length")]
+    Empty,
+    /// Packets without bytes.
+    #[error("packets of no bytes carry nothing: give the largest packet of the network")]
+    EmptyPackets,
+    /// More packets than the model takes.
+    #[error("{count} packets are more than {PACKETS_MAX}: use larger packets, or cut the message")]
+    TooManyPackets {
+        /// Packets that would be needed.
+        count: u64,
+    },
+}

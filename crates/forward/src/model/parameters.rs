@@ -1,0 +1,258 @@
+//! What the formulas need to know of a node and a message.
+
+use std::time::Duration;
+
+use thiserror::Error;
+
+use super::message::Message;
+use crate::cost::{Cost, TIME_MAX};
+
+/// Messages in the node at a time, at most.
+pub const WINDOW_MAX: u32 = 1 << 16;
+
+/// Whether the I/O bus carries both directions at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[expect(clippy::exhaustive_enums, reason = "it does, or it does not")]
+pub enum Bus {
+    /// One transfer at a time, as on the paper's PCI bus [fast-forward, §3.2].
+    #[default]
+    HalfDuplex,
+    /// One transfer per direction at a time, as on PCI Express or in memory.
+    FullDuplex,
+}
+
+/// The parameters of [fast-forward, §2.1, Table 1] except the algorithm's times, for one message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Parameters {
+    pub(super) message: Message,
+    pub(super) t_rcv: Duration,
+    pub(super) t_snd: Duration,
+    pub(super) t_pci: Duration,
+    pub(super) bus: Bus,
+    pub(super) window: u32,
+}
+
+impl Parameters {
+    /// Begins with a message; times of its packets follow.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use vigie_forward::{Message, Parameters};
+    /// // Table 2 of the paper.
+    /// let parameters = Parameters::builder(Message::cut(8192, 2048)?)
+    ///     .t_net(Duration::from_micros(15))
+    ///     .t_pci(Duration::from_micros(11))
+    ///     .build()?;
+    /// assert_eq!(parameters.t_h(Duration::ZERO), Duration::from_micros(142));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub const fn builder(message: Message) -> ParametersBuilder {
+        let bus = Bus::HalfDuplex;
+        ParametersBuilder { message, t_rcv: None, t_snd: None, t_pci: None, bus, window: 1 }
+    }
+
+    /// Returns the message.
+    #[must_use]
+    pub const fn message(&self) -> Message {
+        self.message
+    }
+
+    /// Returns T_rcv(sz(ℓ)), the time to receive a packet.
+    #[must_use]
+    pub const fn t_rcv(&self) -> Duration {
+        self.t_rcv
+    }
+
+    /// Returns T_snd(sz(ℓ)), the time to send a packet.
+    #[must_use]
+    pub const fn t_snd(&self) -> Duration {
+        self.t_snd
+    }
+
+    /// Returns T_pci(sz(ℓ)), the time of a packet on the I/O bus, one way.
+    #[must_use]
+    pub const fn t_pci(&self) -> Duration {
+        self.t_pci
+    }
+
+    /// Returns what the bus can do.
+    #[must_use]
+    pub const fn bus(&self) -> Bus {
+        self.bus
+    }
+
+    /// Returns how many messages may be in the node at a time.
+    #[must_use]
+    pub const fn window(&self) -> u32 {
+        self.window
+    }
+
+    /// Returns the same parameters with another window.
+    ///
+    /// # Errors
+    /// [`ParametersError::Window`] unless it is in 1..=[`WINDOW_MAX`].
+    pub const fn with_window(self, window: u32) -> Result<Self, ParametersError> {
+        if window == 0 || window > WINDOW_MAX {
+            return Err(ParametersError::Window { window });
+        }
+        Ok(Self { window, ..self })
+    }
+}
+
+/// Collects [`Parameters`].
+#[derive(Clone, Copy, Debug)]
+#[must_use = "`build` makes parameters of it"]
+pub struct ParametersBuilder {
+    message: Message,
+    t_rcv: Option<Duration>,
+    t_snd: Option<Duration>,
+    t_pci: Option<Duration>,
+    bus: Bus,
+    window: u32,
+}
+
+impl ParametersBuilder {
+    /// Sets T_net(sz(ℓ)): T_rcv and T_snd at once. 1 ns to [`TIME_MAX`]; required.
+    pub const fn t_net(self, time: Duration) -> Self {
+        self.t_rcv(time).t_snd(time)
+    }
+
+    /// Sets T_rcv(sz(ℓ)), the time to receive a packet. 1 ns to [`TIME_MAX`]; required.
+    pub const fn t_rcv(mut self, time: Duration) -> Self {
+        self.t_rcv = Some(time);
+        self
+    }
+
+    /// Sets T_snd(sz(ℓ)), the time to send a packet. 1 ns to [`TIME_MAX`]; required.
+    pub const fn t_snd(mut self, time: Duration) -> Self {
+        self.t_snd = Some(time);
+        self
+    }
+
+    /// Sets T_pci(sz(ℓ)), the time of a packet on the bus, one way. 0 to [`TIME_MAX`]; required.
+    pub const fn t_pci(mut self, time: Duration) -> Self {
+        self.t_pci = Some(time);
+        self
+    }
+
+    /// Sets what the bus can do. Default: half-duplex.
+    pub const fn bus(mut self, bus: Bus) -> Self {
+        self.bus = bus;
+        self
+    }
+
+    /// Sets how many messages may be in the node at a time. Default: 1; at most [`WINDOW_MAX`].
+    pub const fn window(mut self, window: u32) -> Self {
+        self.window = window;
+        self
+    }
+
+    /// Checks everything.
+    ///
+    /// # Errors
+    /// [`ParametersError`] names what is missing or out of its range.
+    pub fn build(self) -> Result<Parameters, ParametersError> {
+        let parameters = Parameters {
+            message: self.message,
+            t_rcv: checked("T_rcv", self.t_rcv, Duration::from_nanos(1))?,
+            t_snd: checked("T_snd", self.t_snd, Duration::from_nanos(1))?,
+            t_pci: checked("T_pci", self.t_pci, Duration::ZERO)?,
+            bus: self.bus,
+            window: 1,
+        };
+        parameters.with_window(self.window)
+    }
+}
+
+fn checked(
+    symbol: &'static str,
+    time: Option<Duration>,
+    least: Duration,
+) -> Result<Duration, ParametersError> {
+    let time = time.ok_or(ParametersError::Missing { symbol })?;
+    if time < least || time > TIME_MAX {
+        return Err(ParametersError::Time { symbol, time });
+    }
+    Ok(time)
+}
+
+/// What is known of a node whatever the message: costs by size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use = "a node makes parameters and plans"]
+pub struct Node {
+    t_rcv: Cost,
+    t_snd: Cost,
+    t_pci: Cost,
+    bus: Bus,
+    window: u32,
+}
+
+impl Node {
+    /// Creates a node from T_net and T_pci as functions of a packet's bytes, both measured or given. Its
+    /// bus is half-duplex and its window 1.
+    pub const fn new(t_net: Cost, t_pci: Cost) -> Self {
+        Self { t_rcv: t_net, t_snd: t_net, t_pci, bus: Bus::HalfDuplex, window: 1 }
+    }
+
+    /// Sets T_snd, where the link to the next node is another than that of T_net.
+    pub const fn t_snd(mut self, cost: Cost) -> Self {
+        self.t_snd = cost;
+        self
+    }
+
+    /// Sets what the bus can do. Default: half-duplex.
+    pub const fn bus(mut self, bus: Bus) -> Self {
+        self.bus = bus;
+        self
+    }
+
+    /// Sets how many messages may be in the node at a time. Default: 1; at most [`WINDOW_MAX`].
+    pub const fn window(mut self, window: u32) -> Self {
+        self.window = window;
+        self
+    }
+
+    /// Returns the parameters for one message.
+    ///
+    /// # Errors
+    /// [`ParametersError`] if a packet of it would take no time or too long, or the window is out of its
+    /// range.
+    pub fn parameters(&self, message: Message) -> Result<Parameters, ParametersError> {
+        let sz = message.sz();
+        Parameters::builder(message)
+            .t_rcv(self.t_rcv.at(sz))
+            .t_snd(self.t_snd.at(sz))
+            .t_pci(self.t_pci.at(sz))
+            .bus(self.bus)
+            .window(self.window)
+            .build()
+    }
+}
+
+/// Parameters that are missing or make no sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ParametersError {
+    /// Nothing is guessed.
+    #[error("{symbol} is missing: measure it, or give it")]
+    Missing {
+        /// The paper's symbol.
+        symbol: &'static str,
+    },
+    /// A time out of its range.
+    #[error(
+        "{symbol} of a packet is {time:?}: it must be more than nothing on a link, and at most {TIME_MAX:?}"
+    )]
+    Time {
+        /// The paper's symbol.
+        symbol: &'static str,
+        /// What was given.
+        time: Duration,
+    },
+    /// A window out of its range.
+    #[error("a window of {window} messages: it must be 1 to {WINDOW_MAX}")]
+    Window {
+        /// What was given.
+        window: u32,
+    },
+}

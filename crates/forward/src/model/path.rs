@@ -1,0 +1,73 @@
+//! The ways through a forwarding node.
+
+use std::fmt;
+
+/// Who runs the algorithm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[expect(clippy::exhaustive_enums, reason = "a node has these two processors")]
+pub enum Placement {
+    /// The host processor: messages cross the I/O bus twice.
+    Host,
+    /// The processor of the network interface: messages do not cross the bus.
+    Nic,
+}
+
+/// When the first byte may leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[expect(clippy::exhaustive_enums, reason = "the whole message has arrived, or it has not")]
+pub enum Mode {
+    /// When the whole message has arrived.
+    StoreAndForward,
+    /// When the first packet has arrived.
+    CutThrough,
+}
+
+/// A way through the node: who runs the algorithm, and when the first byte may leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[expect(clippy::exhaustive_structs, reason = "placement and mode are all there is to a path")]
+pub struct Path {
+    /// Who runs the algorithm.
+    pub placement: Placement,
+    /// When the first byte may leave.
+    pub mode: Mode,
+}
+
+impl Path {
+    /// The paper's HP forwarding.
+    pub const HOST: Self = Self { placement: Placement::Host, mode: Mode::StoreAndForward };
+    /// Cut-through by the host, for which the model wants a full-duplex bus.
+    pub const HOST_CUT_THROUGH: Self = Self { placement: Placement::Host, mode: Mode::CutThrough };
+    /// The paper's NP forwarding, store-and-forward.
+    pub const NIC: Self = Self { placement: Placement::Nic, mode: Mode::StoreAndForward };
+    /// The paper's NP forwarding, cut-through.
+    pub const NIC_CUT_THROUGH: Self = Self { placement: Placement::Nic, mode: Mode::CutThrough };
+
+    /// All paths, in the order in which the planner prefers them where they are equally fast: the
+    /// interface leaves the host's processor alone, and store-and-forward forwards no damaged message.
+    pub const ALL: [Self; 4] =
+        [Self::NIC, Self::NIC_CUT_THROUGH, Self::HOST, Self::HOST_CUT_THROUGH];
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Host => "host",
+            Self::Nic => "network interface",
+        })
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::StoreAndForward => "store-and-forward",
+            Self::CutThrough => "cut-through",
+        })
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}", self.placement, self.mode)
+    }
+}

@@ -1,0 +1,124 @@
+//! What a path gives with several messages in the node.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::parameters::{Bus, Parameters};
+use super::path::{Path, Placement};
+use crate::cost::Bandwidth;
+
+/// What bounds the bandwidth of a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Limit {
+    /// The window: messages do not follow each other fast enough to keep anything busy.
+    Window,
+    /// The link on which messages arrive.
+    ReceiveLink,
+    /// The I/O bus.
+    Bus,
+    /// The processor that runs the algorithm.
+    Processor,
+    /// The link on which messages leave.
+    SendLink,
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Window => "window",
+            Self::ReceiveLink => "receive link",
+            Self::Bus => "bus",
+            Self::Processor => "processor",
+            Self::SendLink => "send link",
+        })
+    }
+}
+
+/// What the model predicts for one path.
+///
+/// With one message in the node, a message takes T, and the bandwidth is ℓ / T, as in the paper. With a
+/// window of w, at most w messages leave per T, and no resource works faster than alone:
+///
+/// ```text
+/// time per message ≥ max( T / w, nb T_rcv, bus, T_algo, nb T_snd )
+/// bus = 2 nb T_pci (half-duplex), nb T_pci (full-duplex), 0 (interface)
+/// ```
+/// This is exact at w = 1 and a bound beyond it: it does not know how messages meet at the bus. How far
+/// off it is, [`simulation`](crate::simulation) shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Prediction {
+    /// The path.
+    pub path: Path,
+    /// T, the time of one message alone in the node.
+    pub time: Duration,
+    /// The time in which as many messages as the window has leave the node.
+    pub span: Duration,
+    /// Messages in the node at a time.
+    pub window: u32,
+    /// The bandwidth.
+    pub bandwidth: Bandwidth,
+    /// What bounds it.
+    pub limit: Limit,
+    /// The algorithm's time.
+    pub t_algo: Duration,
+}
+
+impl Prediction {
+    /// Returns the share of the host's processor that the algorithm takes, 0 to 1: none on the interface.
+    #[must_use]
+    pub fn host_share(&self) -> f64 {
+        match self.path.placement {
+            Placement::Nic => 0.0,
+            Placement::Host => {
+                let busy = self.t_algo.as_secs_f64() * f64::from(self.window);
+                (busy / self.span.as_secs_f64()).min(1.0)
+            }
+        }
+    }
+}
+
+impl Parameters {
+    /// Predicts a path with the algorithm's time there; nothing for cut-through by the host on a half-duplex
+    /// bus.
+    #[must_use]
+    pub fn predict(&self, path: Path, t_algo: Duration) -> Option<Prediction> {
+        Some(self.predicted(path, self.time(path, t_algo)?, t_algo))
+    }
+
+    /// Returns what follows from the time of one message alone in the node.
+    pub(super) fn predicted(&self, path: Path, time: Duration, t_algo: Duration) -> Prediction {
+        let span = self.span(path.placement, time, t_algo);
+        let bytes = self.message.bytes().saturating_mul(u64::from(self.window));
+        let bandwidth = Bandwidth::measured(bytes, span).unwrap_or(Bandwidth::SLOWEST);
+        let limits = self.works(path.placement, t_algo).into_iter();
+        let busiest = limits.max_by_key(|(_, work)| *work).map(|(limit, _)| limit);
+        let limit = if span == time { Limit::Window } else { busiest.unwrap_or(Limit::Window) };
+        Prediction { path, time, span, window: self.window, bandwidth, limit, t_algo }
+    }
+
+    /// Returns the shortest time in which as many messages as the window has can leave: their latency, or
+    /// the work of the busiest resource on them.
+    pub(super) fn span(&self, placement: Placement, time: Duration, t_algo: Duration) -> Duration {
+        let works = self.works(placement, t_algo).into_iter().map(|(_, work)| work);
+        let busiest = works.max().unwrap_or_default();
+        time.max(busiest.saturating_mul(self.window))
+    }
+
+    /// Returns the work of each resource on one message.
+    fn works(&self, placement: Placement, t_algo: Duration) -> [(Limit, Duration); 4] {
+        let bus = match (placement, self.bus) {
+            (Placement::Nic, _) => Duration::ZERO,
+            (Placement::Host, Bus::HalfDuplex) => 2 * self.nb_times(self.t_pci),
+            (Placement::Host, Bus::FullDuplex) => self.nb_times(self.t_pci),
+        };
+        [
+            (Limit::Processor, t_algo),
+            (Limit::Bus, bus),
+            (Limit::SendLink, self.nb_times(self.t_snd)),
+            // Of equals the last one is named: what arrives first, stalls first.
+            (Limit::ReceiveLink, self.nb_times(self.t_rcv)),
+        ]
+    }
+}

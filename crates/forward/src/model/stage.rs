@@ -1,0 +1,117 @@
+//! What the planner must know of a stage of a pipeline.
+
+use std::fmt;
+
+use crate::cost::Cost;
+
+/// What a stage must have seen of a message before it can let it pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[expect(clippy::exhaustive_enums, reason = "nothing, a part, or everything")]
+pub enum Sees {
+    /// Nothing: it treats every message alike.
+    Nothing,
+    /// The header, which is in the first packet.
+    Header,
+    /// Everything, to the last byte.
+    Everything,
+}
+
+/// Whether a stage decides what leaves: it changes bytes, or drops messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_enums, reason = "it does, or it does not")]
+pub enum Writes {
+    /// What arrives leaves.
+    No,
+    /// It changes bytes by what it has seen, or drops the message by it.
+    Yes,
+}
+
+/// A stage as the planner sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a planner takes it"]
+pub struct StageModel {
+    name: String,
+    sees: Sees,
+    writes: Writes,
+    on_host: Cost,
+    on_nic: Result<Cost, String>,
+}
+
+impl StageModel {
+    /// Creates a stage that sees the header and writes, costs nothing, and can run on both processors.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            sees: Sees::Header,
+            writes: Writes::Yes,
+            on_host: Cost::ZERO,
+            on_nic: Ok(Cost::ZERO),
+        }
+    }
+
+    /// Sets what it must have seen of a message. Default: the header.
+    pub const fn sees(mut self, sees: Sees) -> Self {
+        self.sees = sees;
+        self
+    }
+
+    /// Sets whether it changes or drops messages. Default: it does.
+    pub const fn writes(mut self, writes: Writes) -> Self {
+        self.writes = writes;
+        self
+    }
+
+    /// Sets its part of T_algoH, by the message's bytes. Default: nothing.
+    pub const fn on_host(mut self, cost: Cost) -> Self {
+        self.on_host = cost;
+        self
+    }
+
+    /// Sets its part of T_algoN, by the message's bytes. Default: nothing.
+    pub fn on_nic(mut self, cost: Cost) -> Self {
+        self.on_nic = Ok(cost);
+        self
+    }
+
+    /// Says that it cannot run on the interface, and why.
+    pub fn not_on_nic(mut self, because: impl Into<String>) -> Self {
+        self.on_nic = Err(because.into());
+        self
+    }
+
+    /// Returns the name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns its cost on the host.
+    #[must_use]
+    pub const fn host_cost(&self) -> Cost {
+        self.on_host
+    }
+
+    /// Returns its cost on the interface.
+    ///
+    /// # Errors
+    /// Why it cannot run there.
+    pub fn nic_cost(&self) -> Result<Cost, &str> {
+        self.on_nic.as_ref().copied().map_err(String::as_str)
+    }
+
+    /// Tells whether the beginning of a message may leave before this stage has seen its end: it only reads,
+    /// or it writes regardless of the rest of the message.
+    ///
+    /// # Source
+    /// [fast-forward, §5].
+    #[must_use]
+    pub const fn allows_cut_through(&self) -> bool {
+        !matches!((self.sees, self.writes), (Sees::Everything, Writes::Yes))
+    }
+}
+
+impl fmt::Display for StageModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.name)
+    }
+}
