@@ -9,8 +9,7 @@ use vigie_bench::forward;
 use vigie_bench::machine::Machine;
 use vigie_bench::report::Report;
 
-use super::Output;
-use super::draw;
+use super::{Output, draw};
 
 #[derive(Debug, Args)]
 pub(super) struct Forward {
