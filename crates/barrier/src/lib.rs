@@ -46,12 +46,19 @@
 
 pub mod algorithm;
 pub mod checker;
+mod error;
 mod group;
+pub mod local;
+#[cfg(loom)]
+#[doc(hidden)]
+pub mod loom_exports;
 pub mod packet;
 pub mod reduction;
 mod schedule;
+mod sync;
 
 pub use algorithm::Algorithm;
+pub use error::{Arrived, BarrierError, LostRanks, Passed};
 pub use group::{Group, GroupError, Rank};
 pub use reduction::Reduction;
 pub use schedule::{Network, Round, Schedule, Source, Step, Target};

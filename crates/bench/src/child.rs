@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::barriers::{self, GroupCosts, lap::MemberCosts, processes};
 use crate::client::{self, Crowd, PingPong, Requests};
 use crate::error::{BenchError, Failure};
 use crate::inside::{self, Counts};
@@ -105,6 +106,8 @@ pub(crate) enum Role {
     Requests(Requests),
     Outside,
     Rank(RankPlan),
+    Group(barriers::GroupPlan),
+    Member(processes::MemberPlan),
 }
 
 impl Role {
@@ -117,6 +120,8 @@ impl Role {
             Self::Requests(_) => "requests",
             Self::Outside => "outside",
             Self::Rank(_) => "rank",
+            Self::Group(_) => "group",
+            Self::Member(_) => "member",
         }
     }
 
@@ -129,6 +134,8 @@ impl Role {
             Self::Requests(plan) => client::request(&plan),
             Self::Outside => outside::compute(),
             Self::Rank(plan) => ranks::play(&plan),
+            Self::Group(plan) => barriers::play(&plan),
+            Self::Member(plan) => processes::play(&plan),
         }
     }
 }
@@ -158,6 +165,10 @@ pub(crate) enum Message {
     Unanswered { messages: u64 },
     /// A rank has played its part of a measure.
     Played(Played),
+    /// The barriers of a group have been measured.
+    Group(GroupCosts),
+    /// The barriers of one member have been measured.
+    Laps { costs: MemberCosts, used: Usage },
     /// Nothing more will come, and all went well.
     Finished,
     /// Nothing more will come.

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod barriers;
 mod cases;
 mod datagrams;
 mod messages;
@@ -57,6 +58,8 @@ enum Command {
     /// Datagrams between two processes, over UDP and links, beside plain UDP and the VI layer (about half a
     /// minute; as root, over a veth pair too).
     Datagrams(datagrams::Datagrams),
+    /// Barriers of tasks, threads and processes of this host, beside peers (about 2 minutes).
+    Barrier(barriers::Barrier),
     /// Everything at once, with faults, for a long time: measures nothing, checks everything.
     Soak(soak::Soak),
     /// Measures what the goals need, and shows goal and figure side by side.
@@ -171,7 +174,7 @@ struct Pending {
 #[derive(Debug, Args)]
 struct Goals {
     /// Check the goals of this area only: reaction, hogs, service, fairness, echo, pending, idle,
-    /// costs or messages.
+    /// costs, messages, remote or barrier-local.
     area: Option<Area>,
     #[command(flatten)]
     output: Output,
@@ -213,6 +216,7 @@ impl Cli {
             Command::Echo(command) => command.run(machine),
             Command::Pingpong(command) => command.run(machine),
             Command::Datagrams(command) => command.run(machine),
+            Command::Barrier(command) => command.run(machine),
             Command::Soak(command) => Ok(command.run()),
             Command::Goals(command) => command.run(machine),
             Command::Watch(watch) => watch.run(),
@@ -245,6 +249,7 @@ impl Command {
             Self::Echo(command) => Some(&command.amount.common.output),
             Self::Pingpong(command) => Some(&command.output),
             Self::Datagrams(command) => Some(&command.output),
+            Self::Barrier(command) => Some(&command.output),
             Self::Goals(command) => Some(&command.output),
             Self::Watch(_) | Self::Soak(_) => None,
         }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::barriers::{BarrierPlan, Laps, Over};
 use crate::cases;
 use crate::cases::container::ContainerPlan;
 use crate::cases::crowd::CrowdPlan;
@@ -62,10 +63,14 @@ pub(crate) enum Experiment {
     Messages,
     /// Messages between network namespaces.
     Remote,
+    /// Barriers that follow on each other, of members on one host.
+    BarrierLocal,
+    /// The same, with one member that is late.
+    BarrierLate,
 }
 
 impl Experiment {
-    pub(crate) const ALL: [Self; 18] = [
+    pub(crate) const ALL: [Self; 20] = [
         Self::Quantum,
         Self::FineYields,
         Self::SeldomYields,
@@ -84,6 +89,8 @@ impl Experiment {
         Self::Switches,
         Self::Messages,
         Self::Remote,
+        Self::BarrierLocal,
+        Self::BarrierLate,
     ];
 
     /// Measures this experiment, under a progress bar.
@@ -172,6 +179,18 @@ impl Experiment {
             Self::Messages => messages(),
             Self::Remote => {
                 let plan = remote_plan(remote_carriers(), &[]);
+                with_progress(plan.cases(), |progress| plan.run(progress))
+            }
+            Self::BarrierLocal => {
+                let plan = BarrierPlan::new(Over::ALL.to_vec(), vec![2, 8, 32].into_iter().map(Laps::new).collect());
+                with_progress(plan.cases(), |progress| plan.run(progress))
+            }
+            Self::BarrierLate => {
+                let mut laps = Laps::new(32);
+                laps.late = Duration::from_millis(100);
+                laps.budget = Duration::from_secs(3);
+                let mut plan = BarrierPlan::new(Over::ALL.to_vec(), vec![laps]);
+                plan.peers = vec!["std".to_owned()];
                 with_progress(plan.cases(), |progress| plan.run(progress))
             }
         }

@@ -85,11 +85,13 @@ pub enum Area {
     Messages,
     /// Messages between hosts, for which network namespaces stand.
     Remote,
+    /// Barriers of members on one host.
+    BarrierLocal,
 }
 
 impl Area {
     /// All areas.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Reaction,
         Self::Hogs,
         Self::Service,
@@ -100,6 +102,7 @@ impl Area {
         Self::Costs,
         Self::Messages,
         Self::Remote,
+        Self::BarrierLocal,
     ];
 
     /// Returns the name on the command line and in results.
@@ -116,6 +119,7 @@ impl Area {
             Self::Costs => "costs",
             Self::Messages => "messages",
             Self::Remote => "remote",
+            Self::BarrierLocal => "barrier-local",
         }
     }
 }

@@ -4,6 +4,7 @@
 //! to a limit that was measured in the same run, so that it means the same on every machine. Work that
 //! brings something to measure adds its goals here.
 
+mod barrier_local;
 mod remote;
 
 use crate::cases::{self, container, crowd, echo, periodic, service};
@@ -803,7 +804,7 @@ pub static GOALS: &[Goal] = &[
 
 /// Returns every goal.
 pub fn all_goals() -> impl Iterator<Item = &'static Goal> {
-    GOALS.iter().chain(remote::GOALS)
+    GOALS.iter().chain(remote::GOALS).chain(barrier_local::GOALS)
 }
 
 /// Processor time of a rank that waits and to which nothing comes: it wakes up for nothing, but the

@@ -25,6 +25,7 @@
 //! - [`ReactionPlan`](reaction::ReactionPlan) and [`PendingPlan`](pending::PendingPlan): Tables 1 and 2
 //!   of [scheduler-centric-io]; both give [`Row`](report::Row)s, for tables, JSON and goals.
 //! - [`cases`]: loads beyond the paper's tables, in which one task could delay another's event.
+//! - [`barriers`]: barriers of tasks, threads and processes of one host, beside peers.
 //! - [`messages`]: messages between processes of one host, beside limits and peers.
 //! - [`GOALS`](goals::GOALS): what vigie must reach, checked by `vigie-bench goals`.
 //!
@@ -81,6 +82,7 @@ pub mod turns;
 
 pub mod soak;
 
+pub mod barriers;
 pub mod cases;
 pub mod messages;
 

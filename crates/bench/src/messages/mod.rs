@@ -18,7 +18,7 @@
 //! Implement [`PingPong`] (a rank that already has blocking `send` and `receive` gets it from
 //! [`Blocking`]), give an [`Own`] its name and how it opens a rank, and name it in [`own_carriers`].
 
-mod arena;
+pub(crate) mod arena;
 mod blocking;
 pub mod datagram;
 pub(crate) mod found;
@@ -30,7 +30,7 @@ mod names;
 pub mod partner;
 pub mod plan;
 pub mod plot;
-mod program;
+pub(crate) mod program;
 pub(crate) mod ranks;
 pub mod remote;
 mod seat;

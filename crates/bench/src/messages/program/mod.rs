@@ -89,7 +89,7 @@ fn parse_line(line: &str) -> Option<Played> {
 
 /// Runs a program to its end, and returns what it printed. One that takes longer than `patience` is
 /// ended, and so is one whose fate nobody waits for any more.
-fn output_of(command: Command, patience: Duration) -> Result<String, BenchError> {
+pub(crate) fn output_of(command: Command, patience: Duration) -> Result<String, BenchError> {
     Program::start(command)?.finish(patience)
 }
 
@@ -165,12 +165,12 @@ fn reader(mut from: impl Read + Send + 'static) -> thread::JoinHandle<String> {
 
 /// A directory of this process's own, removed with everything in it.
 #[derive(Debug)]
-struct Workshop {
+pub(crate) struct Workshop {
     path: PathBuf,
 }
 
 impl Workshop {
-    fn create() -> io::Result<Self> {
+    pub(crate) fn create() -> io::Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("vigie-bench-{}-{count}", process::id());
@@ -180,7 +180,7 @@ impl Workshop {
         Ok(Self { path })
     }
 
-    fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 }
@@ -193,7 +193,7 @@ impl Drop for Workshop {
 }
 
 /// An error and its source in one line.
-fn describe(error: &BenchError) -> String {
+pub(crate) fn describe(error: &BenchError) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),
         None => error.to_string(),
@@ -201,7 +201,7 @@ fn describe(error: &BenchError) -> String {
 }
 
 /// Tells whether a program can be started by its name.
-fn is_installed(program: &str) -> bool {
+pub(crate) fn is_installed(program: &str) -> bool {
     let Some(path) = std::env::var_os("PATH") else { return false };
     std::env::split_paths(&path).any(|folder| folder.join(OsStr::new(program)).is_file())
 }

@@ -1,0 +1,190 @@
+//! What members say to each other while the group forms: packets with files, over Unix sockets.
+//!
+//! ```text
+//!  member k                                     rank 0
+//!    │ hello: secret, rank, size ── its door ─────▶│ from each member, in any order
+//!    │◀──────── files: number of the first ────────│ the memory, then the doors of all, by rank
+//!    │ received ──────────────────────────────────▶│ then the next member's turn
+//! ```
+//!
+//! One member at a time, since the kernel bounds the files that are under way.
+
+use std::{
+    io::{self, IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::{
+    cmsg_space,
+    net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+        SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
+        SocketType,
+    },
+};
+
+/// Begins every packet; the last two digits are the version.
+const MAGIC: [u8; 8] = *b"vigbar01";
+
+/// Bytes of the secret that members of a group share.
+pub(super) const SECRET_BYTES: usize = 16;
+
+/// The longest packet in bytes: a hello.
+const PACKET_MAX: usize = MAGIC.len() + 1 + SECRET_BYTES + 8;
+
+/// Files of one packet; the kernel takes 253 at most.
+pub(super) const FILES_MAX: usize = 128;
+
+/// A packet, apart from its files.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Packet {
+    Hello { secret: [u8; SECRET_BYTES], rank: u32, size: u32 },
+    Files { first: u32 },
+    Received,
+}
+
+impl Packet {
+    fn encode(self) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        match self {
+            Self::Hello { secret, rank, size } => {
+                bytes.push(b'H');
+                bytes.extend(secret);
+                bytes.extend(rank.to_le_bytes());
+                bytes.extend(size.to_le_bytes());
+            }
+            Self::Files { first } => {
+                bytes.push(b'F');
+                bytes.extend(first.to_le_bytes());
+            }
+            Self::Received => bytes.push(b'R'),
+        }
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (kind, rest) = bytes.strip_prefix(&MAGIC[..])?.split_first()?;
+        match kind {
+            b'H' => {
+                let (secret, rest) = rest.split_first_chunk()?;
+                let (rank, rest) = rest.split_first_chunk()?;
+                let size = rest.try_into().ok()?;
+                let (rank, size) = (u32::from_le_bytes(*rank), u32::from_le_bytes(size));
+                Some(Self::Hello { secret: *secret, rank, size })
+            }
+            b'F' => Some(Self::Files { first: u32::from_le_bytes(rest.try_into().ok()?) }),
+            b'R' => rest.is_empty().then_some(Self::Received),
+            _ => None,
+        }
+    }
+}
+
+fn socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+/// Listens under an abstract name, which vanishes with the socket, for as many as `callers` at once.
+pub(super) fn listen(name: &str, callers: u32) -> io::Result<OwnedFd> {
+    let socket = socket()?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    rustix::net::listen(&socket, i32::try_from(callers).unwrap_or(i32::MAX))?;
+    Ok(socket)
+}
+
+/// Takes the next caller; none if it is of another user. Nobody is there: [`io::ErrorKind::WouldBlock`].
+pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::accept_with(listener, flags)?;
+    Ok(is_same_user(socket.as_fd())?.then_some(socket))
+}
+
+/// Connects to a name, without waiting: an error of the kind [`io::ErrorKind::ConnectionRefused`] if nobody listens
+/// there yet, [`io::ErrorKind::WouldBlock`] if too many call.
+pub(super) fn connect(name: &str) -> io::Result<OwnedFd> {
+    let socket = socket()?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    if is_same_user(socket.as_fd())? {
+        Ok(socket)
+    } else {
+        let what = "another user listens under the name of the meeting";
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, what))
+    }
+}
+
+fn is_same_user(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(rustix::net::sockopt::socket_peercred(socket)?.uid == rustix::process::geteuid())
+}
+
+/// Sends a packet with at most [`FILES_MAX`] files, without waiting.
+pub(super) fn send(
+    socket: BorrowedFd<'_>,
+    packet: Packet,
+    files: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(FILES_MAX))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    rustix::net::sendmsg(socket, &[IoSlice::new(&packet.encode())], &mut ancillary, flags)?;
+    Ok(())
+}
+
+/// Receives a packet and its files, without waiting. [`io::ErrorKind::UnexpectedEof`] if the other end is closed,
+/// [`io::ErrorKind::InvalidData`] for what no member sends.
+pub(super) fn receive(socket: BorrowedFd<'_>) -> io::Result<(Packet, Vec<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(FILES_MAX))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut bytes = [0; PACKET_MAX];
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let buffers = &mut [IoSliceMut::new(&mut bytes)];
+    let message = rustix::net::recvmsg(socket, buffers, &mut ancillary, flags)?;
+    let mut files = Vec::new();
+    for part in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(descriptors) = part {
+            files.extend(descriptors);
+        }
+    }
+    if message.flags.contains(ReturnFlags::CTRUNC) {
+        let what = "files were lost: this process may open no more (see `ulimit -n`)";
+        return Err(io::Error::new(io::ErrorKind::QuotaExceeded, what));
+    }
+    if message.bytes == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let is_whole = !message.flags.contains(ReturnFlags::TRUNC);
+    let packet = is_whole.then(|| bytes.get(..message.bytes)).flatten().and_then(Packet::decode);
+    let packet = packet.ok_or(io::ErrorKind::InvalidData)?;
+    Ok((packet, files))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: what is written is read, and nothing else is a packet. Method: each kind, then every shorter form,
+    /// a longer one, and every byte of the beginning changed.
+    #[test]
+    fn packets_are_read_as_written() {
+        let packets = [
+            Packet::Hello { secret: [7; SECRET_BYTES], rank: 3, size: 1 << 16 },
+            Packet::Files { first: 129 },
+            Packet::Received,
+        ];
+        for packet in packets {
+            let bytes = packet.encode();
+            assert!(bytes.len() <= PACKET_MAX);
+            assert!(Packet::decode(&bytes) == Some(packet));
+            assert!((0..bytes.len()).all(|length| Packet::decode(&bytes[..length]).is_none()));
+            assert!(Packet::decode(&[&bytes[..], &[0]].concat()).is_none());
+            for at in 0..MAGIC.len() {
+                let mut other = bytes.clone();
+                other[at] ^= 1;
+                assert!(Packet::decode(&other).is_none());
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! The barrier of tasks, whose members are woken by wakers.
+
+use std::{
+    future::Future,
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll, Wake, Waker},
+};
+
+use loom::{
+    sync::{Condvar, Mutex},
+    thread,
+};
+use vigie_barrier::{
+    Group, Rank,
+    local::{TaskBarrier, TaskMember},
+    loom_exports::Central,
+};
+
+use crate::fails;
+
+/// A thread that runs one future.
+struct Executor {
+    is_woken: Mutex<bool>,
+    woken: Condvar,
+}
+
+impl Wake for Executor {
+    fn wake(self: Arc<Self>) {
+        *self.is_woken.lock().expect("no panic") = true;
+        self.woken.notify_one();
+    }
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let executor = Arc::new(Executor { is_woken: Mutex::new(false), woken: Condvar::new() });
+    let waker = Waker::from(Arc::clone(&executor));
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return value;
+        }
+        let mut is_woken = executor.is_woken.lock().expect("no panic");
+        while !*is_woken {
+            is_woken = executor.woken.wait(is_woken).expect("no panic");
+        }
+        *is_woken = false;
+    }
+}
+
+fn members(size: u32) -> Vec<TaskMember> {
+    TaskBarrier::new(Group::new(size).expect("small")).into_members().collect()
+}
+
+/// Goal: no task misses its waking, also where a barrier follows on another at once, or a member arrives first and
+/// waits later. Method: two members and two barriers, one of them in two phases; three members and one.
+#[test]
+fn tasks_are_woken() {
+    loom::model(|| {
+        let mut members = members(2).into_iter();
+        let (mut one, mut other) = (members.next().expect("0"), members.next().expect("1"));
+        let thread = thread::spawn(move || {
+            block_on(async {
+                assert_eq!(one.wait().await.expect("all live").epoch, 0);
+                let token = one.arrive().expect("all live");
+                assert_eq!(one.depart(token).await.expect("all live").epoch, 1);
+                one
+            })
+        });
+        block_on(async {
+            assert_eq!(other.wait().await.expect("all live").epoch, 0);
+            assert_eq!(other.wait().await.expect("all live").epoch, 1);
+        });
+        drop(thread.join().expect("no panic"));
+    });
+    loom::model(|| {
+        let threads: Vec<_> = members(3)
+            .into_iter()
+            .map(|mut member| {
+                thread::spawn(move || {
+                    block_on(member.wait()).expect("all live");
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+    });
+}
+
+/// Goal: a member that is dropped ends the others' wait, whenever that happens, with its rank. Method: one waits, the
+/// other is dropped.
+#[test]
+fn a_dropped_member_is_told_of() {
+    loom::model(|| {
+        let mut members = members(2).into_iter();
+        let (mut one, other) = (members.next().expect("0"), members.next().expect("1"));
+        let thread = thread::spawn(move || drop(other));
+        let error = block_on(one.wait()).expect_err("nobody else enters");
+        assert_eq!(error.lost(), [Rank(1)]);
+        thread.join().expect("no panic");
+    });
+}
+
+/// Goal: the model would see a waker that is left too late. Method: a mutant that leaves it after it has entered,
+/// and does not look once more.
+#[test]
+fn a_mutant_that_registers_late_fails() {
+    fails(|| {
+        let shared = Arc::new((Central::new(), Mutex::new(None::<Waker>)));
+        let other = Arc::clone(&shared);
+        let thread = thread::spawn(move || {
+            if other.0.arrive(2)
+                && let Some(waker) = &*other.1.lock().expect("no panic")
+            {
+                waker.wake_by_ref();
+            }
+        });
+        let mut is_entered = false;
+        block_on(std::future::poll_fn(|cx| {
+            if !is_entered {
+                is_entered = true;
+                if shared.0.arrive(2) {
+                    return Poll::Ready(());
+                }
+                *shared.1.lock().expect("no panic") = Some(cx.waker().clone());
+                return Poll::Pending;
+            }
+            if shared.0.is_passed(2) { Poll::Ready(()) } else { Poll::Pending }
+        }));
+        thread.join().expect("no panic");
+    });
+}

@@ -1,0 +1,269 @@
+//! Barriers over shared memory, with members on threads of this process; `tests/crash.rs` has processes.
+
+#![cfg(not(loom))]
+
+use std::{
+    fs,
+    future::Future,
+    sync::atomic::{AtomicU32, Ordering},
+    thread,
+    time::Duration,
+};
+
+use vigie_barrier::{
+    BarrierError, Group, Rank,
+    local::shm::{FormError, Meeting, MeetingPoint, ShmMember},
+};
+use vigie_detect::{HostThread, Instant, Server};
+use vigie_runtime::{Flavor, Runtime};
+use vigie_via::world;
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    runtime.block_on(future)
+}
+
+fn host() -> HostThread {
+    Server::spawn_thread().expect("a thread")
+}
+
+fn group(size: u32) -> Group {
+    Group::new(size).expect("small")
+}
+
+/// Lets each member of a group play its part on a thread of its own, with a server of its own.
+fn with_members(size: u32, play: impl Fn(ShmMember, &Server) + Sync) {
+    let point = MeetingPoint::random().expect("random numbers");
+    thread::scope(|scope| {
+        for rank in group(size).ranks() {
+            let meeting = Meeting::new(group(size), rank, point.clone());
+            let play = &play;
+            scope.spawn(move || {
+                let host = host();
+                let joined = block_on(meeting.join_on(host.server(), soon()));
+                play(joined.expect("a group"), host.server());
+            });
+        }
+    });
+}
+
+/// Goal: nobody leaves before all have entered, whether members await or block, in both forms. Method: counters of
+/// all members, looked at after each barrier.
+#[test]
+fn nobody_leaves_early() {
+    for size in [1, 2, 3, 9] {
+        let counters: Vec<_> = (0..size).map(|_| AtomicU32::new(0)).collect();
+        with_members(size, |mut member, _| {
+            let awaits = member.rank().0 % 2 == 0;
+            for epoch in 0..60 {
+                counters[member.rank().index()].fetch_add(1, Ordering::Relaxed);
+                let is_split = epoch % 3 == 0;
+                let passed = if is_split {
+                    let token = member.arrive().expect("all live");
+                    if awaits { block_on(member.depart(token)) } else { member.depart_blocking(token) }
+                } else if awaits {
+                    block_on(member.wait())
+                } else {
+                    member.wait_blocking()
+                };
+                assert_eq!(passed.expect("all live").epoch, 2 * epoch);
+                for counter in &counters {
+                    assert_eq!(counter.load(Ordering::Relaxed), epoch + 1);
+                }
+                // All have looked, before anybody goes on.
+                member.wait_blocking().expect("all live");
+            }
+        });
+    }
+}
+
+/// Goal: the barrier is awaited under each flavor of vigie, beside other tasks that go on meanwhile. Method: one
+/// runtime of each flavor as a member, and one that is late until a task beside each waiting one has run.
+#[test]
+fn tasks_go_on_meanwhile() {
+    let flavors = [Flavor::UserLevel, Flavor::Hybrid, Flavor::KernelLevel];
+    let point = MeetingPoint::random().expect("random numbers");
+    let turns = AtomicU32::new(0);
+    thread::scope(|scope| {
+        for (rank, flavor) in (1..).map(Rank).zip(flavors) {
+            let meeting = Meeting::new(group(4), rank, point.clone());
+            let turns = &turns;
+            scope.spawn(move || {
+                let runtime = Runtime::builder().flavor(flavor).build().expect("a runtime");
+                let joining = runtime.spawn(async move { meeting.join(soon()).await });
+                let mut member =
+                    runtime.block_on(joining).expect("no panic").expect("a group");
+                let waiting = runtime.spawn(async move { member.wait().await });
+                runtime.block_on(async {
+                    let beside = runtime.spawn(async {
+                        for _ in 0..100 {
+                            vigie_runtime::sleep(Duration::from_micros(100)).await;
+                        }
+                    });
+                    beside.await.expect("no panic");
+                    assert!(!waiting.is_finished(), "{flavor:?}: one is late");
+                    turns.fetch_add(1, Ordering::Relaxed);
+                    assert_eq!(waiting.await.expect("no panic").expect("all live").epoch, 0);
+                });
+            });
+        }
+        let host = host();
+        let meeting = Meeting::new(group(4), Rank(0), point.clone());
+        let mut late = block_on(meeting.join_on(host.server(), soon())).expect("a group");
+        while turns.load(Ordering::Relaxed) < 3 {
+            thread::yield_now();
+        }
+        late.wait_blocking().expect("all live");
+    });
+}
+
+/// Goal: a dropped wait stays entered, and the next call goes on with the same barrier. Method: drop it after one poll.
+#[test]
+fn a_dropped_wait_stays_entered() {
+    with_members(2, |mut member, _| {
+        block_on(async {
+            for epoch in 0..20 {
+                {
+                    let mut wait = std::pin::pin!(member.wait());
+                    let polled = std::future::poll_fn(|cx| {
+                        std::task::Poll::Ready(wait.as_mut().poll(cx))
+                    });
+                    if polled.await.is_ready() {
+                        continue;
+                    }
+                }
+                assert!(matches!(
+                    member.arrive(),
+                    Err(BarrierError::AlreadyEntered { epoch: e }) if e == epoch
+                ));
+                assert_eq!(member.wait().await.expect("all live").epoch, epoch);
+            }
+        });
+    });
+}
+
+/// Goal: who leaves is named to those who await and to those who block, also while they sleep; who had entered before
+/// it left is not missing. Method: one leaves after it has entered the second barrier.
+#[test]
+fn a_member_that_leaves_is_named() {
+    with_members(4, |mut member, _| {
+        let rank = member.rank();
+        member.wait_blocking().expect("all live");
+        if rank == Rank(3) {
+            let _ = member.arrive().expect("all live");
+            return;
+        }
+        assert_eq!(member.wait_blocking().expect("all had entered").epoch, 1);
+        let failed =
+            if rank == Rank(1) { block_on(member.wait()) } else { member.wait_blocking() };
+        let error = failed.expect_err("one is gone");
+        assert!(error.lost().contains(&Rank(3)) && !error.lost().contains(&rank), "{error}");
+        // Its own entry is of no use any more; it stays so.
+        assert!(member.wait_blocking().is_err());
+    });
+}
+
+/// Goal: the ranks of a world find each other, and two groups of one world are apart. Method: a world of threads.
+#[test]
+fn a_world_meets() {
+    let host = host();
+    let (_launcher, worlds) = world::local(host.server(), 5).expect("a world");
+    thread::scope(|scope| {
+        for world in worlds {
+            let server = host.server().clone();
+            scope.spawn(move || {
+                block_on(async {
+                    let join = async |key| {
+                        let meeting = Meeting::in_world(&world, key, soon()).await?;
+                        meeting.join_on(&server, soon()).await
+                    };
+                    let mut one = join("one").await.expect("a group");
+                    let mut other = join("other").await.expect("a group");
+                    assert_eq!((one.rank(), one.group().size()), (world.rank(), 5));
+                    for epoch in 0..10 {
+                        let token = one.arrive().expect("all live");
+                        assert_eq!(other.wait().await.expect("all live").epoch, epoch);
+                        assert_eq!(one.depart(token).await.expect("all live").epoch, epoch);
+                    }
+                });
+            });
+        }
+    });
+}
+
+/// Goal: strangers are turned away, members that do not come are named, and nobody waits longer than its deadline.
+/// Method: a wrong secret, a wrong size, a rank that is out of the group or taken twice.
+#[test]
+fn strangers_are_turned_away() {
+    let point = MeetingPoint::random().expect("random numbers");
+    let name = format!("vigie-barrier-test-{}", std::process::id());
+    let (right, wrong) = (MeetingPoint::new(&name, [1; 16]), MeetingPoint::new(&name, [2; 16]));
+    let host = host();
+    let server = host.server();
+    let join = |group, rank, point: &MeetingPoint, deadline| {
+        Meeting::new(group, Rank(rank), point.clone()).join_on(server, deadline)
+    };
+    let now = Instant::now() + Duration::from_millis(20);
+    let alone = block_on(join(group(2), 1, &point, now));
+    assert!(matches!(alone, Err(FormError::Unreachable { .. })), "{alone:?}");
+    let outside = block_on(join(group(2), 2, &point, now));
+    assert!(matches!(outside, Err(FormError::TooMany { size: 2, rank: Rank(2) })));
+    let large = block_on(join(group(Meeting::SIZE_MAX + 1), 0, &point, now));
+    assert!(matches!(large, Err(FormError::TooMany { .. })));
+    thread::scope(|scope| {
+        let leader = scope.spawn(|| {
+            let deadline = Instant::now() + Duration::from_secs(3);
+            block_on(join(group(3), 0, &right, deadline))
+        });
+        for (size, rank, point) in [(3, 1, &wrong), (4, 1, &right), (3, 0, &right)] {
+            if rank == 0 {
+                // The name is taken.
+                let other = block_on(join(group(size), 0, point, soon()));
+                assert!(matches!(other, Err(FormError::Io { .. })), "{other:?}");
+                continue;
+            }
+            let refused = block_on(join(group(size), rank, point, soon()));
+            assert!(matches!(refused, Err(FormError::Refused { .. })), "{refused:?}");
+        }
+        let first = scope.spawn(|| block_on(join(group(3), 1, &right, soon())));
+        let second = block_on(join(group(3), 1, &right, soon()));
+        let first = first.join().expect("no panic");
+        // Both are refused in the end: one as the second of its rank, one as rank 0 gives up.
+        assert!(matches!(first, Err(FormError::Refused { .. })), "{first:?}");
+        assert!(matches!(second, Err(FormError::Refused { .. })), "{second:?}");
+        let missing = leader.join().expect("no panic");
+        assert!(
+            matches!(missing, Err(FormError::Missing { count: 1, rank: Some(Rank(2)) })),
+            "{missing:?}"
+        );
+    });
+}
+
+/// Goal: nothing is left behind: no descriptor, no mapping. Method: count both before and after groups have come and
+/// gone, in a process of its own, since other tests run beside.
+#[test]
+fn nothing_is_left_behind() {
+    const ROLE: &str = "VIGIE_BARRIER_LEFTOVERS";
+    if std::env::var_os(ROLE).is_none() {
+        let this = std::env::current_exe().expect("this test");
+        let status = std::process::Command::new(this)
+            .args(["--exact", "nothing_is_left_behind", "--test-threads=1"])
+            .env(ROLE, "1")
+            .stdout(std::process::Stdio::null())
+            .status();
+        assert!(status.expect("started").success());
+        return;
+    }
+    let count = || fs::read_dir("/proc/self/fd").expect("proc").count();
+    let before = count();
+    for _ in 0..3 {
+        with_members(4, |mut member, _| drop(member.wait_blocking()));
+    }
+    assert_eq!(count(), before, "descriptors are left");
+    let maps = fs::read_to_string("/proc/self/maps").expect("proc");
+    assert!(!maps.contains("vigie-barrier ") && !maps.contains("memfd:vigie"), "{maps}");
+}
