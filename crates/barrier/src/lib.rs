@@ -52,6 +52,8 @@ pub mod local;
 #[cfg(loom)]
 #[doc(hidden)]
 pub mod loom_exports;
+pub mod logp;
+pub mod member;
 pub mod packet;
 pub mod reduction;
 mod schedule;
@@ -60,5 +62,6 @@ mod sync;
 pub use algorithm::Algorithm;
 pub use error::{Arrived, BarrierError, LostRanks, Passed};
 pub use group::{Group, GroupError, Rank};
+pub use member::Member;
 pub use reduction::Reduction;
 pub use schedule::{Network, Round, Schedule, Source, Step, Target};

@@ -34,6 +34,25 @@ impl Pace {
     pub fn gather_time(self, group: Group) -> Duration {
         broadcast(group.size(), self).1
     }
+
+    /// Returns how long the tree that is optimal for this pace takes if messages are of another.
+    pub(crate) fn gather_time_at(self, group: Group, other: Self) -> Duration {
+        let (nodes, _) = broadcast(group.size(), self);
+        // Children have higher ranks than their parents: from the last on, each is done before its parent needs it.
+        let mut done = vec![Duration::ZERO; nodes.len()];
+        for (rank, node) in nodes.iter().enumerate().rev() {
+            let children =
+                node.children.iter().rev().filter_map(|child| usize::try_from(*child).ok());
+            let mut arrivals: Vec<Duration> =
+                children.map(|child| done[child] + other.hop).collect();
+            arrivals.sort_unstable();
+            done[rank] = arrivals.into_iter().fold(Duration::ZERO, |before, arrival| {
+                // Nothing is before the first one.
+                if before.is_zero() { arrival } else { arrival.max(before + other.gap) }
+            });
+        }
+        done[0]
+    }
 }
 
 /// One member of the tree of optimal broadcast.

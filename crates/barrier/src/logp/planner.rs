@@ -1,0 +1,180 @@
+//! Which algorithm a group should take.
+
+use std::{fmt, num::NonZeroU32, time::Duration};
+
+use thiserror::Error;
+
+use super::LogP;
+use crate::{
+    algorithm::{Algorithm, AlgorithmError, Networks},
+    group::Group,
+};
+
+/// How many processors the members have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Cores {
+    /// Each member has one of its own, as the nodes of a cluster have.
+    Own,
+    /// All members share so many.
+    Shared(NonZeroU32),
+}
+
+/// What an algorithm is expected to cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Candidate {
+    /// Which.
+    pub algorithm: Algorithm,
+    /// By LogP's closed form.
+    pub predicted: Duration,
+    /// All members' work, divided by their cores; nothing if each has its own.
+    pub work: Duration,
+}
+
+impl Candidate {
+    /// Returns the larger of both: a barrier takes at least as long.
+    #[must_use]
+    pub fn expected(&self) -> Duration {
+        self.predicted.max(self.work)
+    }
+
+    /// Orders by time; of equals, by work, and otherwise the simpler one stays, which comes first.
+    fn order(&self) -> (Duration, Duration) {
+        (self.expected(), self.predicted.min(self.work))
+    }
+}
+
+/// What the planner has found, and what came of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Advice {
+    /// The algorithm to take.
+    pub algorithm: Algorithm,
+    /// What a barrier is expected to take.
+    pub expected: Duration,
+    /// Why, in words.
+    pub reason: String,
+    /// Everything that was considered, the best first.
+    pub candidates: Vec<Candidate>,
+    /// What a barrier has taken, once somebody has [measured](Self::observe) it.
+    pub observed: Option<Duration>,
+}
+
+impl Advice {
+    /// Notes what a barrier has taken, say the median of many.
+    pub const fn observe(&mut self, observed: Duration) {
+        self.observed = Some(observed);
+    }
+
+    /// Returns by which factor the observation is above the expectation, if there are both.
+    #[must_use]
+    pub fn deviation(&self) -> Option<f64> {
+        let expected = Some(self.expected.as_secs_f64()).filter(|expected| *expected > 0.0)?;
+        Some(self.observed?.as_secs_f64() / expected)
+    }
+}
+
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}; expected {}", self.algorithm, self.reason, micros(self.expected))?;
+        if let (Some(observed), Some(deviation)) = (self.observed, self.deviation()) {
+            write!(f, ", observed {} ({deviation:.2} times as much)", micros(observed))?;
+        }
+        Ok(())
+    }
+}
+
+/// Nothing can be advised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// There is no candidate.
+    #[error("no algorithm to choose from")]
+    Nothing,
+    /// A candidate does not suit the group.
+    #[error(transparent)]
+    Unsuitable(#[from] AlgorithmError),
+}
+
+/// Returns the algorithms that are worth considering for a group, the simpler ones first.
+#[must_use]
+pub fn candidates(group: Group, logp: &LogP, has_multicast: bool) -> Vec<Algorithm> {
+    let mut all = vec![Algorithm::ShuffleExchange, Algorithm::Pairwise, Algorithm::DISSEMINATION];
+    all.extend([2, 3, 4, 7].map(|ways| Algorithm::Dissemination { ways }));
+    all.extend([Algorithm::Central, Algorithm::Tournament]);
+    if has_multicast {
+        let networks = Networks::One;
+        all.push(Algorithm::Concurrent { networks });
+        all.extend([2, 3, 4, 8].map(|k| Algorithm::Nomial { k }));
+        all.extend([2, 3, 7].map(|children| Algorithm::Heap { children, networks }));
+        all.push(Algorithm::Optimal(logp.pace()));
+    }
+    all.retain(|algorithm| algorithm.check(group).is_ok());
+    all
+}
+
+/// Chooses the algorithm whose barrier takes the least, by the larger of LogP's prediction and the work of all members
+/// divided by their cores: on few cores LogP alone would choose what sends the most messages at once.
+///
+/// # Errors
+/// [`PlanError`] if there is nothing to choose from, or a candidate does not suit the group.
+pub fn plan(
+    group: Group,
+    logp: &LogP,
+    cores: Cores,
+    candidates: &[Algorithm],
+) -> Result<Advice, PlanError> {
+    let mut found = Vec::new();
+    for algorithm in candidates.iter().copied() {
+        algorithm.check(group)?;
+        let work = match cores {
+            Cores::Own => Duration::ZERO,
+            Cores::Shared(cores) => logp.work(algorithm, group) / cores.get(),
+        };
+        let predicted = logp.predict(algorithm, group);
+        found.push(Candidate { algorithm, predicted, work });
+    }
+    found.sort_by_key(Candidate::order);
+    let best = *found.first().ok_or(PlanError::Nothing)?;
+    Ok(Advice {
+        algorithm: best.algorithm,
+        expected: best.expected(),
+        reason: reason(&found, best, group, cores),
+        candidates: found,
+        observed: None,
+    })
+}
+
+fn reason(found: &[Candidate], best: Candidate, group: Group, cores: Cores) -> String {
+    let size = group.size();
+    let mut reason = match cores {
+        Cores::Shared(cores) if best.work > best.predicted => format!(
+            "{size} members share {cores} cores, and its messages are the least work, {} against {} by LogP alone",
+            micros(best.work),
+            micros(best.predicted)
+        ),
+        _ => format!("the shortest chain of messages for {size} members"),
+    };
+    if let Some(next) = found.get(1) {
+        reason.push_str(&format!(
+            "; next best is {} with {}",
+            next.algorithm,
+            micros(next.expected())
+        ));
+    }
+    let by_logp = found.iter().min_by_key(|candidate| candidate.predicted);
+    if let Some(other) = by_logp.filter(|other| other.expected() > best.expected()) {
+        reason.push_str(&format!(
+            "; {}, with {} the best if each member had a core, would take {}",
+            other.algorithm,
+            micros(other.predicted),
+            micros(other.expected())
+        ));
+    }
+    reason
+}
+
+fn micros(duration: Duration) -> String {
+    format!("{:.1} µs", duration.as_secs_f64() * 1e6)
+}

@@ -1,0 +1,104 @@
+//! The steps of one member, prepared for finding messages by name.
+
+use std::ops::Range;
+
+use super::settings::MemberError;
+use crate::{
+    checker::{Join, prove},
+    group::Rank,
+    reduction::{Counting, Reduction},
+    schedule::{Network, Round, Schedule, Source, Step, Target},
+};
+
+#[derive(Clone, Debug)]
+pub(super) enum Action {
+    /// One of the sends.
+    Send(usize),
+    /// Some of the sources.
+    Receive(Range<usize>),
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Sending {
+    pub(super) to: Target,
+    pub(super) round: Round,
+    pub(super) network: Network,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub(super) actions: Vec<Action>,
+    pub(super) sends: Vec<Sending>,
+    pub(super) sources: Vec<Source>,
+    /// Of the sends, by round.
+    by_round: Vec<(Round, usize)>,
+    /// Of the sources, by name.
+    by_name: Vec<((Rank, Round), usize)>,
+    /// Of the sources; none if that does not matter.
+    joins: Vec<Join>,
+}
+
+impl Plan {
+    pub(super) fn new(
+        schedule: &Schedule,
+        rank: Rank,
+        reduction: Option<&Reduction>,
+    ) -> Result<Self, MemberError> {
+        let size = schedule.group().size();
+        if !schedule.group().contains(rank) {
+            return Err(MemberError::Rank { rank, size });
+        }
+        let (mut actions, mut sends, mut sources) = (Vec::new(), Vec::new(), Vec::new());
+        for step in schedule.steps(rank) {
+            match step {
+                Step::Send { to, round, network } => {
+                    actions.push(Action::Send(sends.len()));
+                    sends.push(Sending { to: *to, round: *round, network: *network });
+                }
+                Step::Receive(from) => {
+                    let first = sources.len();
+                    sources.extend_from_slice(from);
+                    actions.push(Action::Receive(first..sources.len()));
+                }
+            }
+        }
+        let mut by_round: Vec<_> =
+            sends.iter().enumerate().map(|(index, sending)| (sending.round, index)).collect();
+        let mut by_name: Vec<_> = sources
+            .iter()
+            .enumerate()
+            .map(|(index, source)| ((source.rank, source.round), index))
+            .collect();
+        by_round.sort_unstable();
+        by_name.sort_unstable();
+        let mut joins = Vec::new();
+        if reduction.is_some_and(|reduction| reduction.counting() == Counting::Once) {
+            let proof = prove(schedule)?;
+            if !proof.is_exact() {
+                return Err(MemberError::CountsTwice);
+            }
+            joins = proof.joins(rank).to_vec();
+        }
+        Ok(Self { actions, sends, sources, by_round, by_name, joins })
+    }
+
+    /// Returns which source a message is, if this member waits for it at all.
+    pub(super) fn source(&self, sender: Rank, round: Round) -> Option<usize> {
+        let at = self.by_name.binary_search_by_key(&(sender, round), |(name, _)| *name).ok()?;
+        Some(self.by_name[at].1)
+    }
+
+    /// Returns which send a message is, if it is for that receiver.
+    pub(super) fn send(&self, receiver: Rank, round: Round) -> Option<usize> {
+        let at = self.by_round.binary_search_by_key(&round, |(round, _)| *round).ok()?;
+        let index = self.by_round[at].1;
+        let to = self.sends[index].to;
+        (to == Target::Everyone || to == Target::Member(receiver)).then_some(index)
+    }
+
+    /// Returns how the values of some sources become part of the own one.
+    pub(super) fn joins(&self, range: &Range<usize>) -> impl Iterator<Item = Join> {
+        let joins = self.joins.get(range.clone()).unwrap_or_default();
+        joins.iter().copied().chain(std::iter::repeat(Join::Adds))
+    }
+}

@@ -1,0 +1,100 @@
+//! How long a member waits, when it asks, and whom it takes for dead.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use vigie_detect::Instant;
+
+use super::settings::Settings;
+use crate::group::Rank;
+
+/// What is known of one that is waited for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Silence {
+    /// How long it has not answered: the sum of the intervals after which it was asked.
+    lasts: Duration,
+    /// How many questions of this wait are answered, or too old to be: the same answer counts once.
+    answered: u32,
+}
+
+/// The state of one wait.
+#[derive(Clone, Debug)]
+pub(super) struct Waiting {
+    interval_min: Duration,
+    interval_max: Duration,
+    silence_max: Option<Duration>,
+    interval: Duration,
+    deadline: Option<Instant>,
+    silent: BTreeMap<Rank, Silence>,
+    /// The number of the next question, and of the first one of this wait.
+    attempt: u32,
+    first: u32,
+}
+
+impl Waiting {
+    pub(super) fn new(settings: &Settings) -> Self {
+        Self {
+            interval_min: settings.repeat_after,
+            interval_max: settings.interval_max(),
+            silence_max: settings.silence_max(),
+            interval: settings.repeat_after,
+            deadline: None,
+            silent: BTreeMap::new(),
+            attempt: 0,
+            first: 0,
+        }
+    }
+
+    pub(super) const fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Begins to wait for something else.
+    pub(super) fn start(&mut self, now: Instant) {
+        self.interval = self.interval_min;
+        self.deadline = Some(now.saturating_add(self.interval));
+        self.silent.clear();
+        self.first = self.attempt;
+    }
+
+    /// If it is time to ask, counts the interval for each of those that are waited for. Returns the question's number.
+    pub(super) fn elapse(
+        &mut self,
+        now: Instant,
+        missing: impl Iterator<Item = Rank>,
+    ) -> Option<u32> {
+        if self.deadline.is_none_or(|deadline| now < deadline) {
+            return None;
+        }
+        let missing: BTreeSet<Rank> = missing.collect();
+        for rank in missing {
+            // However late this is called, only the interval counts: nobody was asked for longer.
+            self.silent.entry(rank).or_default().lasts += self.interval;
+        }
+        self.interval = (self.interval * 2).min(self.interval_max);
+        self.deadline = Some(now.saturating_add(self.interval));
+        self.attempt = self.attempt.wrapping_add(1);
+        Some(self.attempt.wrapping_sub(1))
+    }
+
+    /// Returns those that have been silent for too long.
+    pub(super) fn dead(&self) -> BTreeSet<Rank> {
+        let Some(most) = self.silence_max else { return BTreeSet::new() };
+        let is_dead = |silence: &Silence| silence.lasts >= most;
+        self.silent.iter().filter(|(_, silence)| is_dead(silence)).map(|(rank, _)| *rank).collect()
+    }
+
+    /// Takes an answer to a question of this wait. Returns whether it is one, and newer than those before.
+    pub(super) fn hear(&mut self, rank: Rank, attempt: u32) -> bool {
+        let (number, asked) =
+            (attempt.wrapping_sub(self.first), self.attempt.wrapping_sub(self.first));
+        let Some(silence) = self.silent.get_mut(&rank) else { return false };
+        let is_new = (silence.answered..asked).contains(&number);
+        if is_new {
+            *silence = Silence { lasts: Duration::ZERO, answered: number + 1 };
+        }
+        is_new
+    }
+}

@@ -1,0 +1,126 @@
+//! The network's faults: nobody leaves early, nobody waits for ever, nobody is taken for dead.
+
+use vigie_barrier::{Member, Rank, packet::Key};
+
+use crate::{
+    for_each_seed,
+    quiet::algorithms,
+    world::{CLASSES, Class, Faults, MILLISECOND, SECOND, Seen, World, schedule, settings, sums},
+};
+
+/// Runs barriers under faults, with an algorithm and a size that the seed chooses.
+fn run(seed: u64, faults: Faults, is_tagged: bool) -> Seen {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let size = random.u32(2..=9);
+    let of_size = algorithms(size);
+    let algorithm = of_size[random.usize(..of_size.len())];
+    let mut settings = settings(seed);
+    settings.key = is_tagged.then(|| Key::new([7; 16]));
+    settings.reduction = Some(sums());
+    if Member::new(schedule(algorithm, size), Rank(0), settings.clone()).is_err() {
+        settings.reduction = None;
+    }
+    let mut world = World::new(seed, algorithm, size, &settings);
+    world.faults = faults;
+    world.begin(8);
+    let is_done = world.run(120 * SECOND, World::is_done);
+    for node in &world.nodes {
+        assert!(node.failures.is_empty(), "{algorithm}, {size}: {:?}", node.failures);
+    }
+    assert!(is_done, "{algorithm}, {size}: hangs: {world:#?}");
+    world.total()
+}
+
+/// Goal: any class of message may be lost at any rate. Method: each class, and all together, lost by 1, 10 and 30 %;
+/// each barrier checks that nobody leaves early, and the reduced value.
+#[test]
+fn losses_are_recovered() {
+    for parts in [10, 100, 300] {
+        for classes in CLASSES.map(|class| vec![class]).into_iter().chain([CLASSES.to_vec()]) {
+            let mut total = Seen::default();
+            for_each_seed(if parts < 100 { 64 } else { 16 }, |seed| {
+                let lost = classes.iter().map(|class| (*class, parts)).collect();
+                let mut faults = Faults { lost, ..Faults::default() };
+                if !classes.contains(&Class::Signal) && !classes.contains(&Class::Multicast) {
+                    // Nobody asks if nothing else is lost.
+                    faults.lost.insert(Class::Signal, 300);
+                    faults.lost.insert(Class::Multicast, 300);
+                }
+                total.add(&run(seed, faults, false));
+            });
+            // One in a hundred of few questions may be none.
+            let is_certain =
+                |class: &&Class| **class != Class::View && (parts > 10 || classes.len() == 1);
+            for class in classes.iter().filter(is_certain) {
+                assert!(
+                    total.lost.get(class).is_some_and(|lost| *lost > 0),
+                    "{class:?}: {total:?}"
+                );
+            }
+            assert!(total.asked > 0 && total.repeated > 0, "{total:?}");
+        }
+    }
+}
+
+/// Goal: whatever else a network does, alone and together with losses, does no harm. Method: duplicates, packets that
+/// come barriers later, wrong bits that tags reveal, packets out of order, clocks that jump ahead or stand still; each
+/// kind is counted and must have been there.
+#[test]
+fn everything_else_that_networks_do_is_survived() {
+    let mut total = Seen::default();
+    for_each_seed(300, |seed| {
+        let mut random = fastrand::Rng::with_seed(!seed);
+        let mut part = |most: u32| if random.bool() { random.u32(..=most) } else { 0 };
+        let faults = Faults {
+            lost: CLASSES.iter().map(|class| (*class, part(300))).collect(),
+            doubled: part(300),
+            late: part(300),
+            changed: part(100),
+            replayed: part(200),
+            jumps: part(50),
+        };
+        total.add(&run(seed, faults, true));
+    });
+    println!("{total:#?}");
+    let counts = [
+        ("doubled", total.doubled),
+        ("late", total.late),
+        ("changed", total.changed),
+        ("replayed", total.replayed),
+        ("jumps", total.jumps),
+        ("stood still", total.stood_still),
+        ("stale", total.stale),
+        ("duplicates", total.duplicates),
+        ("refused", total.refused),
+        ("asked", total.asked),
+        ("repeated", total.repeated),
+        ("answered", total.answered),
+    ];
+    for (what, count) in counts {
+        assert!(count > 0, "no {what}: {total:?}");
+    }
+}
+
+/// Goal: messages of the next barrier that come before the member has left this one, or before it has entered, are
+/// kept, not lost: nobody needs to ask for them. Method: out of order, but without losses, and with time-outs that are
+/// longer than the disorder; both cases are counted.
+#[test]
+fn messages_of_the_next_barrier_are_kept() {
+    let mut total = Seen::default();
+    for_each_seed(40, |seed| {
+        for algorithm in algorithms(8) {
+            let mut settings = settings(seed);
+            settings.repeat_after = std::time::Duration::from_millis(100);
+            let mut world = World::new(seed, algorithm, 8, &settings);
+            world.faults.late = 300;
+            world.skew = 5 * MILLISECOND;
+            world.begin(4);
+            assert!(world.run(SECOND, World::is_done), "{algorithm}");
+            // Disorder in each of at most five hops in a row takes up to 100 ms.
+            total.add(&world.total());
+        }
+    });
+    assert!(total.early > 0 && total.next_epoch > 0, "{total:?}");
+    // Untagged packets are parsed by the counting above, so that both are exact.
+    assert_eq!((total.stale, total.refused), (0, 0), "{total:?}");
+}
