@@ -49,11 +49,13 @@ pub mod checker;
 mod error;
 mod group;
 pub mod local;
+pub mod logp;
 #[cfg(loom)]
 #[doc(hidden)]
 pub mod loom_exports;
-pub mod logp;
 pub mod member;
+#[cfg(not(loom))]
+pub mod net;
 pub mod packet;
 pub mod reduction;
 mod schedule;

@@ -136,8 +136,7 @@ fn in_a_role() {
         }
         way => {
             let host = Server::spawn_thread().expect("a thread");
-            let runtime =
-                tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+            let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
             runtime.block_on(async {
                 let joining = meeting.join_on(host.server(), deadline);
                 let mut member = joining.await.expect("a group");
@@ -212,7 +211,8 @@ impl Member {
 
 /// Lets a group run in which one is killed, and sees that all others name that one and nobody else.
 fn run(victim: Rank, death: Death) {
-    let name = format!("vigie-barrier-crash-{}-{}-{}", std::process::id(), victim.0, death.encode());
+    let name =
+        format!("vigie-barrier-crash-{}-{}-{}", std::process::id(), victim.0, death.encode());
     let name = name.replace(' ', "-");
     let mut members: Vec<_> =
         (0..SIZE).map(|rank| Member::start(Rank(rank), victim, &name, death)).collect();

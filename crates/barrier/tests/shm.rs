@@ -64,7 +64,11 @@ fn nobody_leaves_early() {
                 let is_split = epoch % 3 == 0;
                 let passed = if is_split {
                     let token = member.arrive().expect("all live");
-                    if awaits { block_on(member.depart(token)) } else { member.depart_blocking(token) }
+                    if awaits {
+                        block_on(member.depart(token))
+                    } else {
+                        member.depart_blocking(token)
+                    }
                 } else if awaits {
                     block_on(member.wait())
                 } else {
@@ -95,8 +99,7 @@ fn tasks_go_on_meanwhile() {
             scope.spawn(move || {
                 let runtime = Runtime::builder().flavor(flavor).build().expect("a runtime");
                 let joining = runtime.spawn(async move { meeting.join(soon()).await });
-                let mut member =
-                    runtime.block_on(joining).expect("no panic").expect("a group");
+                let mut member = runtime.block_on(joining).expect("no panic").expect("a group");
                 let waiting = runtime.spawn(async move { member.wait().await });
                 runtime.block_on(async {
                     let beside = runtime.spawn(async {
@@ -129,9 +132,8 @@ fn a_dropped_wait_stays_entered() {
             for epoch in 0..20 {
                 {
                     let mut wait = std::pin::pin!(member.wait());
-                    let polled = std::future::poll_fn(|cx| {
-                        std::task::Poll::Ready(wait.as_mut().poll(cx))
-                    });
+                    let polled =
+                        std::future::poll_fn(|cx| std::task::Poll::Ready(wait.as_mut().poll(cx)));
                     if polled.await.is_ready() {
                         continue;
                     }
@@ -158,8 +160,7 @@ fn a_member_that_leaves_is_named() {
             return;
         }
         assert_eq!(member.wait_blocking().expect("all had entered").epoch, 1);
-        let failed =
-            if rank == Rank(1) { block_on(member.wait()) } else { member.wait_blocking() };
+        let failed = if rank == Rank(1) { block_on(member.wait()) } else { member.wait_blocking() };
         let error = failed.expect_err("one is gone");
         assert!(error.lost().contains(&Rank(3)) && !error.lost().contains(&rank), "{error}");
         // Its own entry is of no use any more; it stays so.

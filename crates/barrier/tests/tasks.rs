@@ -96,8 +96,7 @@ fn nobody_leaves_early() {
 async fn nobody_leaves_early_under_another_runtime() {
     let counters = counters(17);
     let play = |member| play(member, Arc::clone(&counters), 200);
-    let tasks: Vec<_> =
-        members(17).into_iter().map(|member| tokio::spawn(play(member))).collect();
+    let tasks: Vec<_> = members(17).into_iter().map(|member| tokio::spawn(play(member))).collect();
     for task in tasks {
         task.await.expect("no panic").expect("all live");
     }

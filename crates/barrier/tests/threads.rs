@@ -102,7 +102,9 @@ fn a_member_that_leaves_is_named() {
                         }
                         if let Err(error) = member.wait() {
                             assert_eq!(epoch, 6);
-                            assert!(error.lost().contains(&Rank(2)) && !error.lost().contains(&rank));
+                            assert!(
+                                error.lost().contains(&Rank(2)) && !error.lost().contains(&rank)
+                            );
                             assert!(member.wait().is_err() && member.arrive().is_err());
                             return;
                         }
@@ -124,7 +126,9 @@ fn wrong_use_is_refused() {
     let mut other = members(1).remove(0);
     let token = one.arrive().expect("alone");
     assert!(matches!(one.arrive(), Err(BarrierError::AlreadyEntered { epoch: 0 })));
-    let Err(BarrierError::ForeignToken { token }) = other.depart(token) else { panic!("not its own") };
+    let Err(BarrierError::ForeignToken { token }) = other.depart(token) else {
+        panic!("not its own")
+    };
     assert_eq!(one.depart(token).expect("alone").epoch, 0);
     assert_eq!(one.wait().expect("alone").epoch, 1);
 }

@@ -2,7 +2,7 @@
 pub(crate) mod absence;
 pub(crate) mod central;
 #[cfg(not(loom))]
-mod patience;
+pub(crate) mod patience;
 mod place;
 #[cfg(not(loom))]
 pub mod shm;
@@ -12,12 +12,12 @@ mod threads;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+pub use self::tasks::{Depart, TaskBarrier, TaskMember};
 #[cfg(not(loom))]
 pub use self::threads::{ThreadBarrier, ThreadMember};
-pub use self::tasks::{Depart, TaskBarrier, TaskMember};
 
 /// Returns a number that no other barrier of this process has.
-fn next_group() -> u64 {
+pub(crate) fn next_group() -> u64 {
     // In no model: the number alone carries meaning.
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)

@@ -22,6 +22,10 @@ const YIELDING_EACH: Duration = Duration::from_micros(6);
 const YIELDING_MIN: Duration = Duration::from_micros(100);
 const YIELDING_MAX: Duration = Duration::from_micros(500);
 
+/// The same, over a network.
+const NETWORK_EACH: Duration = Duration::from_micros(30);
+const NETWORK_MAX: Duration = Duration::from_millis(1);
+
 /// Waits in a row that looked in vain, after which most of them sleep at once.
 const LOSSES_MAX: u32 = 3;
 
@@ -44,6 +48,12 @@ impl Patience {
         let is_crowded = usize::try_from(size).is_ok_and(|size| size > processors);
         let yielding = YIELDING_EACH.saturating_mul(size).clamp(YIELDING_MIN, YIELDING_MAX);
         Self { looks: if is_crowded { 1 } else { LOOKS }, yielding, losses: 0 }
+    }
+
+    /// For members that meet over a network: a barrier of many takes as long as one of them needs to send to all.
+    pub(crate) fn over_network(self, size: u32) -> Self {
+        let yielding = NETWORK_EACH.saturating_mul(size).clamp(YIELDING_MIN, NETWORK_MAX);
+        Self { yielding, ..self }
     }
 
     /// Gives the processor away no longer than this in one wait.

@@ -336,11 +336,7 @@ impl TaskMember {
     /// # Errors
     /// [`BarrierError::Lost`]; [`BarrierError::ForeignToken`] for a token of another member or barrier.
     pub fn depart(&mut self, token: Arrived) -> Depart<'_> {
-        let own = Arrived {
-            rank: self.rank,
-            epoch: self.epoch,
-            group: self.shared.number,
-        };
+        let own = Arrived { rank: self.rank, epoch: self.epoch, group: self.shared.number };
         let refused = (!self.is_entered || token != own).then_some(token);
         Depart { member: self, refused }
     }

@@ -76,7 +76,8 @@ impl Shared {
     fn wake_sleepers(&self) {
         if self.central.must_wake() {
             // It fails for addresses that are none only.
-            let _ = futex::wake(self.central.gate(), futex::Flags::PRIVATE, i32::MAX.unsigned_abs());
+            let _ =
+                futex::wake(self.central.gate(), futex::Flags::PRIVATE, i32::MAX.unsigned_abs());
         }
     }
 
@@ -183,9 +184,8 @@ impl ThreadMember {
     #[inline]
     fn depart_blocking(&mut self) -> Result<Passed, BarrierError> {
         let Self { shared, position, patience, .. } = self;
-        let is_over = || {
-            shared.central.is_passed(position.target) || shared.absences.fails(position.epoch)
-        };
+        let is_over =
+            || shared.central.is_passed(position.target) || shared.absences.fails(position.epoch);
         if patience.until(|| is_over().then_some(())).is_none() {
             while !is_over() {
                 shared.sleep_unless(is_over);

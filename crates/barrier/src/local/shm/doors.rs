@@ -107,7 +107,9 @@ impl Doors {
             }
             for event in events.iter() {
                 let Ok(rank) = usize::try_from(event.data.u64()) else { continue };
-                if let (Some(Some(door)), Some(gone)) = (self.others.get(rank), self.are_gone.get(rank)) {
+                if let (Some(Some(door)), Some(gone)) =
+                    (self.others.get(rank), self.are_gone.get(rank))
+                {
                     // Several threads may find the same.
                     let _ = epoll::delete(&self.hang_ups, door);
                     if gone.swap(1, Ordering::AcqRel) == 0 {
@@ -149,18 +151,15 @@ mod tests {
         let pairs: Vec<_> = (0..3).map(|_| pair().unwrap()).collect();
         let all: Vec<Doors> = (0..3)
             .map(|own| {
-                let door = |other: usize| {
-                    (other != own).then(|| pairs[other].1.try_clone().unwrap())
-                };
+                let door =
+                    |other: usize| (other != own).then(|| pairs[other].1.try_clone().unwrap());
                 Doors::new(pairs[own].0.try_clone().unwrap(), (0..3).map(door).collect()).unwrap()
             })
             .collect();
         drop(pairs);
         let is_knocked = |doors: &Doors| {
-            let fd = rustix::event::PollFd::from_borrowed_fd(
-                doors.own(),
-                rustix::event::PollFlags::IN,
-            );
+            let fd =
+                rustix::event::PollFd::from_borrowed_fd(doors.own(), rustix::event::PollFlags::IN);
             let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
             rustix::event::poll(&mut [fd], Some(&now)).unwrap() > 0
         };

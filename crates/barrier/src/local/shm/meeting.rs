@@ -141,7 +141,8 @@ impl Meeting {
         }
         let values = world.all_gather(key, &value, deadline).await?;
         let point = values.first().and_then(|value| MeetingPoint::decode(value.as_deref()?));
-        let point = point.ok_or(FormError::Unreachable { source: io::ErrorKind::NotFound.into() })?;
+        let point =
+            point.ok_or(FormError::Unreachable { source: io::ErrorKind::NotFound.into() })?;
         Ok(Self { group, rank, point, listener })
     }
 
@@ -191,13 +192,19 @@ impl Meeting {
             }
         };
         let listener = AsyncFd::new_on(server, listener).map_err(FormError::io(doing))?;
-        let mut hall = Hall { group, secret: point.secret, callers: Vec::new(), guests: Vec::new() };
+        let mut hall =
+            Hall { group, secret: point.secret, callers: Vec::new(), guests: Vec::new() };
         hall.guests.resize_with(Rank(group.size()).index(), || None);
         let came = before(server, deadline, poll_fn(|cx| hall.poll_full(server, &listener, cx)));
         match came.await {
             Some(Ok(())) => {}
             Some(Err(error)) => return Err(FormError::io("meeting the other members")(error)),
-            None => return Err(FormError::Missing { count: hall.missing().count(), rank: hall.missing().next() }),
+            None => {
+                return Err(FormError::Missing {
+                    count: hall.missing().count(),
+                    rank: hall.missing().next(),
+                });
+            }
         }
         drop(listener);
         let mut files = vec![file, door];
@@ -269,7 +276,8 @@ fn seat(
     if let Some(door) = others.get_mut(rank.index()) {
         *door = None;
     }
-    let doors = Doors::new(own, others).map_err(FormError::io("watching the doors of the group"))?;
+    let doors =
+        Doors::new(own, others).map_err(FormError::io("watching the doors of the group"))?;
     Ok(Seat { group, rank, segment, doors })
 }
 
@@ -304,7 +312,8 @@ impl Hall {
                     }
                     // Another user, or one who has hung up already.
                     Poll::Ready(Ok(None)) => {}
-                    Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                    Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::ConnectionAborted => {
+                    }
                     Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                     Poll::Pending => break,
                 }
@@ -402,7 +411,10 @@ pub enum FormError {
     #[error(transparent)]
     Group(#[from] GroupError),
     /// There is no such member of a group that can share memory.
-    #[error("{rank} of {size}: groups over shared memory have at most {} members, counted from 0", Meeting::SIZE_MAX)]
+    #[error(
+        "{rank} of {size}: groups over shared memory have at most {} members, counted from 0",
+        Meeting::SIZE_MAX
+    )]
     TooMany {
         /// The size of the group.
         size: u32,
@@ -430,7 +442,9 @@ pub enum FormError {
         source: io::Error,
     },
     /// Nobody listens at the meeting point.
-    #[error("rank 0 is not at the meeting point: was it started, on this host and in this network namespace?")]
+    #[error(
+        "rank 0 is not at the meeting point: was it started, on this host and in this network namespace?"
+    )]
     Unreachable {
         /// The kernel's error.
         #[source]

@@ -261,7 +261,8 @@ impl ShmMember {
     fn finish_blocking(&mut self) -> Result<Passed, BarrierError> {
         let (seat, position) = (&*self.seat, self.position);
         let mut outcome = self.patience.until(|| seat.outcome(position));
-        let nap = futex::Timespec::try_from(NAP).unwrap_or(futex::Timespec { tv_sec: 1, tv_nsec: 0 });
+        let nap =
+            futex::Timespec::try_from(NAP).unwrap_or(futex::Timespec { tv_sec: 1, tv_nsec: 0 });
         while outcome.is_none() {
             let gate = seat.segment.central().begin_sleep();
             outcome = seat.outcome(position);
@@ -327,7 +328,11 @@ impl Detector for Watch {
             return Submitted::Rejected(error);
         }
         // Not `Pending`: the host sleeps only after it was armed.
-        if self.seat.outcome(*position).is_some() { Submitted::Ready(()) } else { Submitted::Queued }
+        if self.seat.outcome(*position).is_some() {
+            Submitted::Ready(())
+        } else {
+            Submitted::Queued
+        }
     }
 
     fn check(&mut self, _: Key, position: &mut Position) -> Option<()> {
