@@ -1,11 +1,12 @@
 //! The user's side: one member's place in a barrier over the network.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use vigie_detect::{EventStream, Handle, HostThread, Registration, Server};
 
 use super::{
     engine::{Engine, Exit, NetCounters},
+    meeting::within,
     transport::Transport,
     watch::{Shared, Want, Watch},
 };
@@ -210,6 +211,22 @@ impl NetBarrier {
         Ok(survivors)
     }
 
+    /// Leaves in order: tells the others, and serves them until they have left too, or for `patience` at most. Who drops
+    /// a member tells the others as well, but cannot repeat any more what they have lost of the last barrier.
+    ///
+    /// # Cancel safety
+    /// The member has left.
+    ///
+    /// # Errors
+    /// [`BarrierError::Wait`] if the server has ended.
+    pub async fn leave(self, patience: Duration) -> Result<(), BarrierError> {
+        lock(&self.shared.engine).leave(self.server.now());
+        self.shared.ring();
+        let until = self.server.now() + patience;
+        within(&self.server, until, self.handle.wait(Want::Solitude)).await.transpose()?;
+        Ok(())
+    }
+
     fn enter(&mut self, value: &[u8]) -> Result<u32, BarrierError> {
         lock(&self.shared.engine).enter(self.server.now(), value)
     }
@@ -279,7 +296,9 @@ impl Drop for Rest {
 impl Drop for NetBarrier {
     fn drop(&mut self) {
         let mut engine = lock(&self.shared.engine);
-        engine.leave(self.server.now());
+        if !engine.has_left {
+            engine.leave(self.server.now());
+        }
         // It may hold what holds this.
         let transport = engine.close();
         drop(engine);

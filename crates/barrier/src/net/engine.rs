@@ -1,6 +1,11 @@
 //! A member and its transport, without waiting.
 
-use std::{io, os::fd::BorrowedFd, task::Waker};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    os::fd::BorrowedFd,
+    task::Waker,
+};
 
 use vigie_detect::Instant;
 
@@ -9,6 +14,7 @@ use crate::{
     error::{BarrierError, LostRanks, Passed},
     group::Rank,
     member::{EnterError, Event, Member},
+    packet::{Body, Packet, list, may_be_view},
     schedule::{Network, Target},
 };
 
@@ -34,6 +40,8 @@ pub(super) struct Engine {
     /// Everybody who is known to be dead; this member alone if the others take it for dead.
     dead: Vec<Rank>,
     pub(super) survivors: Option<Vec<Rank>>,
+    /// Who has left in order, and the first barrier that it does not enter.
+    leavers: BTreeMap<Rank, u32>,
     unsent: u64,
     /// The transport has ended.
     broken: Option<io::Error>,
@@ -41,6 +49,7 @@ pub(super) struct Engine {
     pub(super) is_looked_at: bool,
     /// How often somebody has entered or looked.
     pub(super) turns: u64,
+    pub(super) has_left: bool,
 }
 
 impl Engine {
@@ -52,10 +61,12 @@ impl Engine {
             exit: None,
             dead: Vec::new(),
             survivors: None,
+            leavers: BTreeMap::new(),
             unsent: 0,
             broken: None,
             is_looked_at: false,
             turns: 0,
+            has_left: false,
         }
     }
 
@@ -91,14 +102,21 @@ impl Engine {
         }
         self.entered = Some(epoch);
         self.flush();
+        self.bury_leavers(now);
         Ok(epoch)
     }
 
     /// Takes in what has arrived and does what is due.
     #[inline]
     pub(super) fn look(&mut self, now: Instant, waker: &Waker) {
-        let Self { member, transport, .. } = self;
+        let Self { member, transport, leavers, .. } = self;
         let mut take = |packet: &[u8]| {
+            if may_be_view(packet)
+                && let Some((rank, epoch)) = leaver(member, packet)
+            {
+                leavers.insert(rank, epoch);
+                return;
+            }
             // It has been counted.
             let _ = member.receive(now, packet);
         };
@@ -112,6 +130,35 @@ impl Engine {
             self.member.handle_deadline(now);
         }
         self.flush();
+        if !self.leavers.is_empty() {
+            self.bury_leavers(now);
+        }
+    }
+
+    /// Those who have left are dead for the barriers that they do not enter; those that they have entered can be passed.
+    fn bury_leavers(&mut self, now: Instant) {
+        let epoch = self.member.epoch();
+        if !self.member.is_inside() {
+            return;
+        }
+        let is_missing = |first: u32| epoch.wrapping_sub(first) < u32::MAX / 2;
+        let missing: Vec<Rank> = self
+            .leavers
+            .iter()
+            .filter(|(_, first)| is_missing(**first))
+            .map(|(rank, _)| *rank)
+            .collect();
+        for rank in missing {
+            self.leavers.remove(&rank);
+            self.member.report_dead(now, rank);
+        }
+        self.flush();
+    }
+
+    /// Returns whether all others have left, or are known to be dead.
+    pub(super) fn is_alone(&self) -> bool {
+        let size = Rank(self.member.schedule().group().size()).index();
+        self.leavers.len() + 1 >= size || self.has_failed()
     }
 
     /// Prepares for sleep. Returns whether something may be there.
@@ -182,6 +229,7 @@ impl Engine {
     /// The member has become one of a smaller group.
     pub(super) fn shrunk(&mut self, survivors: &[Rank]) {
         self.transport.shrink(survivors);
+        self.leavers.clear();
         self.dead.clear();
         self.survivors = None;
         self.exit = None;
@@ -197,9 +245,33 @@ impl Engine {
 
     /// Tells the others that this member leaves for good.
     pub(super) fn leave(&mut self, now: Instant) {
-        self.member.leave(now);
+        self.has_left = true;
+        let entered = u32::from(self.member.is_inside());
+        if self.has_failed() {
+            self.member.leave(now);
+        } else if let Some(list) = list(&BTreeSet::from([self.member.rank()])) {
+            let settings = self.member.settings();
+            let first = self.member.epoch().wrapping_add(entered);
+            let body = Body::view(&list, false);
+            let packet = Packet::new(settings.group, first, self.member.rank(), body);
+            let packet = packet.encode(settings.key.as_ref());
+            let sent = self.transport.send(Target::Everyone, Network::First, &packet);
+            self.unsent += u64::from(sent.is_err());
+        }
         self.flush();
     }
+}
+
+/// Returns who leaves by this packet, and the first barrier that it does not enter: a member that names itself alone. The
+/// machine would bury it at once, though messages of a barrier that it has entered may still be on their way.
+fn leaver(member: &Member, packet: &[u8]) -> Option<(Rank, u32)> {
+    let settings = member.settings();
+    let packet = Packet::parse(packet, settings.key.as_ref()).ok()?;
+    let Body::View { dead, wants_reply: false } = packet.body else { return None };
+    let is_own =
+        packet.group == settings.group && member.schedule().group().contains(packet.sender);
+    let is_leaving = is_own && packet.sender != member.rank() && member.dead().is_empty();
+    (is_leaving && dead.ranks().eq([packet.sender])).then_some((packet.sender, packet.epoch))
 }
 
 /// The end of a transport.

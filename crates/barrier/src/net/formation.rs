@@ -301,7 +301,14 @@ impl NetBuilder {
         let is_wanted =
             self.uses_multicast && size > 1 && self.algorithm.is_none_or(Algorithm::is_multicast);
         let multicast = if is_wanted {
-            self.try_multicast(&mut meeting, &mut datagrams, secrets.id, &host.0, deadline).await?
+            try_multicast(
+                &mut meeting,
+                &mut datagrams,
+                (secrets.id, self.multicast_group),
+                &host.0,
+                deadline,
+            )
+            .await?
         } else {
             MulticastState::Unused
         };
@@ -391,50 +398,49 @@ impl NetBuilder {
         );
         SipHasher24::new_with_keys(0, 0).hash(text.as_bytes())
     }
+}
 
-    /// Lets rank 0 send a multicast, and all others say whether it has come.
-    async fn try_multicast(
-        &self,
-        meeting: &mut Meeting,
-        datagrams: &mut Datagrams,
-        id: GroupId,
-        server: &Server,
-        deadline: Instant,
-    ) -> Result<MulticastState, FormationError> {
-        let joined = match datagrams.obstacle() {
-            Some(obstacle) => obstacle.to_owned(),
-            None => match datagrams.join(id, self.multicast_group) {
-                Ok(()) => String::new(),
-                Err(error) => format!("joining a multicast group failed: {error}"),
-            },
-        };
-        let all = meeting.all_gather("joined", joined.as_bytes(), deadline).await?;
-        if let Some(why) = first_of(&all) {
-            return Ok(MulticastState::Blocked { why });
-        }
-        let probes: Vec<Vec<u8>> = (0..datagrams.networks()).map(|net| probe(id, net)).collect();
-        let heard = if meeting.rank() == Rank(0) {
-            match send_probes(datagrams, &probes) {
-                Ok(()) => String::new(),
-                Err(error) => format!(
-                    "sending a multicast failed: {error}; is there a route for multicast (`ip route add 224.0.0.0/4 dev …`), and does a \
-                     filter forbid it?"
-                ),
-            }
-        } else {
-            hear_probes(datagrams, &probes, server).await?
-        };
-        let gather = meeting.all_gather("heard", heard.as_bytes(), deadline);
-        let is_sender = heard.is_empty();
-        let all = repeating(server, gather, || {
-            if is_sender {
-                // Those who have heard it do not mind.
-                let _ = send_probes(datagrams, &probes);
-            }
-        });
-        let all = all.await?;
-        Ok(first_of(&all).map_or(MulticastState::Works, |why| MulticastState::Blocked { why }))
+/// Lets rank 0 send a multicast, and all others say whether it has come.
+async fn try_multicast(
+    meeting: &mut Meeting,
+    datagrams: &mut Datagrams,
+    (id, wanted): (GroupId, Option<Node>),
+    server: &Server,
+    deadline: Instant,
+) -> Result<MulticastState, FormationError> {
+    let joined = match datagrams.obstacle() {
+        Some(obstacle) => obstacle.to_owned(),
+        None => match datagrams.join(id, wanted) {
+            Ok(()) => String::new(),
+            Err(error) => format!("joining a multicast group failed: {error}"),
+        },
+    };
+    let all = meeting.all_gather("joined", joined.as_bytes(), deadline).await?;
+    if let Some(why) = first_of(&all) {
+        return Ok(MulticastState::Blocked { why });
     }
+    let probes: Vec<Vec<u8>> = (0..datagrams.networks()).map(|net| probe(id, net)).collect();
+    let heard = if meeting.rank() == Rank(0) {
+        match send_probes(datagrams, &probes) {
+            Ok(()) => String::new(),
+            Err(error) => format!(
+                "sending a multicast failed: {error}; is there a route for multicast (`ip route add 224.0.0.0/4 dev …`), and does a \
+                 filter forbid it?"
+            ),
+        }
+    } else {
+        hear_probes(datagrams, &probes, server).await?
+    };
+    let gather = meeting.all_gather("heard", heard.as_bytes(), deadline);
+    let is_sender = heard.is_empty();
+    let all = repeating(server, gather, || {
+        if is_sender {
+            // Those who have heard it do not mind.
+            let _ = send_probes(datagrams, &probes);
+        }
+    });
+    let all = all.await?;
+    Ok(first_of(&all).map_or(MulticastState::Works, |why| MulticastState::Blocked { why }))
 }
 
 /// Awaits `future`, and calls `again` every now and then until it is done.

@@ -62,6 +62,8 @@ pub(super) enum Want {
     Background,
     Exit,
     Agreement,
+    /// That all others have left.
+    Solitude,
 }
 
 pub(super) struct Watch {
@@ -234,5 +236,6 @@ fn is_there(engine: &Engine, want: Want) -> bool {
         Want::Background => false,
         Want::Exit => engine.is_over(),
         Want::Agreement => engine.is_settled(),
+        Want::Solitude => engine.is_alone(),
     }
 }
