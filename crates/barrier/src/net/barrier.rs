@@ -197,13 +197,10 @@ impl NetBarrier {
         self.handle.wait(Want::Agreement).await?;
         let mut engine = lock(&self.shared.engine);
         let epoch = engine.member.epoch();
-        let Some(survivors) = engine.survivors.clone() else { return Err(engine.lost(epoch)) };
-        let size = u32::try_from(survivors.len()).unwrap_or(u32::MAX);
-        let group = Group::new(size).map_err(|error| refused(error.to_string()))?;
-        let algorithm = smaller(self.algorithm, group);
-        let schedule = algorithm.schedule(group).map_err(|error| refused(error.to_string()))?;
-        engine.member.shrink(Arc::new(schedule)).map_err(|error| refused(error.to_string()))?;
-        engine.shrunk(&survivors);
+        if engine.survivors.is_none() {
+            return Err(engine.lost(epoch));
+        }
+        let (survivors, algorithm) = engine.shrink(self.algorithm).map_err(refused)?;
         drop(engine);
         self.algorithm = algorithm;
         self.number = next_group();
@@ -274,11 +271,6 @@ impl NetBarrier {
     }
 }
 
-/// Returns the algorithm for what is left of a group: the same, unless it is for some sizes only.
-fn smaller(algorithm: Algorithm, group: Group) -> Algorithm {
-    if algorithm.check(group).is_ok() { algorithm } else { Algorithm::Pairwise }
-}
-
 /// Makes the host go on where the user stops.
 struct Rest {
     shared: Arc<Shared>,
@@ -297,6 +289,10 @@ impl Drop for NetBarrier {
     fn drop(&mut self) {
         let mut engine = lock(&self.shared.engine);
         if !engine.has_left {
+            // Those who have agreed may be further already, and would wait for this member there.
+            if engine.survivors.is_some() {
+                let _ = engine.shrink(self.algorithm);
+            }
             engine.leave(self.server.now());
         }
         // It may hold what holds this.

@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     os::fd::BorrowedFd,
+    sync::Arc,
     task::Waker,
 };
 
@@ -11,8 +12,9 @@ use vigie_detect::Instant;
 
 use super::transport::Transport;
 use crate::{
+    algorithm::Algorithm,
     error::{BarrierError, LostRanks, Passed},
-    group::Rank,
+    group::{Group, Rank},
     member::{EnterError, Event, Member},
     packet::{Body, Packet, list, may_be_view},
     schedule::{Network, Target},
@@ -226,15 +228,27 @@ impl Engine {
         BarrierError::Lost { ranks: LostRanks::new(ranks), epoch }
     }
 
-    /// The member has become one of a smaller group.
-    pub(super) fn shrunk(&mut self, survivors: &[Rank]) {
-        self.transport.shrink(survivors);
+    /// Becomes a member of the smaller group on which the survivors have agreed. Returns who they are, and the algorithm:
+    /// the same, unless that is for some sizes only. Or says why not.
+    pub(super) fn shrink(
+        &mut self,
+        algorithm: Algorithm,
+    ) -> Result<(Vec<Rank>, Algorithm), String> {
+        let survivors = self.survivors.clone().unwrap_or_default();
+        let size = u32::try_from(survivors.len()).unwrap_or(u32::MAX);
+        let group = Group::new(size).map_err(|error| error.to_string())?;
+        let algorithm =
+            if algorithm.check(group).is_ok() { algorithm } else { Algorithm::Pairwise };
+        let schedule = algorithm.schedule(group).map_err(|error| error.to_string())?;
+        self.member.shrink(Arc::new(schedule)).map_err(|error| error.to_string())?;
+        self.transport.shrink(&survivors);
         self.leavers.clear();
         self.dead.clear();
         self.survivors = None;
         self.exit = None;
         self.entered = None;
         self.flush();
+        Ok((survivors, algorithm))
     }
 
     /// Ends the transport, and returns it to be dropped where nothing is locked.
