@@ -1,9 +1,26 @@
 //! Barriers: no member leaves before every member has entered.
 //!
-//! **Nothing is implemented yet.** The crate has no items; this page says what it will hold, so
-//! that the crates beside it can be shaped with it in mind.
+//! ```
+//! use std::sync::Arc;
+//! use vigie_barrier::{Algorithm, Group, Member, Rank, checker, member::{Event, Settings}, packet::GroupId};
+//! use vigie_detect::Instant;
 //!
-//! # What it will hold
+//! // An algorithm is a value that can be checked before anybody uses it.
+//! let schedule = Arc::new(Algorithm::ShuffleExchange.schedule(Group::new(2)?)?);
+//! assert_eq!(checker::prove(&schedule)?.hops, 1);
+//!
+//! // A member is a machine; what carries its packets is up to the caller.
+//! let settings = Settings::new(GroupId(0x1234_5678_9abc_def0));
+//! let mut one = Member::new(Arc::clone(&schedule), Rank(0), settings.clone())?;
+//! let mut other = Member::new(schedule, Rank(1), settings)?;
+//! let now = Instant::from_nanos(0);
+//! one.enter(now, &[])?;
+//! assert!(one.poll_event().is_none(), "the other has not entered");
+//! other.enter(now, &[])?;
+//! one.receive(now, &other.poll_transmit().expect("a message").packet)?;
+//! assert!(matches!(one.poll_event(), Some(Event::Exited { epoch: 0, .. })));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 //!
 //! ```text
 //!   group, measured LogP parameters
@@ -38,7 +55,8 @@
 //! # What it deliberately does not do
 //!
 //! - It never imports `vigie-runtime`: its futures run on any executor.
-//! - It offers no other collective: no broadcast, reduction or gather of data.
+//! - It offers no other collective: no broadcast or gather of data, and no reduction but that of one
+//!   value of at most 1 KiB that travels with the messages of the barrier.
 //! - It does not let a group go on silently without a member: after an error the group is unusable
 //!   until its survivors agree on a smaller one.
 

@@ -4,7 +4,7 @@
 //! magic "vB", version u8, kind u8, group u64, epoch u32, sender u16, round u16, length u16, 0 u16; payload; tag u64 if there is a key
 //! ```
 //! Numbers are little-endian. A group's name is 64 bits that nobody guesses, and that is in every packet: strangers are
-//! kept out as long as they cannot listen. Where they can, a key gives each packet a tag, SipHash-2-4 [siphash].
+//! kept out as long as they cannot listen. Where they can, a key gives each packet a tag, SipHash-2-4 [siphash, §6].
 
 use std::{collections::BTreeSet, fmt, hash::Hasher};
 

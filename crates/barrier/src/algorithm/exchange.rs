@@ -35,7 +35,7 @@ pub(super) fn pairwise(n: u32) -> Vec<Vec<Step>> {
 }
 
 /// After a round in which everybody has sent to `ways` others, a member has heard of `ways + 1` times as many
-/// [hensgen88].
+/// \[hensgen88\].
 pub(super) fn dissemination(n: u32, ways: u32) -> Vec<Vec<Step>> {
     (0..n)
         .map(|rank| {

@@ -37,7 +37,7 @@ pub enum Algorithm {
     /// tells that it has entered and who tells it when to leave.
     Pairwise,
     /// In each round a member sends to as many others as it has `ways`, each further away by what a member has already
-    /// heard of: with one way the dissemination barrier [hensgen88].
+    /// heard of: with one way the dissemination barrier \[hensgen88\].
     Dissemination {
         /// Partners in a round, at least 1.
         ways: u16,
@@ -62,7 +62,7 @@ pub enum Algorithm {
         networks: Networks,
     },
     /// The tree that gathers fastest when a message takes so long and messages follow each other so fast: the tree of
-    /// optimal broadcast [karp93], its messages reversed; and a multicast tells all to leave.
+    /// optimal broadcast \[karp93\], its messages reversed; and a multicast tells all to leave.
     Optimal(Pace),
     /// The binary tree, and the same tree downwards: winners of each round wake their losers. Without multicast.
     Tournament,
@@ -127,7 +127,7 @@ impl Algorithm {
     /// The tree of [eth-barrier, §3.2.2].
     pub const TERNARY: Self = Self::Heap { children: 2, networks: Networks::One };
 
-    /// The dissemination barrier [hensgen88].
+    /// The dissemination barrier \[hensgen88\].
     pub const DISSEMINATION: Self = Self::Dissemination { ways: 1 };
 
     /// Those that the paper measures, in its order [eth-barrier, §3].

@@ -29,7 +29,7 @@ impl Pace {
     }
 
     /// Returns how long the optimal tree of so many members takes until the master has heard from all: F of
-    /// N(t) = N(t − gap) + N(t − hop), the members that t is enough for [karp93].
+    /// N(t) = N(t − gap) + N(t − hop), the members that t is enough for \[karp93\].
     #[must_use]
     pub fn gather_time(self, group: Group) -> Duration {
         broadcast(group.size(), self).1
@@ -64,7 +64,7 @@ struct Node {
 }
 
 /// Builds the tree of optimal broadcast over n members: whoever has the message sends it on, once in every gap, and
-/// the next member is reached as early as anybody can [karp93]. Returns when the last one is, too.
+/// the next member is reached as early as anybody can \[karp93\]. Returns when the last one is, too.
 fn broadcast(n: u32, pace: Pace) -> (Vec<Node>, Duration) {
     let (hop, gap) = (pace.hop.as_nanos(), pace.gap.as_nanos());
     let mut nodes = vec![Node::default()];

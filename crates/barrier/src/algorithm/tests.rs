@@ -103,7 +103,7 @@ fn small_groups_by_hand() {
     assert_eq!(steps(Algorithm::Central, 3, 2), [send(0, 0, A), receive(&[(0, 1, A)])]);
 }
 
-/// Goal: the optimal tree is the known one. Method: the broadcast of [logp] with P = 8, L = 6, g = 4, o = 2, takes
+/// Goal: the optimal tree is the known one. Method: the broadcast of [logp, §3] with P = 8, L = 6, g = 4, o = 2, takes
 /// 24: a hop of 10 and a gap of 4; and with a gap as long as a hop it is the binary tree.
 #[test]
 fn the_optimal_tree_is_that_of_the_paper() {

@@ -10,7 +10,7 @@
 //! | k-nomial tree and multicast | ⌈log_k n⌉ · (X + (k − 2) · G) + X [eth-barrier, §5.1.2] |
 //! | heap of c children and multicast | depth · (X + (c − 1) · G) + X |
 //! | concurrent | 2 X + (n − 2) · G |
-//! | optimal tree and multicast | F(n) + X, N(F) = N(F − G) + N(F − X) [karp93] |
+//! | optimal tree and multicast | F(n) + X, N(F) = N(F − G) + N(F − X) \[karp93\] |
 //! | pairwise, with members folded in | log2 m · X + 2 X |
 //! | tournament | 2 ⌈log2 n⌉ · X |
 //! | central | 2 X + (n − 2) · (G + max(o_s, g)) |
@@ -33,7 +33,7 @@ use crate::{
     group::Group,
 };
 
-/// The parameters of a transport between two members, and of its multicast [logp].
+/// The parameters of a transport between two members, and of its multicast [logp, §3].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct LogP {

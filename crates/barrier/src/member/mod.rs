@@ -22,7 +22,8 @@
 //! While nothing is lost, nothing is sent but the schedule's messages: that a member enters the next barrier
 //! acknowledges everything before. Who waits for longer than [`Settings::repeat_after`] asks for the messages that it
 //! misses, less and less often; who has sent them sends them again to the one that asks, and who has not says that it
-//! is alive. Each member keeps what it has sent in this barrier and in the last one.
+//! is alive. Each member keeps what it has sent in this barrier and in the last one. If a schedule has two networks,
+//! questions and their answers take both in turn: one may be down.
 //!
 //! # Failures
 //! A member that does not answer for half of [`Settings::failure_timeout`] while somebody waits for its message is dead;
@@ -127,7 +128,7 @@ pub enum EnterError {
     #[error("this member is inside the barrier: it can enter the next one when it has left")]
     Inside,
     /// Members are dead.
-    #[error("members are dead ({ranks:?}): shrink the group, or end")]
+    #[error("members are dead ({}): shrink the group, or end", names(.ranks))]
     Failed {
         /// Everybody who is known to be dead, in order.
         ranks: Vec<Rank>,
@@ -173,6 +174,15 @@ pub enum ShrinkError {
     #[error(transparent)]
     Member(#[from] MemberError),
 }
+
+fn names(ranks: &[Rank]) -> String {
+    ranks.iter().map(Rank::to_string).collect::<Vec<_>>().join(", ")
+}
+
+const _: fn() = || {
+    fn is_send<T: Send>() {}
+    is_send::<Member>();
+};
 
 #[derive(Debug)]
 enum Phase {
@@ -440,9 +450,9 @@ impl Member {
                     let index = *index;
                     colour.sent[index] = Some(value.clone());
                     *step += 1;
-                    let to = self.plan.sends[index].to;
+                    let (to, network) = (self.plan.sends[index].to, self.plan.sends[index].network);
                     self.counters.signals += 1;
-                    self.signal(self.epoch, index, to);
+                    self.signal(self.epoch, index, to, network);
                 }
                 Some(Action::Receive(range)) => {
                     let arrived = &colour.arrived[range.clone()];
@@ -478,9 +488,8 @@ impl Member {
     }
 
     /// Sends a message of the schedule, to all it is for or again to one.
-    fn signal(&mut self, epoch: u32, index: usize, to: Target) {
-        let sending = &self.plan.sends[index];
-        let (round, network) = (sending.round, sending.network);
+    fn signal(&mut self, epoch: u32, index: usize, to: Target, network: Network) {
+        let round = self.plan.sends[index].round;
         let Some(value) = self.colour(epoch).sent[index].take() else { return };
         self.send(to, network, epoch, Body::Signal { round, value: &value });
         self.colour(epoch).sent[index] = Some(value);
@@ -521,7 +530,8 @@ impl Member {
         for source in missing {
             self.counters.asked += 1;
             let body = Body::Ask { round: source.round, attempt };
-            self.send(Target::Member(source.rank), source.network, self.epoch, body);
+            let network = self.plan.network(source.network, attempt);
+            self.send(Target::Member(source.rank), network, self.epoch, body);
         }
     }
 
@@ -590,7 +600,7 @@ impl Member {
     fn take_ask(&mut self, packet: &Packet<'_>, round: Round, attempt: u32) -> Result<(), Dropped> {
         let (sender, epoch) = (packet.sender, packet.epoch);
         let index = self.plan.send(sender, round).ok_or(Dropped::Unexpected)?;
-        let network = self.plan.sends[index].network;
+        let network = self.plan.network(self.plan.sends[index].network, attempt);
         if let Phase::Failing(agreement) = &mut self.phase {
             agreement.inform(sender);
             self.flush();
@@ -606,7 +616,7 @@ impl Member {
         if is_sent {
             if self.may_reply() {
                 self.counters.repeated += 1;
-                self.signal(epoch, index, Target::Member(sender));
+                self.signal(epoch, index, Target::Member(sender), network);
             }
         } else if epoch.wrapping_add(1) == self.epoch {
             // It has left that barrier, so it has sent everything: nobody has ever been there.
@@ -752,3 +762,6 @@ impl Settings {
         self.reduction.as_ref().map_or(0, crate::reduction::Reduction::bytes)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -34,6 +34,8 @@ pub(super) struct Plan {
     by_round: Vec<(Round, usize)>,
     /// Of the sources, by name.
     by_name: Vec<((Rank, Round), usize)>,
+    /// Whether the schedule has a second network, by which questions can go if the first one is down.
+    has_two_networks: bool,
     /// Of the sources; none if that does not matter.
     joins: Vec<Join>,
 }
@@ -79,7 +81,20 @@ impl Plan {
             }
             joins = proof.joins(rank).to_vec();
         }
-        Ok(Self { actions, sends, sources, by_round, by_name, joins })
+        let is_second = |step: &Step| matches!(step, Step::Send { network: Network::Second, .. });
+        let has_two_networks =
+            schedule.group().ranks().any(|rank| schedule.steps(rank).iter().any(is_second));
+        Ok(Self { actions, sends, sources, by_round, by_name, has_two_networks, joins })
+    }
+
+    /// Returns by which network the question of that number, and its answer, go for a message that comes by this one: by
+    /// both in turn, since one of them may be down.
+    pub(super) const fn network(&self, network: Network, attempt: u32) -> Network {
+        match network {
+            Network::First if self.has_two_networks && attempt % 2 == 1 => Network::Second,
+            Network::Second if attempt % 2 == 1 => Network::First,
+            Network::First | Network::Second => network,
+        }
     }
 
     /// Returns which source a message is, if this member waits for it at all.

@@ -88,7 +88,7 @@ fn any_member_may_die_at_every_step() {
 }
 
 /// Goal: several deaths, also while survivors agree, leave one smaller group. Method: random victims at random times
-/// under losses, duplicates and disorder; some are reported by the transport, to one survivor or to several.
+/// under losses, duplicates, disorder and jumping clocks; some are reported by the transport, to one survivor or to several.
 #[test]
 fn several_may_die_while_others_agree() {
     let (mut silent, mut reported, mut in_agreement) = (0, 0, 0);
@@ -103,6 +103,7 @@ fn several_may_die_while_others_agree() {
             CLASSES.map(|class| (class, [0, 10, 100, 300][random.usize(..4)])).into();
         world.faults.doubled = random.u32(..200);
         world.faults.late = random.u32(..200);
+        world.faults.jumps = random.u32(..20);
         // Barriers are rare, so that few of them pass before anything happens.
         world.skew = 200 * MILLISECOND;
         world.begin(u32::MAX);

@@ -8,7 +8,7 @@ use std::{
 
 use fastrand::Rng;
 use vigie_barrier::{
-    Algorithm, Group, Rank, Schedule, Target,
+    Algorithm, Group, Network, Rank, Schedule, Target,
     member::{Event, Member, Reason, Settings},
     packet::{Body, GroupId, Packet},
     reduction::{Builtin, Element, Reduction},
@@ -146,6 +146,8 @@ pub(crate) struct World {
     pub(crate) died_at: u64,
     /// How members have learnt of deaths, in all groups.
     pub(crate) reasons: Vec<Reason>,
+    /// A network that brings nothing.
+    pub(crate) down: Option<Network>,
     /// Everything that was sent, if it is recorded.
     pub(crate) record: Option<Vec<Vec<u8>>>,
 }
@@ -201,6 +203,7 @@ impl World {
             fold: |one, other| one + other,
             died_at: 0,
             reasons: Vec::new(),
+            down: None,
             record: None,
         }
     }
@@ -342,6 +345,9 @@ impl World {
             self.seen.sent += 1;
             if let Some(record) = &mut self.record {
                 record.push(transmit.packet.clone());
+            }
+            if self.down == Some(transmit.network) {
+                continue;
             }
             match transmit.to {
                 Target::Member(rank) => {
