@@ -79,6 +79,7 @@ impl BarrierError {
         !matches!(self, Self::AlreadyEntered { .. } | Self::ForeignToken { .. })
     }
 
+    #[cfg(not(loom))]
     pub(crate) fn io(doing: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { doing, source }
     }

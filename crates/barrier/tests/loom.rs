@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A lost wake-up is a deadlock, which loom reports; that what members did before they entered is visible after they
-//! have passed, cells show that no two threads may touch at once.
+//! have passed, words show that have no order of their own.
 //!
 //! Each model stands beside mutants of what it checks, each without a step that makes it right; loom must find the
 //! interleaving in which the mutant fails, or the model would prove nothing.

@@ -104,7 +104,7 @@ fn tasks_go_on_meanwhile() {
                 runtime.block_on(async {
                     let beside = runtime.spawn(async {
                         for _ in 0..100 {
-                            vigie_runtime::sleep(Duration::from_micros(100)).await;
+                            vigie_runtime::time::sleep(Duration::from_micros(100)).await;
                         }
                     });
                     beside.await.expect("no panic");

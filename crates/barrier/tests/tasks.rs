@@ -32,16 +32,14 @@ async fn play(
         counters[member.rank().index()].fetch_add(1, Ordering::Relaxed);
         let passed = if epoch % 3 == 0 {
             let token = member.arrive()?;
-            assert_eq!(token.epoch(), epoch);
+            assert_eq!(token.epoch(), 2 * epoch);
             member.depart(token).await?
         } else {
             member.wait().await?
         };
-        assert_eq!(passed.epoch, epoch);
+        assert_eq!(passed.epoch, 2 * epoch);
         for counter in &*counters {
-            // Nobody can be further than one barrier ahead.
-            let count = counter.load(Ordering::Relaxed);
-            assert!(count == epoch + 1 || count == epoch + 2, "{count} in {epoch}");
+            assert_eq!(counter.load(Ordering::Relaxed), epoch + 1);
         }
         // All have looked, before anybody goes on.
         member.wait().await?;
@@ -175,7 +173,7 @@ fn foreign_tokens_are_refused() {
     assert!(poll(&mut one.wait(), waker).is_pending());
     let _ = other.arrive().expect("all live");
     assert!(poll(&mut one.wait(), waker).is_ready());
-    refused(poll(&mut one.depart(late), waker));
+    let _ = refused(poll(&mut one.depart(late), waker));
 }
 
 /// Goal: a member that is dropped, or whose task panics, ends the wait of all others with its rank; who had entered
@@ -198,9 +196,11 @@ fn a_member_that_leaves_is_named() {
                             if let Err(error) = member.wait().await {
                                 assert_eq!(epoch, 7);
                                 assert!(error.is_final());
-                                // It stays so.
+                                // It stays so; others that have heard may be gone since.
                                 let again = member.wait().await.expect_err("unusable");
-                                assert_eq!(again.lost(), error.lost());
+                                assert!(
+                                    error.lost().iter().all(|rank| again.lost().contains(rank))
+                                );
                                 return Some(error.lost().to_vec());
                             }
                         }

@@ -182,7 +182,10 @@ impl Experiment {
                 with_progress(plan.cases(), |progress| plan.run(progress))
             }
             Self::BarrierLocal => {
-                let plan = BarrierPlan::new(Over::ALL.to_vec(), vec![2, 8, 32].into_iter().map(Laps::new).collect());
+                let plan = BarrierPlan::new(
+                    Over::ALL.to_vec(),
+                    vec![2, 8, 32].into_iter().map(Laps::new).collect(),
+                );
                 with_progress(plan.cases(), |progress| plan.run(progress))
             }
             Self::BarrierLate => {

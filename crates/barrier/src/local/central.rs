@@ -108,6 +108,7 @@ impl Central {
 }
 
 /// Where one member is: which barrier it enters next, and which count that one ends at.
+#[cfg(not(loom))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Position {
     /// The number of the barrier, wrapping around.
@@ -116,6 +117,7 @@ pub(crate) struct Position {
     pub(crate) target: u32,
 }
 
+#[cfg(not(loom))]
 impl Position {
     /// The first barrier of a group of `size` members.
     pub(crate) const fn first(size: u32) -> Self {

@@ -1,14 +1,31 @@
-//! Barriers of members on one host: tasks.
-pub(crate) mod absence;
-pub(crate) mod central;
+//! Barriers of members on one host: [tasks](TaskBarrier), [threads](ThreadBarrier), [processes](shm).
+//!
+//! All have one shape. A member is the right to enter as one rank: it enters and waits, or [arrives and
+//! departs](TaskMember::arrive) in two phases; cancelling a wait takes no entry back. What a member did before it
+//! entered is visible to all after they have passed.
+//!
+//! # Failures
+//! A member that is dropped, panics, or whose process dies, has left. A barrier that it had not entered fails for
+//! all others with [`BarrierError::Lost`](crate::BarrierError::Lost), which names it, and the group can be used
+//! no more. Success on any member means that all had entered.
+//!
+//! # Which one
+//! Tasks never enter the kernel for a barrier, and threads and processes only to sleep or to let others run. All are
+//! one central counter in a cache line: on the few processors that share it, nothing that sends more messages is
+//! faster. `docs/design/barrier-local.md` has the figures.
+
 #[cfg(not(loom))]
 pub(crate) mod patience;
-mod place;
 #[cfg(not(loom))]
 pub mod shm;
-mod tasks;
 #[cfg(not(loom))]
 mod threads;
+
+pub(crate) mod absence;
+pub(crate) mod central;
+mod place;
+mod tasks;
+mod wakers;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

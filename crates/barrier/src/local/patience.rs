@@ -26,19 +26,30 @@ const YIELDING_MAX: Duration = Duration::from_micros(500);
 const NETWORK_EACH: Duration = Duration::from_micros(30);
 const NETWORK_MAX: Duration = Duration::from_millis(1);
 
-/// Waits in a row that looked in vain, after which most of them sleep at once.
+/// A wait that lasted longer was not to be shortened by looking.
+const FAR: Duration = Duration::from_millis(2);
+
+/// So many waits in a row that lasted that long, after which most of them sleep at once.
 const LOSSES_MAX: u32 = 3;
 
 /// One wait of so many still looks, when most of them do not.
 const TRY_EVERY: u32 = 16;
 
+/// Times the processor is given away between two looks at the clock.
+const YIELDS: u32 = 4;
+
 /// A member's way of waiting, which learns from what came of it.
+///
+/// What counts is how long waits last, and not whether looking was in vain: where all members sleep because one was
+/// late, the next barrier takes longer than anybody looks, and they would never come back to looking.
 #[derive(Debug)]
 pub(crate) struct Patience {
     /// Looks before the processor is given away.
     looks: u32,
     yielding: Duration,
     losses: u32,
+    /// When the present wait gave up looking.
+    gave_up: Instant,
 }
 
 impl Patience {
@@ -47,7 +58,8 @@ impl Patience {
         let processors = thread::available_parallelism().map_or(1, Into::into);
         let is_crowded = usize::try_from(size).is_ok_and(|size| size > processors);
         let yielding = YIELDING_EACH.saturating_mul(size).clamp(YIELDING_MIN, YIELDING_MAX);
-        Self { looks: if is_crowded { 1 } else { LOOKS }, yielding, losses: 0 }
+        let looks = if is_crowded { 1 } else { LOOKS };
+        Self { looks, yielding, losses: 0, gave_up: Instant::from_nanos(0) }
     }
 
     /// For members that meet over a network: a barrier of many takes as long as one of them needs to send to all.
@@ -65,12 +77,11 @@ impl Patience {
     #[inline]
     pub(crate) fn until<T>(&mut self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
         if self.losses > LOSSES_MAX && !self.losses.is_multiple_of(TRY_EVERY) {
-            self.losses = self.losses.wrapping_add(1);
+            self.gave_up = monotonic_now();
             return look();
         }
         for _ in 0..self.looks {
             if let Some(found) = look() {
-                self.losses = 0;
                 return Some(found);
             }
             hint::spin_loop();
@@ -79,18 +90,26 @@ impl Patience {
     }
 
     fn give_away<T>(&mut self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
-        let end: Instant = monotonic_now() + self.yielding;
+        let mut end = None;
         loop {
-            thread::yield_now();
-            if let Some(found) = look() {
-                self.losses = 0;
-                return Some(found);
+            for _ in 0..YIELDS {
+                thread::yield_now();
+                if let Some(found) = look() {
+                    return Some(found);
+                }
             }
-            if monotonic_now() >= end {
-                self.losses = self.losses.saturating_add(1);
+            let now = monotonic_now();
+            if *end.get_or_insert(now + self.yielding) <= now {
+                self.gave_up = now;
                 return None;
             }
         }
+    }
+
+    /// Learns how long the wait went on after looking had been given up.
+    pub(crate) fn after_sleep(&mut self) {
+        let lasted = monotonic_now() - self.gave_up;
+        self.losses = if lasted < FAR { 0 } else { self.losses.wrapping_add(1) };
     }
 }
 
@@ -98,29 +117,34 @@ impl Patience {
 mod tests {
     use super::*;
 
-    /// Goal: looking has an end, becomes rare when it is in vain, and comes back once it was not. Method: count
-    /// the looks of waits that find nothing, then of one that does.
+    /// Goal: looking has an end, becomes rare where waits are long, and comes back with the first one that is
+    /// not. Method: count the looks of waits that find nothing, after sleeps that are said to have been long, then
+    /// after one that was short.
     #[test]
     fn patience_is_lost_and_found() {
         for size in [1, 2, 32, 65_536] {
-            let mut patience = Patience::new(size);
-            let mut looks_of = |found_at: u32| {
+            let mut patience = Patience::new(size).at_most(Duration::from_micros(50));
+            let looks_of = |patience: &mut Patience| {
                 let mut looks = 0;
-                let found = patience.until(|| {
+                let found: Option<()> = patience.until(|| {
                     looks += 1;
-                    (looks == found_at).then_some(())
+                    None
                 });
-                assert_eq!(found.is_some(), looks == found_at);
+                assert!(found.is_none());
                 looks
             };
             let mut lone = 0;
             for _ in 0..10 * TRY_EVERY {
-                lone += u32::from(looks_of(u32::MAX) == 1);
+                lone += u32::from(looks_of(&mut patience) == 1);
+                patience.gave_up = Instant::from_nanos(0);
+                patience.after_sleep();
             }
             assert!(lone > 8 * TRY_EVERY, "{lone} waits of {} looked once", 10 * TRY_EVERY);
-            // The next one that looks longer finds something at its second look.
-            assert!((0..TRY_EVERY).any(|_| looks_of(2) == 2));
-            assert!(looks_of(3) == 3);
+            assert!(patience.losses > LOSSES_MAX);
+            patience.gave_up = monotonic_now() + FAR;
+            patience.after_sleep();
+            assert!(looks_of(&mut patience) > 1, "the last one was short");
+            assert_eq!(patience.until(|| Some(7)), Some(7));
         }
     }
 }

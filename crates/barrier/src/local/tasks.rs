@@ -31,11 +31,12 @@ use super::{
     central::{Arrival, Central},
     next_group,
     place::{Place, team_count},
+    wakers::Wakers,
 };
 use crate::{
     error::{Arrived, BarrierError, Passed},
     group::{Group, Rank},
-    sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock, spin_loop},
+    sync::{AtomicU32, AtomicU64, Ordering, spin_loop},
 };
 
 /// A barrier of tasks, of one runtime or of several: no member ever enters the kernel for it.
@@ -65,8 +66,7 @@ use crate::{
 /// ```
 ///
 /// # Cost
-/// An atomic addition, and a wake-up by an uncontended lock, for each member; for each processor one exchange with the
-/// others. Members that have nothing to wait for may be woken.
+/// An atomic addition and a wake-up for each member; for each processor a lock, and one exchange with the others. Members that have nothing to wait for may be woken.
 #[derive(Debug)]
 #[must_use = "a barrier does nothing before its members wait"]
 pub struct TaskBarrier {
@@ -81,7 +81,6 @@ struct Shared {
     central: Central,
     absences: Absences,
     teams: Box<[Team]>,
-    slots: Box<[Slot]>,
 }
 
 /// Members that are woken by one of them.
@@ -90,20 +89,26 @@ struct Shared {
 struct Team {
     /// Counts members.
     central: Central,
-    /// Which ranks.
-    first: u32,
-    size: u32,
+    wakers: Padded<Wakers>,
     /// Whether its last member looks: [`LOOKING`] from before that counts for the team, or [`AWAY`]. Whoever passes
     /// the barrier last puts [`DONE`] there, and wakes the team unless it found [`LOOKING`]; who looked and finds
     /// that it was passed, or `DONE`, wakes the team. If the exchange is late, the team may be in the next barrier
     /// already, and is woken once more than needed by the one or the other, but never less: the two sides
     /// exchange one word.
-    watch: AtomicU32,
+    watch: Padded<AtomicU32>,
+    /// Which ranks. From here on a line that others read and that seldom changes.
+    first: u32,
+    size: u32,
     /// Where its last member was last seen: a hint.
     place: AtomicU64,
     /// How often in a row looking was in vain: a hint.
     losses: AtomicU32,
 }
+
+/// Something that no other processor should take away together with what is beside it.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Padded<T>(T);
 
 const AWAY: u32 = 0;
 const LOOKING: u32 = 1;
@@ -121,19 +126,9 @@ const LOSSES_MAX: u32 = 3;
 /// One barrier of so many still looks then.
 const TRY_EVERY: u32 = 16;
 
-/// Where a member waits. A cache line of its own, since members run on different processors.
-#[derive(Debug)]
-#[repr(align(64))]
-struct Slot {
-    /// Who is to be woken. It stays from barrier to barrier: a task's waker seldom changes. Wakers are called with
-    /// it locked: they queue tasks, and run none.
-    waker: Mutex<Option<Waker>>,
-}
-
 impl TaskBarrier {
     /// Makes a barrier of a group, in which nobody has entered.
     pub fn new(group: Group) -> Self {
-        let slots = group.ranks().map(|_| Slot { waker: Mutex::new(None) }).collect();
         let (size, count) = (group.size(), team_count(group.size()));
         let teams = (0..count).map(|team| {
             // The first ones have one more if it does not come out even.
@@ -143,12 +138,13 @@ impl TaskBarrier {
         });
         let (central, absences) = (Central::new(), Absences::new(group));
         let teams = teams.collect();
-        let shared = Shared { group, number: next_group(), central, absences, teams, slots };
+        let shared = Shared { group, number: next_group(), central, absences, teams };
         Self { shared: Arc::new(shared) }
     }
 
     /// Returns the members, in the order of their ranks. Each is handed to one task: it is the right to enter as
     /// that rank, once in each barrier. One that is dropped has left the group.
+    #[must_use = "members that are dropped have left the group"]
     pub fn into_members(self) -> impl ExactSizeIterator<Item = TaskMember> {
         let Self { shared } = self;
         // All of them exist at once: one that is never taken from the iterator would be waited for.
@@ -170,10 +166,21 @@ impl Team {
             central: Central::new(),
             first,
             size,
-            watch: AtomicU32::new(AWAY),
+            wakers: Padded(Wakers::new(Rank(size).index())),
+            watch: Padded(AtomicU32::new(AWAY)),
             place: AtomicU64::new(0),
             losses: AtomicU32::new(0),
         }
+    }
+
+    /// Wakes all members, `by` excepted if it is one of them.
+    fn wake(&self, by: Rank) {
+        self.wakers.0.wake(self.place_of(by));
+    }
+
+    /// Where the waker of a member is.
+    fn place_of(&self, rank: Rank) -> Option<usize> {
+        rank.0.checked_sub(self.first).map(|place| Rank(place).index())
     }
 
     /// Returns whether looking is worth while, by what came of it lately.
@@ -196,22 +203,9 @@ impl Shared {
         epoch.wrapping_add(1).wrapping_mul(count)
     }
 
-    /// Wakes the members of a team, `by` excepted.
-    fn wake(&self, team: &Team, by: Rank) {
-        let members = Rank(team.first).index()..Rank(team.first + team.size).index();
-        let slots = self.slots.get(members).unwrap_or(&[]);
-        for (rank, slot) in (team.first..).map(Rank).zip(slots) {
-            if rank != by
-                && let Some(waker) = &*lock(&slot.waker)
-            {
-                waker.wake_by_ref();
-            }
-        }
-    }
-
     /// Wakes all who wait, `by` excepted.
     fn wake_all(&self, by: Rank) {
-        self.teams.iter().for_each(|team| self.wake(team, by));
+        self.teams.iter().for_each(|team| team.wake(by));
     }
 
     /// A member arrives, and does for its team what is its part. Returns whether the barrier is passed.
@@ -229,14 +223,14 @@ impl Shared {
         let looks = self.teams.iter().any(is_elsewhere) && team.is_hopeful();
         // Before the team is counted: whoever counts last finds it. Nobody else changes it until then, except for
         // the end of a late exchange, which both sides can bear.
-        team.watch.store(if looks { LOOKING } else { AWAY }, Ordering::SeqCst);
+        team.watch.0.store(if looks { LOOKING } else { AWAY }, Ordering::SeqCst);
         if self.central.arrive(target) == Arrival::Last {
             self.release(rank, team);
             return true;
         }
         let is_passed = looks && self.look(team, target);
         if is_passed {
-            self.wake(team, rank);
+            team.wake(rank);
         }
         is_passed
     }
@@ -245,11 +239,11 @@ impl Shared {
     fn release(&self, rank: Rank, own: &Team) {
         // First those who may start at once, on other processors.
         for team in &self.teams {
-            if !std::ptr::eq(team, own) && team.watch.swap(DONE, Ordering::SeqCst) != LOOKING {
-                self.wake(team, rank);
+            if !std::ptr::eq(team, own) && team.watch.0.swap(DONE, Ordering::SeqCst) != LOOKING {
+                team.wake(rank);
             }
         }
-        self.wake(own, rank);
+        own.wake(rank);
     }
 
     /// Looks whether the barrier is passed, for a moment. If not, whoever passes it wakes the team.
@@ -266,7 +260,7 @@ impl Shared {
         team.losses.fetch_add(1, Ordering::Relaxed);
         // Either the last one finds this, or this finds that it was there. What it finds may be of the barrier
         // before, whose last member was slow: hence the look.
-        team.watch.swap(AWAY, Ordering::SeqCst) == DONE && self.central.is_passed(target)
+        team.watch.0.swap(AWAY, Ordering::SeqCst) == DONE && self.central.is_passed(target)
     }
 }
 
@@ -284,7 +278,7 @@ pub struct TaskMember {
     /// The barrier in which it is, or which it enters next.
     epoch: u32,
     is_entered: bool,
-    /// What the waker in the slot is made of, which this member alone changes: spares a lock.
+    /// What this member's waker is made of, which it alone changes: spares a lock.
     registered: (usize, usize),
 }
 
@@ -363,7 +357,7 @@ impl TaskMember {
     #[inline]
     fn register(&mut self, cx: &Context<'_>) {
         let waker = cx.waker();
-        // As `Waker::will_wake`. The slot keeps what these point at alive, so that nothing else is there.
+        // As `Waker::will_wake`. The team keeps what these point at alive, so that nothing else is there.
         let parts = (waker.data().addr(), std::ptr::from_ref(waker.vtable()).addr());
         if parts != self.registered {
             self.registered = parts;
@@ -373,11 +367,15 @@ impl TaskMember {
 
     #[cold]
     fn register_new(&self, waker: &Waker) {
-        let Some(slot) = self.shared.slots.get(self.rank.index()) else { return };
-        let waker = waker.clone();
-        let replaced = lock(&slot.waker).replace(waker);
-        // Outside the lock: it may be the last reference to a task.
-        drop(replaced);
+        self.set_waker(Some(waker.clone()));
+    }
+
+    fn set_waker(&self, waker: Option<Waker>) {
+        if let Some(team) = self.shared.teams.get(self.team)
+            && let Some(place) = team.place_of(self.rank)
+        {
+            team.wakers.0.set(place, waker);
+        }
     }
 
     fn poll_wait(&mut self, cx: &Context<'_>) -> Poll<Result<Passed, BarrierError>> {
@@ -415,10 +413,7 @@ impl Drop for TaskMember {
         let missing = self.epoch.wrapping_add(u32::from(self.is_entered));
         self.shared.absences.leave(self.rank, missing);
         self.shared.wake_all(self.rank);
-        let slot = self.shared.slots.get(self.rank.index());
-        // Outside the lock: it may be the last reference to a task.
-        let waker = slot.and_then(|slot| lock(&slot.waker).take());
-        drop(waker);
+        self.set_waker(None);
     }
 }
 

@@ -57,6 +57,7 @@ impl ThreadBarrier {
 
     /// Returns the members, in the order of their ranks. Each is handed to one thread: it is the right to enter
     /// as that rank, once in each barrier. One that is dropped has left the group.
+    #[must_use = "members that are dropped have left the group"]
     pub fn into_members(self) -> impl ExactSizeIterator<Item = ThreadMember> {
         let Self { shared } = self;
         let size = shared.group.size();
@@ -190,6 +191,7 @@ impl ThreadMember {
             while !is_over() {
                 shared.sleep_unless(is_over);
             }
+            patience.after_sleep();
         }
         // Whoever has left may have entered this one before: only if it was not passed has it failed.
         if shared.central.is_passed(position.target) {

@@ -25,9 +25,7 @@ const WORKERS: usize = 2;
 type Task = Pin<Box<dyn Future<Output = Result<MemberCosts, Failure>> + Send>>;
 
 /// Measures the processor time beside.
-fn timed(
-    run: impl FnOnce() -> Result<Vec<MemberCosts>, Failure>,
-) -> Result<GroupCosts, Failure> {
+fn timed(run: impl FnOnce() -> Result<Vec<MemberCosts>, Failure>) -> Result<GroupCosts, Failure> {
     let before = Usage::of_this_process();
     let members = run()?;
     let used = Usage::of_this_process().since(before);
@@ -138,10 +136,7 @@ pub(super) fn tokio(laps: Laps) -> Result<GroupCosts, Failure> {
 }
 
 /// A thread for each member.
-fn on_threads<W, F>(
-    laps: Laps,
-    waits: impl IntoIterator<Item = W>,
-) -> Result<GroupCosts, Failure>
+fn on_threads<W, F>(laps: Laps, waits: impl IntoIterator<Item = W>) -> Result<GroupCosts, Failure>
 where
     W: FnMut() -> Result<(), F> + Send,
     F: ToString + Send,
@@ -180,6 +175,7 @@ pub(super) fn std(laps: Laps) -> Result<GroupCosts, Failure> {
     on_threads(laps, (0..laps.members).map(|_| wait))
 }
 
+#[cfg(feature = "hurdles")]
 pub(super) fn hurdles(laps: Laps) -> Result<GroupCosts, Failure> {
     let size = usize::try_from(laps.members).map_err(Failure::runtime)?;
     let barrier = hurdles::Barrier::new(size);
@@ -191,6 +187,12 @@ pub(super) fn hurdles(laps: Laps) -> Result<GroupCosts, Failure> {
         }
     };
     on_threads(laps, (0..laps.members).map(wait).collect::<Vec<_>>())
+}
+
+/// Without the feature.
+#[cfg(not(feature = "hurdles"))]
+pub(super) fn hurdles(_: Laps) -> Result<GroupCosts, Failure> {
+    Err(Failure::runtime("this program is built without the feature `hurdles`"))
 }
 
 /// What the kernel's scheduler allows: nothing but giving the processor away, until each thread has had it.
@@ -215,7 +217,8 @@ impl Pthread {
     fn new(size: u32) -> Result<Self, Failure> {
         let this = Self(Box::new(UnsafeCell::new(MaybeUninit::uninit())));
         // SAFETY: the place is valid for a barrier, and nobody else knows it yet.
-        let error = unsafe { libc::pthread_barrier_init(this.0.get().cast(), std::ptr::null(), size) };
+        let error =
+            unsafe { libc::pthread_barrier_init(this.0.get().cast(), std::ptr::null(), size) };
         if error == 0 {
             Ok(this)
         } else {

@@ -45,6 +45,12 @@ impl Laps {
         self.dummy + self.skew * rank
     }
 
+    /// Whether barriers follow on each other at once. Then rank 0 alone reads the clock, and once for each: for 32
+    /// tasks, two readings of each would cost as much as the barrier.
+    const fn is_at_once(&self) -> bool {
+        self.dummy.is_zero() && self.skew.is_zero() && self.late.is_zero()
+    }
+
     /// Whether a member sleeps before each barrier.
     pub(super) fn is_late(&self, rank: u32) -> bool {
         !self.late.is_zero() && rank + 1 == self.members
@@ -114,23 +120,33 @@ impl<'a, E: End> Member<'a, E> {
                 hint::spin_loop();
             }
         }
+        let is_at_once = self.laps.is_at_once();
+        if !is_at_once {
+            self.entered = now();
+        }
         if self.rank == 0 && self.end.count() == 0 {
-            // A look at the clock that the sample needs anyway.
-            let is_over = self.begun.elapsed() >= self.laps.budget;
+            let is_over = self.entered.duration_since(self.begun) >= self.laps.budget;
             // Enough for a median, also where somebody is late.
             let least = if self.laps.late.is_zero() { 2 * WARM_UP } else { 5 };
             if is_over && self.count >= least {
                 self.end.set(self.count + 1);
             }
         }
-        self.entered = now();
     }
 
     /// Right after the barrier. Returns whether there is another one.
     #[inline]
     pub(super) fn leave(&mut self) -> bool {
-        let elapsed = nanoseconds(self.entered.elapsed());
         self.count += 1;
+        let is_at_once = self.laps.is_at_once();
+        if is_at_once && self.rank != 0 {
+            return self.goes_on();
+        }
+        let left = now();
+        let elapsed = nanoseconds(left.duration_since(self.entered));
+        if is_at_once {
+            self.entered = left;
+        }
         if self.count > WARM_UP || !self.laps.late.is_zero() {
             let Extremes { min_ns, sum_ns, max_ns, count } = self.extremes;
             self.extremes = Extremes {
@@ -148,6 +164,11 @@ impl<'a, E: End> Member<'a, E> {
                 }
             }
         }
+        self.goes_on()
+    }
+
+    #[inline]
+    fn goes_on(&self) -> bool {
         let end = self.end.count();
         end == 0 || self.count < end
     }
@@ -169,7 +190,8 @@ pub(crate) struct MemberCosts {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct GroupCosts {
-    /// The mean over all members of the shortest, the mean and the longest barrier of each [eth-barrier, §4.3].
+    /// The mean over all members that were timed of the shortest, the mean and the longest barrier of each
+    /// [eth-barrier, §4.3].
     pub min_ns: f64,
     /// As above.
     pub mean_ns: f64,
@@ -188,12 +210,15 @@ pub struct GroupCosts {
 impl GroupCosts {
     /// Puts together what the members found; times of the run are left at zero.
     pub(crate) fn of(members: Vec<MemberCosts>) -> Self {
-        let size = members.len().max(1) as f64;
+        let timed = members.iter().filter(|member| member.extremes.count > 0).count();
+        let size = timed.max(1) as f64;
         let mut all = Self::default();
         for MemberCosts { extremes, samples_ns } in members {
             let Extremes { min_ns, sum_ns, max_ns, count } = extremes;
-            all.min_ns += if count == 0 { 0.0 } else { min_ns as f64 / size };
-            all.mean_ns += sum_ns as f64 / count.max(1) as f64 / size;
+            if count > 0 {
+                all.min_ns += min_ns as f64 / size;
+                all.mean_ns += sum_ns as f64 / count as f64 / size;
+            }
             all.max_ns += max_ns as f64 / size;
             all.count = all.count.max(count);
             if all.samples_ns.is_empty() {
@@ -269,7 +294,8 @@ mod tests {
     fn a_run_ends_for_all_after_the_same_barrier() {
         // Goal: no member enters a barrier that another one leaves out. Method: threads with std's barrier, and a
         // budget that is over at once.
-        let laps = Laps { budget: Duration::ZERO, ..Laps::new(3) };
+        let dummy = Duration::from_nanos(1);
+        let laps = Laps { budget: Duration::ZERO, dummy, ..Laps::new(3) };
         let (end, barrier) = (AtomicU64::new(0), std::sync::Barrier::new(3));
         std::thread::scope(|scope| {
             let (end, barrier) = (&end, &barrier);

@@ -132,11 +132,7 @@ const fn inside(
     Contestant { name, label, peer, over, how: How::Inside(measure) }
 }
 
-const fn open_mpi(
-    name: &'static str,
-    label: &'static str,
-    algorithm: Option<u32>,
-) -> Contestant {
+const fn open_mpi(name: &'static str, label: &'static str, algorithm: Option<u32>) -> Contestant {
     let how = How::Mpi { mpi: &mpi::OPEN_MPI, algorithm };
     Contestant { name, label, peer: Some("openmpi"), over: Over::Shm, how }
 }
@@ -292,9 +288,11 @@ impl BarrierPlan {
                 laps.members, laps.dummy, laps.skew, laps.late
             );
             let mut table = Table::new(title, headings.map(str::to_owned));
-            let is_of = |row: &&Row| *row == &Row { figures: row.figures.clone(), failure: row.failure.clone(), samples_ns: row.samples_ns.clone(), ..self::row_of(row.system, row.case, *laps) };
+            let parameters = |row: &Row| row_of(row.system, row.case, *laps).parameters;
+            let is_of = |row: &&Row| row.parameters == parameters(row);
             for row in rows.iter().filter(is_of) {
-                let figure = |key: &str| row.figure(key).map_or_else(|| "–".to_owned(), three_digits);
+                let figure =
+                    |key: &str| row.figure(key).map_or_else(|| "–".to_owned(), three_digits);
                 let members = laps.members.to_string();
                 let keys = ["p50_us", "p99_us", "min_us", "mean_us", "max_us", CPU_CORES, "count"];
                 let cells = keys.map(figure);
@@ -383,7 +381,12 @@ fn find<'a>(rows: &'a [Row], name: &str, case: &str, members: u32) -> Option<&'a
 }
 
 /// A figure of a row.
-pub(crate) fn figure(rows: &[Row], name: &str, (case, members): (&str, u32), key: &str) -> Option<Figure> {
+pub(crate) fn figure(
+    rows: &[Row],
+    name: &str,
+    (case, members): (&str, u32),
+    key: &str,
+) -> Option<Figure> {
     let row = find(rows, name, case, members)?;
     Some(Figure::new(row.figure(key)?, row.samples()))
 }
@@ -426,7 +429,8 @@ mod tests {
     fn ratios_are_to_the_best() {
         // Goal: the best peer is the one with the least time, and a peer that is missing leaves no figure. Method:
         // rows with known figures.
-        let mut rows = vec![with_p50(THREADS, 6.0), with_p50("std", 60.0), with_p50("pthread", 30.0)];
+        let mut rows =
+            vec![with_p50(THREADS, 6.0), with_p50("std", 60.0), with_p50("pthread", 30.0)];
         assert!(ratio_to_best_of_threads(&rows, 8).is_none());
         rows.push(with_p50("hurdles", 5.0));
         assert!((ratio_to_best_of_threads(&rows, 8).unwrap().value - 1.2).abs() < 1e-9);

@@ -10,7 +10,7 @@ use vigie_barrier::{Group, Rank};
 use vigie_detect::{Instant, Server};
 use vigie_runtime::{Flavor, Runtime};
 
-use super::lap::{End, GroupCosts, Laps, Member, MemberCosts, run};
+use super::lap::{End, GroupCosts, Laps, Member, run};
 use crate::child::{Child, Message, Role};
 use crate::clock::sleep;
 use crate::error::{BenchError, Failure};

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use vigie_bench::BenchError;
 use vigie_bench::barriers::{BarrierPlan, Laps, Over, PEERS};
+use vigie_bench::compute::ParseDurationError;
 use vigie_bench::machine::Machine;
 use vigie_bench::report::Report;
 
@@ -35,14 +36,14 @@ pub(super) struct Barrier {
         default_value = "openmpi,mpich,std,hurdles,pthread,tokio"
     )]
     peers: Vec<String>,
-    /// Dummy loop between two barriers; 0s for barriers that follow on each other at once.
-    #[arg(long, value_name = "TIME", default_value = "30us", value_parser = duration)]
+    /// Dummy loop between two barriers; 0 for barriers that follow on each other at once.
+    #[arg(long, value_name = "TIME", default_value = "30us", value_parser = pause)]
     dummy: Duration,
     /// Skewed arrival: each member's loop is longer by this much than that of the member before.
-    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = pause)]
     skew: Duration,
-    /// The last member sleeps so long before each barrier; 0s: it is not late.
-    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = duration)]
+    /// The last member sleeps so long before each barrier; 0: it is not late.
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = pause)]
     late: Duration,
     /// Time per system and number of members.
     #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = duration)]
@@ -52,6 +53,11 @@ pub(super) struct Barrier {
     rounds: u32,
     #[command(flatten)]
     pub(super) output: Output,
+}
+
+/// A duration, or none at all.
+fn pause(text: &str) -> Result<Duration, ParseDurationError> {
+    if text == "0" { Ok(Duration::ZERO) } else { duration(text) }
 }
 
 impl Barrier {

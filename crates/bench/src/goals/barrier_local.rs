@@ -10,7 +10,7 @@ use crate::goal::{Area, Bound, Goal};
 const MEMBERS: Goal = Goal {
     area: Area::BarrierLocal,
     case: "",
-    command: "vigie-bench barrier --dummy 0s",
+    command: "vigie-bench barrier --dummy 0",
     figure: "p50 (µs)",
     bound: Bound::AtMost(3.0),
     samples_min: 1_000,
@@ -19,7 +19,7 @@ const MEMBERS: Goal = Goal {
 };
 
 const WAITING: Goal = Goal {
-    command: "vigie-bench barrier --dummy 0s --members 32 --late 100ms --budget 3s --peers std",
+    command: "vigie-bench barrier --dummy 0 --members 32 --late 100ms --budget 3s --peers std",
     figure: "processor time of all members (cores)",
     bound: Bound::AtMost(0.02),
     samples_min: 10,

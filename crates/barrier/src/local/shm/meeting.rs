@@ -141,8 +141,8 @@ impl Meeting {
         }
         let values = world.all_gather(key, &value, deadline).await?;
         let point = values.first().and_then(|value| MeetingPoint::decode(value.as_deref()?));
-        let point =
-            point.ok_or(FormError::Unreachable { source: io::ErrorKind::NotFound.into() })?;
+        let point = point
+            .ok_or_else(|| FormError::Unreachable { source: io::ErrorKind::NotFound.into() })?;
         Ok(Self { group, rank, point, listener })
     }
 

@@ -22,7 +22,7 @@ use crate::{
 
 /// How long a thread sleeps before it looks whether somebody is gone: what bounds the delay until it tells of a
 /// member that was killed, and what a lost wake-up of a hostile member can cost.
-const NAP: Duration = Duration::from_millis(50);
+const NAP: Duration = Duration::from_millis(100);
 
 /// The longest a wait of a task gives the processor away by itself, since its executor stands still meanwhile.
 const OF_A_TASK: Duration = Duration::from_micros(200);
@@ -250,9 +250,13 @@ impl ShmMember {
     async fn finish(&mut self) -> Result<Passed, BarrierError> {
         let (seat, position) = (&*self.seat, self.position);
         let mut outcome = self.patience.until(|| seat.outcome(position));
+        let has_given_up = outcome.is_none();
         while outcome.is_none() {
             self.handle.wait(position).await?;
             outcome = seat.outcome(position);
+        }
+        if has_given_up {
+            self.patience.after_sleep();
         }
         outcome.unwrap_or(Ok(()))?;
         Ok(self.depart_now())
@@ -263,6 +267,7 @@ impl ShmMember {
         let mut outcome = self.patience.until(|| seat.outcome(position));
         let nap =
             futex::Timespec::try_from(NAP).unwrap_or(futex::Timespec { tv_sec: 1, tv_nsec: 0 });
+        let has_given_up = outcome.is_none();
         while outcome.is_none() {
             let gate = seat.segment.central().begin_sleep();
             outcome = seat.outcome(position);
@@ -273,6 +278,9 @@ impl ShmMember {
                 seat.look().map_err(BarrierError::io("looking whether members are gone"))?;
                 outcome = seat.outcome(position);
             }
+        }
+        if has_given_up {
+            self.patience.after_sleep();
         }
         outcome.unwrap_or(Ok(()))?;
         Ok(self.depart_now())
