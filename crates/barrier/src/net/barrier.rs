@@ -237,6 +237,7 @@ impl NetBarrier {
             Some(exit) => exit,
             None => loop {
                 self.handle.wait(Want::Exit).await?;
+                self.patience.after_sleep();
                 let exit = lock(&self.shared.engine).take_exit();
                 if let Some(exit) = exit {
                     break exit;

@@ -14,7 +14,9 @@ use super::{Output, duration, measure};
 
 #[derive(Debug, Args)]
 pub(super) struct Barrier {
-    /// What the members are: tasks on two workers, threads, or processes over shared memory (shm).
+    /// What the members are: tasks on two workers, threads, processes over shared memory (shm), or
+    /// processes in network namespaces on a bridge over UDP with multicast (udp) or raw Ethernet
+    /// (ether), which needs root.
     #[arg(long, value_delimiter = ',', value_name = "KIND,…", default_value = "tasks,threads,shm")]
     over: Vec<Over>,
     /// Numbers of members.
@@ -51,6 +53,10 @@ pub(super) struct Barrier {
     /// Turns in which the budget is spent.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
+    /// Algorithms over a network, beside the planner's choice: concurrent, ternary, binary, dissemination,
+    /// central; by default all.
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
+    algorithm: Vec<String>,
     #[command(flatten)]
     pub(super) output: Output,
 }
@@ -73,6 +79,7 @@ impl Barrier {
         let mut plan = BarrierPlan::new(self.over, laps.collect());
         plan.peers = self.peers;
         plan.rounds = self.rounds;
+        plan.algorithms = self.algorithm;
         let outcome = measure(plan.cases(), |progress| plan.run(progress))?;
         println!("\n{}", plan.tables(&outcome.rows));
         self.output.finish(Report::new(machine, self.output.seed, outcome), &[])?;
