@@ -174,7 +174,7 @@ struct Pending {
 #[derive(Debug, Args)]
 struct Goals {
     /// Check the goals of this area only: reaction, hogs, service, fairness, echo, pending, idle,
-    /// costs, messages, remote or barrier-local.
+    /// costs, messages, remote, barrier-local or barrier-net.
     area: Option<Area>,
     #[command(flatten)]
     output: Output,

@@ -67,10 +67,14 @@ pub(crate) enum Experiment {
     BarrierLocal,
     /// The same, with one member that is late.
     BarrierLate,
+    /// Barriers that follow on each other, of members in network namespaces.
+    BarrierNet,
+    /// The same, with one member that is late.
+    BarrierNetLate,
 }
 
 impl Experiment {
-    pub(crate) const ALL: [Self; 20] = [
+    pub(crate) const ALL: [Self; 22] = [
         Self::Quantum,
         Self::FineYields,
         Self::SeldomYields,
@@ -91,6 +95,8 @@ impl Experiment {
         Self::Remote,
         Self::BarrierLocal,
         Self::BarrierLate,
+        Self::BarrierNet,
+        Self::BarrierNetLate,
     ];
 
     /// Measures this experiment, under a progress bar.
@@ -183,7 +189,7 @@ impl Experiment {
             }
             Self::BarrierLocal => {
                 let plan = BarrierPlan::new(
-                    Over::ALL.to_vec(),
+                    Over::LOCAL.to_vec(),
                     vec![2, 8, 32].into_iter().map(Laps::new).collect(),
                 );
                 with_progress(plan.cases(), |progress| plan.run(progress))
@@ -192,8 +198,23 @@ impl Experiment {
                 let mut laps = Laps::new(32);
                 laps.late = Duration::from_millis(100);
                 laps.budget = Duration::from_secs(3);
-                let mut plan = BarrierPlan::new(Over::ALL.to_vec(), vec![laps]);
+                let mut plan = BarrierPlan::new(Over::LOCAL.to_vec(), vec![laps]);
                 plan.peers = vec!["std".to_owned()];
+                with_progress(plan.cases(), |progress| plan.run(progress))
+            }
+            Self::BarrierNet => {
+                let laps = [8, 32].map(Laps::new).to_vec();
+                let mut plan = BarrierPlan::new(Over::NETWORK.to_vec(), laps);
+                plan.algorithms = vec!["concurrent".to_owned()];
+                with_progress(plan.cases(), |progress| plan.run(progress))
+            }
+            Self::BarrierNetLate => {
+                let mut laps = Laps::new(32);
+                laps.late = Duration::from_millis(100);
+                laps.budget = Duration::from_secs(3);
+                let mut plan = BarrierPlan::new(Over::NETWORK.to_vec(), vec![laps]);
+                plan.peers = Vec::new();
+                plan.algorithms = vec!["concurrent".to_owned()];
                 with_progress(plan.cases(), |progress| plan.run(progress))
             }
         }

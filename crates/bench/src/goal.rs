@@ -87,11 +87,13 @@ pub enum Area {
     Remote,
     /// Barriers of members on one host.
     BarrierLocal,
+    /// Barriers between hosts, for which network namespaces stand.
+    BarrierNet,
 }
 
 impl Area {
     /// All areas.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Reaction,
         Self::Hogs,
         Self::Service,
@@ -103,6 +105,7 @@ impl Area {
         Self::Messages,
         Self::Remote,
         Self::BarrierLocal,
+        Self::BarrierNet,
     ];
 
     /// Returns the name on the command line and in results.
@@ -120,6 +123,7 @@ impl Area {
             Self::Messages => "messages",
             Self::Remote => "remote",
             Self::BarrierLocal => "barrier-local",
+            Self::BarrierNet => "barrier-net",
         }
     }
 }

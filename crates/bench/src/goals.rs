@@ -5,6 +5,7 @@
 //! brings something to measure adds its goals here.
 
 mod barrier_local;
+mod barrier_net;
 mod remote;
 
 use crate::cases::{self, container, crowd, echo, periodic, service};
@@ -804,7 +805,7 @@ pub static GOALS: &[Goal] = &[
 
 /// Returns every goal.
 pub fn all_goals() -> impl Iterator<Item = &'static Goal> {
-    GOALS.iter().chain(remote::GOALS).chain(barrier_local::GOALS)
+    GOALS.iter().chain(remote::GOALS).chain(barrier_local::GOALS).chain(barrier_net::GOALS)
 }
 
 /// Processor time of a rank that waits and to which nothing comes: it wakes up for nothing, but the

@@ -164,8 +164,8 @@ impl NetBuilder {
         self
     }
 
-    /// Sets after how long a member asks for what it misses: as [`Settings::repeat_after`], but 10 ms to 40 ms by
-    /// default, more for larger groups, so that those who wait for somebody late do not all ask at once.
+    /// Sets after how long a member asks for what it misses: as [`Settings::repeat_after`]. By default 10 ms; on one
+    /// host, 10 ms for each member that shares a processor, up to 100 ms, and at most a 32nd of the failure timeout.
     pub const fn repeat_after(mut self, time: Duration) -> Self {
         self.repeat_after = Some(time);
         self
@@ -250,9 +250,10 @@ impl NetBuilder {
         let messages = Messages::new(communicator).map_err(|error| {
             BarrierError::io("duplicating the communicator")(std::io::Error::other(error))
         })?;
-        let algorithm = self.choose(group, false, shared_cores())?;
+        let cores = shared_cores();
+        let algorithm = self.choose(group, false, cores)?;
         // Messages come from the connected ranks alone, and those of other communicators are apart.
-        let settings = self.settings(GroupId(0), None, group);
+        let settings = self.settings(GroupId(0), None, group, cores);
         self.finish(
             host,
             (own, group),
@@ -323,7 +324,7 @@ impl NetBuilder {
         let cores = cores.filter(|_| is_one_host).map_or(Cores::Own, Cores::Shared);
         let algorithm = self.choose(group, multicast == MulticastState::Works, cores)?;
         let Secrets { id, key } = secrets;
-        let settings = self.settings(id, Some(key), group);
+        let settings = self.settings(id, Some(key), group, cores);
         self.finish(host, (own, group), (algorithm, multicast), settings, Box::new(datagrams))
     }
 
@@ -363,9 +364,14 @@ impl NetBuilder {
         Ok(advice.map_or(Algorithm::Central, |advice| advice.algorithm))
     }
 
-    fn settings(&self, id: GroupId, key: Option<Key>, group: Group) -> Settings {
+    fn settings(&self, id: GroupId, key: Option<Key>, group: Group, cores: Cores) -> Settings {
         let mut settings = Settings::new(id);
-        let patient = Duration::from_millis(u64::from(group.size().clamp(10, 40)));
+        // On one host, those who wait for somebody late would all ask at once, and keep him from coming.
+        let crowd = match cores {
+            Cores::Shared(cores) => group.size().div_ceil(cores.get()).clamp(1, 10),
+            Cores::Own => 1,
+        };
+        let patient = settings.repeat_after * crowd;
         settings.key = key;
         settings.repeat_after = self.repeat_after.unwrap_or_else(|| {
             // The machine wants some questions within the timeout.

@@ -65,6 +65,12 @@ impl Over {
     /// All of them.
     pub const ALL: [Self; 5] = [Self::Tasks, Self::Threads, Self::Shm, Self::Udp, Self::Ether];
 
+    /// Those on one host.
+    pub const LOCAL: [Self; 3] = [Self::Tasks, Self::Threads, Self::Shm];
+
+    /// Those over a network.
+    pub const NETWORK: [Self; 2] = [Self::Udp, Self::Ether];
+
     /// Returns the name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
