@@ -23,7 +23,7 @@ const YIELDING_MIN: Duration = Duration::from_micros(100);
 const YIELDING_MAX: Duration = Duration::from_micros(500);
 
 /// The same, over a network.
-const NETWORK_EACH: Duration = Duration::from_micros(16);
+const NETWORK_EACH: Duration = Duration::from_micros(30);
 const NETWORK_MAX: Duration = Duration::from_millis(1);
 
 /// A wait that lasted longer was not to be shortened by looking.

@@ -200,18 +200,16 @@ impl Rendezvous {
 
     async fn connect(&mut self) -> io::Result<()> {
         loop {
-            match TcpStream::connect_on(&self.server, self.place).await {
-                Ok(stream) => match self.introduce(&stream).await {
+            // Rank 0 is not there yet, or whoever was there has gone.
+            if let Ok(stream) = TcpStream::connect_on(&self.server, self.place).await {
+                match self.introduce(&stream).await {
                     Ok(()) => {
                         self.streams[0] = Some(stream);
                         return Ok(());
                     }
                     Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(error),
-                    // Perhaps the one who was there before.
                     Err(_) => {}
-                },
-                // It is not there yet.
-                Err(_) => {}
+                }
             }
             let _ = self.server.timers().wait(self.server.now() + AGAIN).await;
         }

@@ -43,7 +43,7 @@ fn inside(test: &str, body: impl FnOnce()) {
         let output = Command::new("unshare").args([*way, "--", "true"]).output();
         output.is_ok_and(|output| output.status.success())
     };
-    let Some(way) = ["-Urn", "-n"].into_iter().find(|way| works(&way)) else { return skip(test) };
+    let Some(way) = ["-Urn", "-n"].into_iter().find(works) else { return skip(test) };
     let output = Command::new("unshare")
         .args([way, "--", "timeout", "--kill-after=5", "100"])
         .arg(env::current_exe().expect("this program"))

@@ -9,6 +9,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::{Deserialize, Serialize};
 use vigie_barrier::Rank;
 use vigie_barrier::net::{MulticastState, NetBarrier};
+use vigie_runtime::{Flavor, Runtime};
 use vigie_via::datagram::UdpSettings;
 use vigie_via::link::{BackEnd, Link};
 
@@ -97,8 +98,9 @@ pub(crate) fn play(plan: &NetPlan) -> Result<(), Failure> {
         }
     };
     let place = (address(0), MEETING_PORT).into();
-    let runtime = tokio::runtime::Builder::new_current_thread().build();
-    runtime.map_err(Failure::io("starting tokio"))?.block_on(async {
+    // Its scheduler is what sleeps on the barrier: there is no other thread to wake up.
+    let runtime = Runtime::builder().flavor(Flavor::UserLevel).build();
+    runtime.map_err(Failure::runtime)?.block_on(async {
         let meeting = builder.meet(place, Rank(plan.rank), plan.laps.members);
         let mut barrier = meeting.await.map_err(Failure::runtime)?;
         if let MulticastState::Blocked { why } = barrier.multicast() {
