@@ -73,6 +73,8 @@ pub mod logp;
 #[doc(hidden)]
 pub mod loom_exports;
 pub mod member;
+#[cfg(not(loom))]
+pub mod net;
 pub mod packet;
 pub mod reduction;
 mod schedule;

@@ -266,6 +266,13 @@ impl<'a> Packet<'a> {
     }
 }
 
+/// Whether bytes may be a [`Body::View`], which is seldom: before anything else is looked at.
+#[inline]
+#[cfg(not(loom))]
+pub(crate) fn may_be_view(bytes: &[u8]) -> bool {
+    bytes.get(3) == Some(&VIEW)
+}
+
 impl<'a> Body<'a> {
     fn read(kind: u8, round: u16, payload: &'a [u8]) -> Option<Self> {
         let attempt = || payload.try_into().ok().map(u32::from_le_bytes);

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::barriers::{self, GroupCosts, lap::MemberCosts, processes};
+use crate::barriers::{self, GroupCosts, lap::MemberCosts, network, processes};
 use crate::client::{self, Crowd, PingPong, Requests};
 use crate::error::{BenchError, Failure};
 use crate::inside::{self, Counts};
@@ -108,6 +108,7 @@ pub(crate) enum Role {
     Rank(RankPlan),
     Group(barriers::GroupPlan),
     Member(processes::MemberPlan),
+    NetMember(network::NetPlan),
 }
 
 impl Role {
@@ -121,7 +122,7 @@ impl Role {
             Self::Outside => "outside",
             Self::Rank(_) => "rank",
             Self::Group(_) => "group",
-            Self::Member(_) => "member",
+            Self::Member(_) | Self::NetMember(_) => "member",
         }
     }
 
@@ -136,6 +137,7 @@ impl Role {
             Self::Rank(plan) => ranks::play(&plan),
             Self::Group(plan) => barriers::play(&plan),
             Self::Member(plan) => processes::play(&plan),
+            Self::NetMember(plan) => network::play(&plan),
         }
     }
 }

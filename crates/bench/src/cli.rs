@@ -59,7 +59,8 @@ enum Command {
     /// Datagrams between two processes, over UDP and links, beside plain UDP and the VI layer (about half a
     /// minute; as root, over a veth pair too).
     Datagrams(datagrams::Datagrams),
-    /// Barriers of tasks, threads and processes, beside peers (about 2 minutes); or the paper's cluster, simulated.
+    /// Barriers of tasks, threads, processes and hosts, beside peers (about 2 minutes); or the paper's cluster,
+    /// simulated.
     Barrier(barrier::Barrier),
     /// Forwarding: the paper's model beside its simulation (calculated, in a second).
     Forward(forward::Forward),
@@ -177,7 +178,7 @@ struct Pending {
 #[derive(Debug, Args)]
 struct Goals {
     /// Check the goals of this area only: reaction, hogs, service, fairness, echo, pending, idle,
-    /// costs, messages, remote, barrier-sim, barrier-local or forward-model.
+    /// costs, messages, remote, barrier-sim, barrier-local, barrier-net or forward-model.
     area: Option<Area>,
     #[command(flatten)]
     output: Output,

@@ -71,12 +71,16 @@ pub(crate) enum Experiment {
     BarrierLocal,
     /// The same, with one member that is late.
     BarrierLate,
+    /// Barriers that follow on each other, of members in network namespaces.
+    BarrierNet,
+    /// The same, with one member that is late.
+    BarrierNetLate,
     /// The model of forwarding, which is calculated.
     ForwardModel,
 }
 
 impl Experiment {
-    pub(crate) const ALL: [Self; 22] = [
+    pub(crate) const ALL: [Self; 24] = [
         Self::Quantum,
         Self::FineYields,
         Self::SeldomYields,
@@ -98,6 +102,8 @@ impl Experiment {
         Self::BarrierSim,
         Self::BarrierLocal,
         Self::BarrierLate,
+        Self::BarrierNet,
+        Self::BarrierNetLate,
         Self::ForwardModel,
     ];
 
@@ -196,7 +202,7 @@ impl Experiment {
             }
             Self::BarrierLocal => {
                 let plan = BarrierPlan::new(
-                    Over::ALL.to_vec(),
+                    Over::LOCAL.to_vec(),
                     vec![2, 8, 32].into_iter().map(Laps::new).collect(),
                 );
                 with_progress(plan.cases(), |progress| plan.run(progress))
@@ -205,8 +211,23 @@ impl Experiment {
                 let mut laps = Laps::new(32);
                 laps.late = Duration::from_millis(100);
                 laps.budget = Duration::from_secs(3);
-                let mut plan = BarrierPlan::new(Over::ALL.to_vec(), vec![laps]);
+                let mut plan = BarrierPlan::new(Over::LOCAL.to_vec(), vec![laps]);
                 plan.peers = vec!["std".to_owned()];
+                with_progress(plan.cases(), |progress| plan.run(progress))
+            }
+            Self::BarrierNet => {
+                let laps = [8, 32].map(Laps::new).to_vec();
+                let mut plan = BarrierPlan::new(Over::NETWORK.to_vec(), laps);
+                plan.algorithms = vec!["concurrent".to_owned()];
+                with_progress(plan.cases(), |progress| plan.run(progress))
+            }
+            Self::BarrierNetLate => {
+                let mut laps = Laps::new(32);
+                laps.late = Duration::from_millis(100);
+                laps.budget = Duration::from_secs(3);
+                let mut plan = BarrierPlan::new(Over::NETWORK.to_vec(), vec![laps]);
+                plan.peers = Vec::new();
+                plan.algorithms = vec!["concurrent".to_owned()];
                 with_progress(plan.cases(), |progress| plan.run(progress))
             }
             Self::ForwardModel => forward::model(),

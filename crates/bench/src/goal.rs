@@ -89,13 +89,15 @@ pub enum Area {
     BarrierSim,
     /// Barriers of members on one host.
     BarrierLocal,
+    /// Barriers between hosts, for which network namespaces stand.
+    BarrierNet,
     /// The model of forwarding, beside its simulation and its paper.
     ForwardModel,
 }
 
 impl Area {
     /// All areas.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Reaction,
         Self::Hogs,
         Self::Service,
@@ -108,6 +110,7 @@ impl Area {
         Self::Remote,
         Self::BarrierSim,
         Self::BarrierLocal,
+        Self::BarrierNet,
         Self::ForwardModel,
     ];
 
@@ -127,6 +130,7 @@ impl Area {
             Self::Remote => "remote",
             Self::BarrierSim => "barrier-sim",
             Self::BarrierLocal => "barrier-local",
+            Self::BarrierNet => "barrier-net",
             Self::ForwardModel => "forward-model",
         }
     }

@@ -5,6 +5,7 @@
 //! brings something to measure adds its goals here.
 
 mod barrier_local;
+mod barrier_net;
 mod barrier_sim;
 mod forward;
 mod remote;
@@ -811,6 +812,7 @@ pub fn all_goals() -> impl Iterator<Item = &'static Goal> {
         .chain(remote::GOALS)
         .chain(barrier_sim::GOALS)
         .chain(barrier_local::GOALS)
+        .chain(barrier_net::GOALS)
         .chain(forward::GOALS)
 }
 

@@ -34,7 +34,7 @@ pub use self::tasks::{Depart, TaskBarrier, TaskMember};
 pub use self::threads::{ThreadBarrier, ThreadMember};
 
 /// Returns a number that no other barrier of this process has.
-fn next_group() -> u64 {
+pub(crate) fn next_group() -> u64 {
     // In no model: the number alone carries meaning.
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)

@@ -22,6 +22,10 @@ const YIELDING_EACH: Duration = Duration::from_micros(6);
 const YIELDING_MIN: Duration = Duration::from_micros(100);
 const YIELDING_MAX: Duration = Duration::from_micros(500);
 
+/// The same, over a network.
+const NETWORK_EACH: Duration = Duration::from_micros(30);
+const NETWORK_MAX: Duration = Duration::from_millis(1);
+
 /// A wait that lasted longer was not to be shortened by looking.
 const FAR: Duration = Duration::from_millis(2);
 
@@ -56,6 +60,12 @@ impl Patience {
         let yielding = YIELDING_EACH.saturating_mul(size).clamp(YIELDING_MIN, YIELDING_MAX);
         let looks = if is_crowded { 1 } else { LOOKS };
         Self { looks, yielding, losses: 0, gave_up: Instant::from_nanos(0) }
+    }
+
+    /// For members that meet over a network: a barrier of many takes as long as one of them needs to send to all.
+    pub(crate) fn over_network(self, size: u32) -> Self {
+        let yielding = NETWORK_EACH.saturating_mul(size).clamp(YIELDING_MIN, NETWORK_MAX);
+        Self { yielding, ..self }
     }
 
     /// Gives the processor away no longer than this in one wait.

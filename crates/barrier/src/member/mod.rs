@@ -264,6 +264,11 @@ impl Member {
         self.rank
     }
 
+    /// Returns its settings; shrinking changes the group's name.
+    pub(crate) const fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
     /// Returns its schedule.
     #[must_use]
     pub const fn schedule(&self) -> &Arc<Schedule> {

@@ -5,9 +5,11 @@
 //! members. On fewer cores than members the dummy loops of the others are part of what a member waits for, so that
 //! goals are about barriers that follow on each other at once: their p50 is what a barrier costs.
 
+mod bridge;
 mod inside;
 pub(crate) mod lap;
 mod mpi;
+pub(crate) mod network;
 pub(crate) mod processes;
 
 use std::fmt;
@@ -53,11 +55,21 @@ pub enum Over {
     Threads,
     /// Processes over shared memory.
     Shm,
+    /// Processes in network namespaces on a bridge, over UDP with multicast.
+    Udp,
+    /// The same, over raw Ethernet.
+    Ether,
 }
 
 impl Over {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Tasks, Self::Threads, Self::Shm];
+    pub const ALL: [Self; 5] = [Self::Tasks, Self::Threads, Self::Shm, Self::Udp, Self::Ether];
+
+    /// Those on one host.
+    pub const LOCAL: [Self; 3] = [Self::Tasks, Self::Threads, Self::Shm];
+
+    /// Those over a network.
+    pub const NETWORK: [Self; 2] = [Self::Udp, Self::Ether];
 
     /// Returns the name on the command line.
     #[must_use]
@@ -66,6 +78,8 @@ impl Over {
             Self::Tasks => "tasks",
             Self::Threads => "threads",
             Self::Shm => "shm",
+            Self::Udp => "udp",
+            Self::Ether => "ether",
         }
     }
 }
@@ -102,7 +116,9 @@ enum How {
     /// By a process of this program for each member.
     Processes { blocks: bool },
     /// By a program of its own.
-    Mpi { mpi: &'static mpi::Mpi, algorithm: Option<u32> },
+    Mpi { mpi: &'static mpi::Mpi, algorithm: Option<u32>, wire: mpi::Wire },
+    /// By a process of this program for each member, in a network namespace.
+    Network { medium: network::Medium, algorithm: Option<&'static str> },
 }
 
 /// A barrier under test.
@@ -133,8 +149,35 @@ const fn inside(
 }
 
 const fn open_mpi(name: &'static str, label: &'static str, algorithm: Option<u32>) -> Contestant {
-    let how = How::Mpi { mpi: &mpi::OPEN_MPI, algorithm };
+    let how = How::Mpi { mpi: &mpi::OPEN_MPI, algorithm, wire: mpi::Wire::Own };
     Contestant { name, label, peer: Some("openmpi"), over: Over::Shm, how }
+}
+
+const fn open_mpi_tcp(
+    name: &'static str,
+    label: &'static str,
+    algorithm: Option<u32>,
+) -> Contestant {
+    let how = How::Mpi { mpi: &mpi::OPEN_MPI, algorithm, wire: mpi::Wire::Tcp };
+    Contestant { name, label, peer: Some("openmpi"), over: Over::Udp, how }
+}
+
+const fn udp(
+    name: &'static str,
+    label: &'static str,
+    algorithm: Option<&'static str>,
+) -> Contestant {
+    let how = How::Network { medium: network::Medium::Udp, algorithm };
+    Contestant { name, label, peer: None, over: Over::Udp, how }
+}
+
+const fn ether(
+    name: &'static str,
+    label: &'static str,
+    algorithm: Option<&'static str>,
+) -> Contestant {
+    let how = How::Network { medium: network::Medium::Ether, algorithm };
+    Contestant { name, label, peer: None, over: Over::Ether, how }
 }
 
 /// Name of a row: vigie's tasks on the hybrid flavor.
@@ -149,6 +192,12 @@ pub const THREADS: &str = "vigie-threads";
 pub const SHM: &str = "vigie-shm";
 /// Name of a row: vigie's processes, blocking.
 pub const SHM_BLOCKING: &str = "vigie-shm-blocking";
+/// Name of a row: vigie's processes over UDP, with the planner's algorithm.
+pub const UDP: &str = "vigie-udp";
+/// Name of a row: vigie's processes over raw Ethernet, with the planner's algorithm.
+pub const ETHER: &str = "vigie-ether";
+/// Name of a row: Open MPI over TCP, as it comes.
+pub const OPEN_MPI_TCP: &str = "openmpi-tcp";
 /// Peers among threads.
 const THREAD_PEERS: [&str; 3] = ["std", "pthread", "hurdles"];
 
@@ -188,8 +237,24 @@ static CONTESTANTS: &[Contestant] = &[
         label: "MPICH",
         peer: Some("mpich"),
         over: Over::Shm,
-        how: How::Mpi { mpi: &mpi::MPICH, algorithm: None },
+        how: How::Mpi { mpi: &mpi::MPICH, algorithm: None, wire: mpi::Wire::Own },
     },
+    udp(UDP, "vigie, UDP, planned", None),
+    udp("vigie-udp-concurrent", "vigie, UDP, concurrent", Some("concurrent")),
+    udp("vigie-udp-ternary", "vigie, UDP, ternary tree", Some("ternary")),
+    udp("vigie-udp-binary", "vigie, UDP, binary tree", Some("binary")),
+    udp("vigie-udp-dissemination", "vigie, UDP, dissemination", Some("dissemination")),
+    udp("vigie-udp-central", "vigie, UDP, central, unicast", Some("central")),
+    open_mpi_tcp(OPEN_MPI_TCP, "Open MPI over TCP, its choice", None),
+    open_mpi_tcp("openmpi-tcp-linear", "Open MPI over TCP, linear", Some(1)),
+    open_mpi_tcp("openmpi-tcp-doubling", "Open MPI over TCP, recursive doubling", Some(3)),
+    open_mpi_tcp("openmpi-tcp-bruck", "Open MPI over TCP, Bruck", Some(4)),
+    open_mpi_tcp("openmpi-tcp-tree", "Open MPI over TCP, tree", Some(6)),
+    ether(ETHER, "vigie, Ethernet, planned", None),
+    ether("vigie-ether-concurrent", "vigie, Ethernet, concurrent", Some("concurrent")),
+    ether("vigie-ether-ternary", "vigie, Ethernet, ternary tree", Some("ternary")),
+    ether("vigie-ether-binary", "vigie, Ethernet, binary tree", Some("binary")),
+    ether("vigie-ether-dissemination", "vigie, Ethernet, dissemination", Some("dissemination")),
 ];
 
 /// The words of `--peers`.
@@ -207,19 +272,33 @@ pub struct BarrierPlan {
     pub laps: Vec<Laps>,
     /// Turns in which the budget is spent, each with new processes.
     pub rounds: u32,
+    /// The algorithms of barriers over a network, by name; all if empty. The planner's choice is always there.
+    pub algorithms: Vec<String>,
 }
 
 impl BarrierPlan {
     /// Plans what the members of one kind do, beside all peers, in 3 turns.
     #[must_use]
     pub fn new(over: Vec<Over>, laps: Vec<Laps>) -> Self {
-        Self { over, peers: PEERS.map(str::to_owned).to_vec(), laps, rounds: 3 }
+        Self {
+            over,
+            peers: PEERS.map(str::to_owned).to_vec(),
+            laps,
+            rounds: 3,
+            algorithms: Vec::new(),
+        }
     }
 
     /// Measures these systems alone, beside vigie's own.
     fn contestants(&self) -> impl Iterator<Item = &'static Contestant> {
         let is_asked = |peer: &str| self.peers.iter().any(|asked| asked == peer);
         let is_in = move |contestant: &&Contestant| {
+            if let How::Network { algorithm: Some(name), .. } = contestant.how
+                && !self.algorithms.is_empty()
+                && !self.algorithms.iter().any(|asked| asked == name)
+            {
+                return false;
+            }
             self.over.contains(&contestant.over) && contestant.peer.is_none_or(is_asked)
         };
         CONTESTANTS.iter().filter(is_in)
@@ -241,9 +320,12 @@ impl BarrierPlan {
             .iter()
             .map(|contestant| match contestant.how {
                 How::Mpi { mpi, .. } => Some(mpi.build()),
-                How::Inside(_) | How::Processes { .. } => None,
+                How::Inside(_) | How::Processes { .. } | How::Network { .. } => None,
             })
             .collect();
+        let is_networked = |one: &&Contestant| matches!(one.how, How::Network { .. });
+        let members = self.laps.iter().map(|laps| laps.members).max().unwrap_or(0);
+        let bridge = contestants.iter().any(is_networked).then(|| bridge::Bridge::make(members));
         let cases: Vec<(usize, Laps)> = self
             .laps
             .iter()
@@ -259,7 +341,7 @@ impl BarrierPlan {
                 if rows[place].failure.is_none() {
                     let budget = laps.budget / self.rounds.max(1);
                     let laps = Laps { budget, ..laps };
-                    match measure(contestant, built[index].as_ref(), laps) {
+                    match measure(contestant, built[index].as_ref(), bridge.as_ref(), laps) {
                         Ok(costs) => found[place].push(costs),
                         Err(failure) => rows[place].failure = Some(failure),
                     }
@@ -320,12 +402,18 @@ fn row_of(subject: Subject, case: &'static str, laps: Laps) -> Row {
 fn measure(
     contestant: &Contestant,
     built: Option<&Result<mpi::Built, crate::messages::Missing>>,
+    bridge: Option<&Result<bridge::Bridge, crate::messages::Missing>>,
     laps: Laps,
 ) -> Result<GroupCosts, String> {
     let costs = match (contestant.how, built) {
         (How::Inside(_), _) => start(contestant.name, laps),
         (How::Processes { blocks }, _) => processes::measure(laps, blocks),
-        (How::Mpi { algorithm, .. }, Some(Ok(built))) => built.measure(laps, algorithm),
+        (How::Network { medium, algorithm }, _) => match bridge {
+            Some(Ok(bridge)) => network::measure(laps, medium, algorithm, bridge),
+            Some(Err(missing)) => return Err(missing.to_string()),
+            None => return Err("there is no bridge".to_owned()),
+        },
+        (How::Mpi { algorithm, wire, .. }, Some(Ok(built))) => built.measure(laps, algorithm, wire),
         (How::Mpi { .. }, Some(Err(missing))) => return Err(missing.to_string()),
         (How::Mpi { .. }, None) => return Err("it was not built".to_owned()),
     };
@@ -405,8 +493,18 @@ pub(crate) fn ratio_to_best_of_threads(rows: &[Row], members: u32) -> Option<Fig
 
 /// The p50 of vigie's processes by that of Open MPI's best algorithm.
 pub(crate) fn ratio_to_best_of_open_mpi(rows: &[Row], name: &str, members: u32) -> Option<Figure> {
-    let peers = CONTESTANTS.iter().filter(|contestant| contestant.peer == Some("openmpi"));
+    let is_peer = |one: &&Contestant| one.peer == Some("openmpi") && one.over == Over::Shm;
+    let peers = CONTESTANTS.iter().filter(is_peer);
     largest(peers.map(|peer| ratio(rows, [name, peer.name], members)))
+}
+
+/// The p50 of Open MPI's best algorithm over TCP by that of vigie's over UDP.
+pub(crate) fn ratio_of_best_over_tcp(rows: &[Row], members: u32) -> Option<Figure> {
+    let is_peer = |one: &&Contestant| one.peer == Some("openmpi") && one.over == Over::Udp;
+    let ratios =
+        CONTESTANTS.iter().filter(is_peer).map(|one| ratio(rows, [one.name, UDP], members));
+    let ratios: Vec<_> = ratios.collect::<Option<_>>()?;
+    ratios.into_iter().min_by(|one, other| one.value.total_cmp(&other.value))
 }
 
 /// The largest of the ratios; none if one of them is not known.
@@ -448,6 +546,8 @@ mod tests {
         names.dedup();
         assert_eq!(names.len(), CONTESTANTS.len());
         assert!(Over::ALL.into_iter().all(|over| over.name().parse() == Ok(over)));
-        assert!("fibres".parse::<Over>().unwrap_err().to_string().contains("tasks, threads, shm"));
+        assert!(
+            "fibres".parse::<Over>().unwrap_err().to_string().contains("tasks, threads, shm, udp")
+        );
     }
 }

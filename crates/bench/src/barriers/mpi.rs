@@ -44,6 +44,15 @@ pub(super) static MPICH: Mpi = Mpi {
     packages: "mpich libmpich-dev",
 };
 
+/// What carries its messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wire {
+    /// What it takes by itself: shared memory.
+    Own,
+    /// TCP on the loopback interface; for Open MPI.
+    Tcp,
+}
+
 /// The program, built for one implementation.
 #[derive(Debug)]
 pub(super) struct Built {
@@ -86,6 +95,7 @@ impl Built {
         &self,
         laps: Laps,
         algorithm: Option<u32>,
+        wire: Wire,
     ) -> Result<GroupCosts, BenchError> {
         let patience = PATIENCE + laps.budget * 4;
         let mut command = Command::new(self.mpi.launcher);
@@ -98,6 +108,10 @@ impl Built {
         if let Some(algorithm) = algorithm {
             command.env("OMPI_MCA_coll_tuned_use_dynamic_rules", "1");
             command.env("OMPI_MCA_coll_tuned_barrier_algorithm", algorithm.to_string());
+        }
+        if wire == Wire::Tcp {
+            command.env("OMPI_MCA_pml", "ob1").env("OMPI_MCA_btl", "self,tcp");
+            command.env("OMPI_MCA_btl_tcp_if_include", "lo");
         }
         let output = output_of(command, patience)?;
         parse(&output).map_err(|failure| BenchError::Failed { role: "peer", failure })

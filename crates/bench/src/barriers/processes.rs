@@ -33,7 +33,7 @@ pub(crate) struct MemberPlan {
 }
 
 /// The word that the processes share.
-struct Board(Arena);
+pub(super) struct Board(pub(super) Arena);
 
 impl End for Board {
     fn set(&self, count: u64) {

@@ -21,8 +21,9 @@ pub(super) struct Barrier {
     #[arg(long)]
     simulate: bool,
     /// Algorithms, such as shuffle-exchange, binary, ternary, concurrent, ternary-two-networks, dissemination-3, nomial-4,
-    /// optimal-34500-7360. Default: the paper's figures 5 to 10.
-    #[arg(long, value_delimiter = ',', value_name = "NAME,…", value_parser = algorithm, requires = "simulate")]
+    /// optimal-34500-7360. Default: the paper's figures 5 to 10; over a network, concurrent, ternary, binary, dissemination
+    /// and central, and the planner's choice, which is always there.
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…", value_parser = algorithm)]
     algorithm: Vec<Algorithm>,
     /// Numbers of members. Default: 2, 8 and 32, or 2 to 32 in simulation.
     #[arg(

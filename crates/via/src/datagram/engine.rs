@@ -319,6 +319,12 @@ impl DatagramEngine {
         }
     }
 
+    /// Takes the oldest of those that have been taken in already.
+    #[inline]
+    pub(super) fn arrived(&mut self, number: u8) -> Option<Received> {
+        self.ports.state(number)?.arrived.pop_front()
+    }
+
     /// Takes the oldest datagram of a port.
     #[inline]
     pub(super) fn receive(&mut self, number: u8) -> Result<Option<Received>, DatagramError> {

@@ -48,6 +48,7 @@ mod over_link;
 mod over_udp;
 #[cfg(test)]
 mod tests;
+mod unhosted;
 
 use std::{
     future::Future,
@@ -66,6 +67,7 @@ use self::{
 pub use self::{
     error::{DatagramError, Node, PostError, SendFailed},
     header::{HEADER_BYTES, Header, HeaderError},
+    unhosted::Unhosted,
 };
 use crate::{
     hosted::{Hosted, Waiting},

@@ -1,4 +1,4 @@
-//! Barriers of members on this host.
+//! Barriers of members on this host, and on hosts that network namespaces stand for.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -15,7 +15,9 @@ use super::Barrier;
 
 #[derive(Debug, Args)]
 pub(super) struct Live {
-    /// What the members are: tasks on two workers, threads, or processes over shared memory (shm).
+    /// What the members are: tasks on two workers, threads, processes over shared memory (shm), or
+    /// processes in network namespaces on a bridge over UDP with multicast (udp) or raw Ethernet
+    /// (ether), which needs root.
     #[arg(
         long,
         value_delimiter = ',',
@@ -79,7 +81,7 @@ fn pause(text: &str) -> Result<Duration, ParseDurationError> {
 
 pub(super) fn run(barrier: Barrier, machine: Machine) -> Result<ExitCode, BenchError> {
     let members = barrier.members(&[2, 8, 32]);
-    let Barrier { live, late, output, .. } = barrier;
+    let Barrier { live, late, algorithm, output, .. } = barrier;
     let laps = members.into_iter().map(|members| {
         let mut laps = Laps::new(members);
         laps.budget = live.budget;
@@ -91,6 +93,7 @@ pub(super) fn run(barrier: Barrier, machine: Machine) -> Result<ExitCode, BenchE
     let mut plan = BarrierPlan::new(live.over, laps.collect());
     plan.peers = live.peers;
     plan.rounds = live.rounds;
+    plan.algorithms = algorithm.iter().map(ToString::to_string).collect();
     let outcome = measure(plan.cases(), |progress| plan.run(progress))?;
     println!("\n{}", plan.tables(&outcome.rows));
     output.finish(Report::new(machine, output.seed, outcome), &[])?;

@@ -12,7 +12,7 @@
 //! Both ends of a veth pair are in network namespaces of their own, as two hosts would be, so that nothing
 //! takes a shorter way. All ranks look again and again, and none sleeps.
 
-pub(super) mod namespaces;
+pub(crate) mod namespaces;
 mod port;
 mod tables;
 pub(super) mod udp;

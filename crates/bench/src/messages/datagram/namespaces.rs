@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use crate::messages::Missing;
 
 /// The name of the interface in each namespace.
-pub(in crate::messages) const INTERFACE: &str = "veth0";
+pub(crate) const INTERFACE: &str = "veth0";
 
 /// The address of a rank on the pair.
 pub(in crate::messages) fn address(rank: u32) -> Ipv4Addr {
@@ -60,7 +60,7 @@ impl Drop for Namespaces {
     }
 }
 
-fn missing(what: impl Into<String>) -> Missing {
+pub(crate) fn missing(what: impl Into<String>) -> Missing {
     Missing::new(
         what,
         "run as root with iproute2 and util-linux, or in a user namespace of your own (`unshare -Urn \
@@ -69,7 +69,7 @@ fn missing(what: impl Into<String>) -> Missing {
 }
 
 /// Starts a process in a new namespace.
-fn hold() -> Result<Child, Missing> {
+pub(crate) fn hold() -> Result<Child, Missing> {
     let started = Command::new("unshare")
         .args(["-n", "--", "sh", "-c", "echo ready; exec cat"])
         .stdin(Stdio::piped())
@@ -91,7 +91,7 @@ fn hold() -> Result<Child, Missing> {
 }
 
 /// Runs a command in the namespace of a process.
-fn run(holder: u32, program: &str, arguments: &str) -> Result<(), Missing> {
+pub(crate) fn run(holder: u32, program: &str, arguments: &str) -> Result<(), Missing> {
     let output = Command::new("nsenter")
         .args(["-t", &holder.to_string(), "-n", "--", program])
         .args(arguments.split_whitespace())

@@ -1,0 +1,316 @@
+//! The user's side: one member's place in a barrier over the network.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use vigie_detect::{EventStream, Handle, HostThread, Registration, Server};
+
+use super::{
+    engine::{Engine, Exit, NetCounters},
+    meeting::within,
+    transport::Transport,
+    watch::{Shared, Want, Watch},
+};
+use crate::{
+    algorithm::Algorithm,
+    error::{Arrived, BarrierError, Passed},
+    group::{Group, Rank},
+    local::{next_group, patience::Patience},
+    member::{Member, ShrinkError},
+    sync::lock,
+};
+
+/// How packets for everyone are sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MulticastState {
+    /// One multicast reaches all: it was tried when the group was formed.
+    Works,
+    /// The algorithm has none, or was not to use it.
+    Unused,
+    /// It does not work here, and each member is sent to by itself.
+    Blocked {
+        /// What is wrong, and what to do.
+        why: String,
+    },
+}
+
+/// One member of a barrier over the network. [`NetBarrier::builder`] forms groups.
+///
+/// Dropping it leaves the group: barriers that it has not entered fail for all others.
+///
+/// # How it waits
+/// Who waits looks by himself for up to a millisecond, giving his processor away between two looks; then he sleeps, by
+/// the decision of the scheduler that hosts the barrier. While the member is outside of the barrier, or computes between
+/// [`arrive`](Self::arrive) and [`depart`](Self::depart), the host answers for it.
+#[must_use = "dropping a member leaves the group"]
+pub struct NetBarrier {
+    shared: Arc<Shared>,
+    handle: Handle<Watch>,
+    background: Option<EventStream<Watch>>,
+    server: Server,
+    patience: Patience,
+    algorithm: Algorithm,
+    multicast: MulticastState,
+    number: u64,
+    waker: std::task::Waker,
+    /// Ends after the rest, if nobody else hosts.
+    _host: Option<HostThread>,
+}
+
+impl NetBarrier {
+    pub(super) fn new(
+        (server, host): (Server, Option<HostThread>),
+        (algorithm, multicast): (Algorithm, MulticastState),
+        member: Member,
+        transport: Box<dyn Transport>,
+    ) -> Result<Self, BarrierError> {
+        let size = member.schedule().group().size();
+        let shared = Shared::new(Engine::new(member, transport));
+        let watch = Watch::new(&shared).map_err(BarrierError::io("watching the transport"))?;
+        let handle = server.register(watch, Registration::named("barrier"))?;
+        let background = Some(handle.stream(Want::Background)?);
+        let waker = std::task::Waker::from(Arc::clone(&shared));
+        Ok(Self {
+            shared,
+            handle,
+            background,
+            server,
+            patience: Patience::new(size).over_network(size),
+            algorithm,
+            multicast,
+            number: next_group(),
+            waker,
+            _host: host,
+        })
+    }
+
+    /// Returns this member's rank; shrinking changes it.
+    #[must_use]
+    pub fn rank(&self) -> Rank {
+        lock(&self.shared.engine).member.rank()
+    }
+
+    /// Returns who takes part.
+    #[must_use]
+    pub fn group(&self) -> Group {
+        lock(&self.shared.engine).member.schedule().group()
+    }
+
+    /// Returns the algorithm.
+    #[must_use]
+    pub const fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// Returns how packets for everyone are sent.
+    #[must_use]
+    pub const fn multicast(&self) -> &MulticastState {
+        &self.multicast
+    }
+
+    /// Returns what was sent, taken and dropped.
+    #[must_use]
+    pub fn counters(&self) -> NetCounters {
+        lock(&self.shared.engine).counters()
+    }
+
+    /// Enters the barrier, unless it has been entered already, and waits until all members have.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: this member has entered then, and its next wait is for the same barrier.
+    ///
+    /// # Errors
+    /// [`BarrierError::Lost`] if members are gone, or if the others take this one for gone: then its own rank is named.
+    /// [`shrink`](Self::shrink) makes a smaller group of those that are left.
+    pub async fn wait(&mut self) -> Result<Passed, BarrierError> {
+        if lock(&self.shared.engine).entered().is_none() {
+            self.enter(&[])?;
+        }
+        self.exit().await.map(|(passed, _)| passed)
+    }
+
+    /// As [`wait`](Self::wait), and reduces a value of each member by the [reduction](super::NetBuilder::reduction) of
+    /// the group. Returns the result, the same at all members.
+    ///
+    /// # Cancel safety
+    /// As [`wait`](Self::wait): the value was given.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait); [`BarrierError::Io`] if the value has not the reduction's length;
+    /// [`BarrierError::AlreadyEntered`] if it was entered without a value that could be changed now.
+    pub async fn reduce(&mut self, value: &[u8]) -> Result<(Passed, Vec<u8>), BarrierError> {
+        self.enter(value)?;
+        self.exit().await
+    }
+
+    /// Enters the barrier without waiting, with a value if the group has a reduction: the first half of a split phase.
+    /// Packets of the others are served meanwhile.
+    ///
+    /// # Errors
+    /// [`BarrierError::AlreadyEntered`]; as [`wait`](Self::wait).
+    pub fn arrive(&mut self, value: &[u8]) -> Result<Arrived, BarrierError> {
+        let epoch = self.enter(value)?;
+        self.shared.ring();
+        Ok(Arrived { rank: self.rank(), epoch, group: self.number })
+    }
+
+    /// Waits until all members have entered the barrier in which this one has arrived. Returns the reduced value too,
+    /// which is empty without a reduction.
+    ///
+    /// # Cancel safety
+    /// As [`wait`](Self::wait).
+    ///
+    /// # Errors
+    /// [`BarrierError::ForeignToken`]; as [`wait`](Self::wait).
+    pub async fn depart(&mut self, token: Arrived) -> Result<(Passed, Vec<u8>), BarrierError> {
+        let is_own = {
+            let engine = lock(&self.shared.engine);
+            token.group == self.number
+                && token.rank == engine.member.rank()
+                && engine.entered() == Some(token.epoch)
+        };
+        if !is_own {
+            return Err(BarrierError::ForeignToken { token });
+        }
+        self.exit().await
+    }
+
+    /// Waits until the members that are left after a failure agree on who they are, and makes this member one of the
+    /// smaller group. Returns their ranks in the larger one, in order: their places are their ranks now. All survivors
+    /// must call it.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: call it again.
+    ///
+    /// # Errors
+    /// [`BarrierError::Io`] if nobody is gone, or too many are; [`BarrierError::Lost`] with this member's own rank if
+    /// the others take it for gone.
+    pub async fn shrink(&mut self) -> Result<Vec<Rank>, BarrierError> {
+        let refused = |what: String| BarrierError::Io {
+            doing: "shrinking the group",
+            source: std::io::Error::other(what),
+        };
+        if !lock(&self.shared.engine).has_failed() {
+            return Err(refused(ShrinkError::Whole.to_string()));
+        }
+        self.shared.ring();
+        self.handle.wait(Want::Agreement).await?;
+        let mut engine = lock(&self.shared.engine);
+        let epoch = engine.member.epoch();
+        if engine.survivors.is_none() {
+            return Err(engine.lost(epoch));
+        }
+        let (survivors, algorithm) = engine.shrink(self.algorithm).map_err(refused)?;
+        drop(engine);
+        self.algorithm = algorithm;
+        self.number = next_group();
+        self.shared.ring();
+        Ok(survivors)
+    }
+
+    /// Leaves in order: tells the others, and serves them until they have left too, or for `patience` at most. Who drops
+    /// a member tells the others as well, but cannot repeat any more what they have lost of the last barrier.
+    ///
+    /// # Cancel safety
+    /// The member has left.
+    ///
+    /// # Errors
+    /// [`BarrierError::Wait`] if the server has ended.
+    pub async fn leave(self, patience: Duration) -> Result<(), BarrierError> {
+        lock(&self.shared.engine).leave(self.server.now());
+        self.shared.ring();
+        let until = self.server.now() + patience;
+        within(&self.server, until, self.handle.wait(Want::Solitude)).await.transpose()?;
+        Ok(())
+    }
+
+    fn enter(&mut self, value: &[u8]) -> Result<u32, BarrierError> {
+        lock(&self.shared.engine).enter(self.server.now(), value)
+    }
+
+    /// Waits for the end of the barrier that was entered.
+    async fn exit(&mut self) -> Result<Exit, BarrierError> {
+        // Should this future be dropped, the host goes on.
+        let mut rest = Rest { shared: Arc::clone(&self.shared), is_over: false };
+        let found = self.look();
+        let exit = match found {
+            Some(exit) => exit,
+            None => loop {
+                self.handle.wait(Want::Exit).await?;
+                self.patience.after_sleep();
+                let exit = lock(&self.shared.engine).take_exit();
+                if let Some(exit) = exit {
+                    break exit;
+                }
+            },
+        };
+        // After a failure there is more to say and to hear.
+        rest.is_over = exit.is_ok();
+        exit
+    }
+
+    /// Looks by himself for a while.
+    fn look(&mut self) -> Option<Result<Exit, BarrierError>> {
+        let (server, shared, waker) = (&self.server, &*self.shared, &self.waker);
+        {
+            let mut engine = lock(&shared.engine);
+            engine.is_looked_at = true;
+            engine.turns += 1;
+            // Whoever comes last finds everything there.
+            if let Some(exit) = engine.take_exit() {
+                engine.is_looked_at = false;
+                return Some(exit);
+            }
+        }
+        let found = self.patience.until(|| {
+            let mut engine = lock(&shared.engine);
+            engine.look(server.now(), waker);
+            engine.take_exit()
+        });
+        lock(&shared.engine).is_looked_at = false;
+        found
+    }
+}
+
+/// Makes the host go on where the user stops.
+struct Rest {
+    shared: Arc<Shared>,
+    is_over: bool,
+}
+
+impl Drop for Rest {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.shared.ring();
+        }
+    }
+}
+
+impl Drop for NetBarrier {
+    fn drop(&mut self) {
+        let mut engine = lock(&self.shared.engine);
+        if !engine.has_left {
+            // Those who have agreed may be further already, and would wait for this member there.
+            if engine.survivors.is_some() {
+                let _ = engine.shrink(self.algorithm);
+            }
+            engine.leave(self.server.now());
+        }
+        // It may hold what holds this.
+        let transport = engine.close();
+        drop(engine);
+        drop(transport);
+        drop(self.background.take());
+    }
+}
+
+impl fmt::Debug for NetBarrier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NetBarrier")
+            .field("rank", &self.rank())
+            .field("group", &self.group())
+            .field("algorithm", &self.algorithm)
+            .field("multicast", &self.multicast)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,121 @@
+//! `kill -9` of a member, on real processes: this test binary starts itself again as the members of a group.
+
+use std::{
+    env,
+    io::{BufRead, BufReader},
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use vigie_barrier::{Algorithm, Rank, net::NetBarrier};
+
+use crate::stage::{Failed, Place, on_threads};
+
+const ROLE: &str = "VIGIE_NET_BARRIER_MEMBER";
+const SIZE: u32 = 4;
+
+/// Enters barriers until one fails; then says who is gone, shrinks, and goes through some more.
+async fn play(
+    at: SocketAddr,
+    rank: Rank,
+    place: Place,
+    algorithm: Algorithm,
+) -> Result<(), Failed> {
+    let builder = NetBarrier::builder().network(place.settings(rank.0)).algorithm(algorithm);
+    let timeout = Duration::from_secs(2);
+    let mut barrier = builder.failure_timeout(timeout).meet(at, rank, SIZE).await?;
+    println!("\nformed");
+    let error = loop {
+        if let Err(error) = barrier.wait().await {
+            break error;
+        }
+    };
+    let lost: Vec<String> = error.lost().iter().map(|rank| rank.0.to_string()).collect();
+    println!("\nlost {}", lost.join(" "));
+    let survivors = barrier.shrink().await?;
+    for _ in 0..50 {
+        barrier.wait().await?;
+    }
+    println!("\npassed among {}", survivors.len());
+    barrier.leave(Duration::from_secs(5)).await?;
+    Ok(())
+}
+
+/// A member. Does nothing when it is run as a test.
+#[test]
+fn in_a_role() {
+    let Ok(role) = env::var(ROLE) else { return };
+    let words: Vec<_> = role.split(',').collect();
+    let [at, rank, place, algorithm] = words[..] else { panic!("{role}") };
+    let (at, rank) = (at.parse().expect("an address"), rank.parse().expect("a rank"));
+    let place = Place::of(place.parse().expect("a number"));
+    let algorithm = algorithm.parse().expect("an algorithm");
+    on_threads(play(at, Rank(rank), place, algorithm)).expect("a member");
+}
+
+/// Members that are ended with this, however the test ends.
+struct Members(Vec<Child>);
+
+impl Drop for Members {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Goal: a member that is killed at whatever step is named on every other one, and the rest goes on. Method: processes
+/// that meet without end, of which one is killed after some time that differs from run to run; each rank, several
+/// algorithms.
+#[test]
+fn a_killed_member_is_named_by_all() {
+    let mut random = fastrand::Rng::with_seed(6);
+    let mut number = std::process::id().wrapping_mul(61) ^ 0x4000;
+    for algorithm in ["concurrent", "ternary", "dissemination"] {
+        for victim in 0..SIZE {
+            number = number.wrapping_add(1);
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+            let at = listener.local_addr().expect("an address");
+            drop(listener);
+            let start = |rank: u32| {
+                Command::new(env::current_exe().expect("this program"))
+                    .args(["--exact", "crash::in_a_role", "--nocapture", "--test-threads=1"])
+                    .env(ROLE, format!("{at},{rank},{number},{algorithm}"))
+                    .stdout(Stdio::piped())
+                    .stderr(Stdio::null())
+                    .spawn()
+                    .expect("a member")
+            };
+            let mut members = Members((0..SIZE).map(start).collect());
+            let mut outputs: Vec<_> = members
+                .0
+                .iter_mut()
+                .map(|child| BufReader::new(child.stdout.take().expect("piped")).lines())
+                .collect();
+            let mut next = |rank: u32| {
+                let lines = &mut outputs[usize::try_from(rank).expect("small")];
+                let is_said = |line: &String| {
+                    ["formed", "lost", "passed"].iter().any(|word| line.starts_with(word))
+                };
+                lines.by_ref().map_while(Result::ok).find(is_said)
+            };
+            for rank in 0..SIZE {
+                assert_eq!(next(rank).as_deref(), Some("formed"), "rank {rank}");
+            }
+            // Any step will do: barriers follow on each other.
+            for _ in 0..random.u32(0..2_000) {
+                thread::yield_now();
+            }
+            members.0[usize::try_from(victim).expect("small")].kill().expect("killed");
+            for rank in (0..SIZE).filter(|rank| *rank != victim) {
+                let said = next(rank);
+                let context = format!("{algorithm}, {victim} killed, {rank} says");
+                assert_eq!(said, Some(format!("lost {victim}")), "{context}");
+                assert_eq!(next(rank).as_deref(), Some("passed among 3"), "{context}");
+            }
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! Barriers over real sockets: every algorithm, faults, dead members, strangers.
+//!
+//! Members are tasks of one process here, each with a loopback address of its own; `crash.rs` and `namespaces.rs` have
+//! processes.
+
+#![cfg(not(loom))]
+
+mod algorithms;
+mod crash;
+mod failures;
+mod faults;
+mod formation;
+mod hostile;
+mod messages;
+mod namespaces;
+mod stage;
