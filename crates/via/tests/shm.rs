@@ -486,3 +486,54 @@ fn the_secret_is_needed() {
     };
     assert!(matches!(refused, NicEvent::Refused { .. }), "{refused:?}");
 }
+
+/// Lets two NICs of this process work, at one time.
+fn both(ends: &mut [End; 2], now: Instant) {
+    for end in ends {
+        end.nic.progress(now);
+    }
+}
+
+/// Goal: a peer that called and gave up does not keep two from meeting later, whether its call was heard before or is
+/// found when it is answered. Method: of two NICs, each in turn calls alone until its deadline, while the other one hears
+/// the call and not its end, or neither; then both call.
+#[test]
+fn peers_meet_after_one_gave_up() {
+    for (alone, hears) in [(0, true), (1, true), (0, false), (1, false)] {
+        let mut ends = [0; 2].map(|_| End::new(Reliability::ReliableDelivery));
+        let addresses = [ends[0].nic.address(), ends[1].nic.address()];
+        let other = 1 - alone;
+        let start = Instant::now();
+        let soon = start.saturating_add(Duration::from_millis(20));
+        let end = &mut ends[alone];
+        end.nic.connect_peer(end.vi, &addresses[other], b"meet", b"", soon).expect("asked");
+        if hears {
+            both(&mut ends, start);
+        }
+        let end = &mut ends[alone];
+        end.nic.progress(soon);
+        let event = end.nic.event();
+        let is_late = matches!(event, Some(NicEvent::Refused { reason: Reason::TimedOut, .. }));
+        assert!(is_late, "{event:?}");
+
+        let deadline = soon.saturating_add(PATIENCE);
+        for (at, vi) in [(other, ends[other].vi), (alone, ends[alone].vi)] {
+            let nic = &mut ends[at].nic;
+            nic.connect_peer(vi, &addresses[1 - at], b"meet", b"", deadline).expect("asked");
+            // The one that awaits hears the old call before the new one.
+            nic.progress(soon);
+        }
+        let mut connected = [false; 2];
+        for step in 1..1_000 {
+            both(&mut ends, soon.saturating_add(Duration::from_micros(step)));
+            for (end, connected) in ends.iter_mut().zip(&mut connected) {
+                match end.nic.event() {
+                    Some(NicEvent::Connected { .. }) => *connected = true,
+                    Some(event) => panic!("alone {alone}, hears {hears}: {event:?}"),
+                    None => {}
+                }
+            }
+        }
+        assert_eq!(connected, [true; 2], "alone {alone}, hears {hears}");
+    }
+}

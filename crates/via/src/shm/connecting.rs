@@ -55,8 +55,8 @@ pub(super) enum Attempt {
     Asked { to: Place, hello: Hello, socket: OwnedFd, ring: Memory, deadline: Instant },
     /// The other NIC will connect.
     Awaiting { from: Place, discriminator: Vec<u8>, greeting: Vec<u8>, deadline: Instant },
-    /// The welcome is sent.
-    Agreed { link: Box<Link>, greeting: Vec<u8>, deadline: Instant },
+    /// The welcome is sent. If the caller did not wait for it, a VI that awaits a peer goes on with `again`.
+    Agreed { link: Box<Link>, greeting: Vec<u8>, deadline: Instant, again: Option<Box<Self>> },
 }
 
 impl Attempt {
@@ -170,15 +170,29 @@ impl Shm {
         let (greeting, deadline) = (wish.greeting.to_vec(), wish.deadline);
         vi.attempt = Some(Attempt::Awaiting { from: wish.to, discriminator, greeting, deadline });
         self.pending.push(name);
-        let caller = self.callers.iter().find(|(_, caller)| {
-            caller.known.as_ref().is_some_and(|known| {
-                known.hello.from == Some(wish.to) && known.hello.discriminator == wish.discriminator
-            })
-        });
-        if let Some((caller, _)) = caller {
-            self.meet(name, caller);
-        }
+        self.meet_any(name);
         Ok(())
+    }
+
+    /// Looks for the peer that a VI awaits among those who have called, and lets those go who have given up since.
+    fn meet_any(&mut self, name: u32) {
+        for caller in self.callers.names() {
+            let attempt = self.vis.get(name).and_then(|vi| vi.attempt.as_ref());
+            let Some(Attempt::Awaiting { from, discriminator, .. }) = attempt else { return };
+            let Some(found) = self.callers.get(caller) else { continue };
+            let is_peer = found.known.as_ref().is_some_and(|known| {
+                known.hello.from == Some(*from) && known.hello.discriminator == *discriminator
+            });
+            if !is_peer {
+                continue;
+            }
+            match hear(&found.socket) {
+                // It waits, and has nothing more to say.
+                Ok(None) => self.meet(name, caller),
+                Ok(Some(_)) => self.turn_away(caller, Reason::PeerFault("more than a hello")),
+                Err(reason) => self.turn_away(caller, reason),
+            }
+        }
     }
 
     /// (1) Connects the socket, and says hello.
@@ -392,30 +406,47 @@ impl Shm {
         let data = epoll::EventData::new_u64(Source::Vi(name).to_data());
         let watched = epoll::modify(&self.epoll, &socket, data, epoll::EventFlags::IN);
         if sys::send(socket.as_fd(), &packet, &files).is_err() || watched.is_err() {
-            return self.refused(name, Reason::Disconnected);
+            // Who awaits a peer may still be called again.
+            if !self.awaits(name) {
+                self.refused(name, Reason::Disconnected);
+            }
+            return;
         }
         let page = self.peer_page(known.page, known.hello.terms);
         let (producer, consumer) = (Producer::new(known.ring), Consumer::new(ring));
         let link = Box::new(Link::new(socket, producer, consumer, page));
         let greeting = known.hello.greeting;
+        let is_awaiting = self.awaits(name);
         if let Some(vi) = self.vis.get_mut(name) {
-            vi.attempt = Some(Attempt::Agreed { link, greeting, deadline });
+            let again = vi.attempt.take().filter(|_| is_awaiting).map(Box::new);
+            vi.attempt = Some(Attempt::Agreed { link, greeting, deadline, again });
         }
         if !self.pending.contains(&name) {
             self.pending.push(name);
         }
     }
 
+    fn awaits(&self, name: u32) -> bool {
+        let attempt = self.vis.get(name).and_then(|vi| vi.attempt.as_ref());
+        matches!(attempt, Some(Attempt::Awaiting { .. }))
+    }
+
     /// (4) The caller has heard the welcome.
     pub(super) fn hear_confirm(&mut self, name: u32) {
         let Some(vi) = self.vis.get_mut(name) else { return };
-        let Some(Attempt::Agreed { link, .. }) = &vi.attempt else { return };
+        let Some(Attempt::Agreed { link, again, .. }) = &mut vi.attempt else { return };
         match hear(&link.socket) {
             Ok(Some((Packet::Confirm, _))) => {}
             Ok(Some(_)) => return self.refused(name, Reason::PeerFault("no confirmation")),
             Ok(None) => return,
             // It did not wait any longer.
-            Err(Reason::PeerDied) => return self.refused(name, Reason::Disconnected),
+            Err(Reason::PeerDied) => {
+                let Some(again) = again.take() else {
+                    return self.refused(name, Reason::Disconnected);
+                };
+                vi.attempt = Some(*again);
+                return self.meet_any(name);
+            }
             Err(reason) => return self.refused(name, reason),
         }
         let Some(Attempt::Agreed { link, greeting, .. }) = vi.attempt.take() else { return };
