@@ -66,7 +66,8 @@ fn main() -> Result<()> {
     }
     // Namespaces of its own, in which it may make others; in a user namespace, or as root.
     for way in ["-Urn", "-n"] {
-        let allowed = Command::new("unshare").args([way, "--", "unshare", "-n", "ip", "link"]).output();
+        let allowed =
+            Command::new("unshare").args([way, "--", "unshare", "-n", "ip", "link"]).output();
         if allowed.is_ok_and(|output| output.status.success()) {
             let again = Command::new("unshare")
                 .args([way, "--", "timeout", BOUND])
@@ -82,7 +83,8 @@ fn main() -> Result<()> {
 /// Starts the members, and prints what they have found.
 fn conduct(keepers: &[Child]) -> Result<()> {
     let is_inside = !keepers.is_empty();
-    let place = if is_inside { "in network namespaces on a bridge" } else { "on loopback addresses" };
+    let place =
+        if is_inside { "in network namespaces on a bridge" } else { "on loopback addresses" };
     println!("{MEMBERS} members {place}");
     // In a namespace any port is free.
     let port = if is_inside { 4747 } else { free_port()? };
@@ -92,7 +94,9 @@ fn conduct(keepers: &[Child]) -> Result<()> {
         let mut command = match keepers.get(usize::try_from(rank)?) {
             Some(keeper) => {
                 let mut command = Command::new("nsenter");
-                command.args(["-t", &keeper.id().to_string(), "-n", "--", "timeout", BOUND]).arg(program);
+                command
+                    .args(["-t", &keeper.id().to_string(), "-n", "--", "timeout", BOUND])
+                    .arg(program);
                 command
             }
             None => {
@@ -207,7 +211,9 @@ struct Bridge(Vec<Child>);
 impl Bridge {
     fn make() -> Result<Self> {
         let mut this = Self(Vec::new());
-        run("ip link set lo up; ip link add br0 type bridge mcast_snooping 0 && ip link set br0 up")?;
+        run(
+            "ip link set lo up; ip link add br0 type bridge mcast_snooping 0 && ip link set br0 up",
+        )?;
         for rank in 0..MEMBERS {
             let mut keeper = Command::new("unshare")
                 .args(["-n", "sh", "-c", "echo here; exec cat"])
