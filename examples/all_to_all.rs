@@ -16,6 +16,7 @@
 use std::{
     error::Error,
     net::{IpAddr, SocketAddr, UdpSocket},
+    process::ExitCode,
     time::Duration,
 };
 
@@ -53,7 +54,18 @@ struct Arguments {
     rounds: u32,
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    // A `main` that returned the error would print its fields, not its text, which says what to do.
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("all_to_all: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let arguments = Arguments::parse();
     let runtime = Runtime::builder().flavor(Flavor::UserLevel).build()?;
     runtime.block_on(async {

@@ -27,6 +27,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::error::Error;
+use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -159,8 +160,12 @@ impl Store {
 
     /// Answers requests for ever.
     async fn serve(self: Rc<Self>) {
+        let own = self.requests.rank();
         loop {
-            match self.requests.receive(Source::Any, REQUESTS).await {
+            // Receives from any source end once all others are gone; whoever is left still asks itself.
+            let is_alone = self.living().len() < 2;
+            let source = if is_alone { Source::Rank(own) } else { Source::Any };
+            match self.requests.receive(source, REQUESTS).await {
                 Ok(message) => {
                     if let Some(request) = Request::decode(&message.bytes) {
                         let store = Rc::clone(&self);
@@ -172,15 +177,12 @@ impl Store {
                 // A rank has died; the others may still have something to ask.
                 Err(error) => match error.failed_rank() {
                     Some((rank, reason)) => {
-                        let (own, primary) = (self.requests.rank(), self.primary());
+                        let primary = self.primary();
                         // Whoever has disconnected had nothing left to do.
                         if reason != Reason::Disconnected {
                             println!(
                                 "rank {own}: rank {rank} has died ({reason}); the primary is rank {primary}"
                             );
-                        }
-                        if self.living().len() < 2 {
-                            return;
                         }
                     }
                     None => return,
@@ -234,7 +236,7 @@ impl Store {
     ) -> impl Future<Output = std::result::Result<Vec<u8>, MessageError>> + use<> {
         request.reply = self.next_reply.get();
         self.next_reply.set(request.reply + 1);
-        let answer = self.replies.start_receive(rank, request.reply);
+        let mut answer = self.replies.start_receive(rank, request.reply);
         let requests = self.requests.clone();
         async move {
             requests.send(rank, REQUESTS, &request.encode()).await?;
@@ -264,7 +266,18 @@ fn write_of(writer: u32, number: u64) -> (u64, Vec<u8>) {
     (key, format!("value {number} of rank {writer}").into_bytes())
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    // A `main` that returned the error would print its fields, not its text, which says what to do.
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kv: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
     let arguments = Arguments::parse();
     let runtime = Runtime::builder().flavor(Flavor::UserLevel).build()?;
     runtime.block_on(async {
@@ -276,7 +289,7 @@ fn main() -> Result<()> {
         }
         let store = Store::new(Endpoint::join(&world, Instant::now() + SECONDS).await?)?;
         // Posted before anybody can die.
-        let farewell = store.replies.start_receive(victim, FAREWELL);
+        let mut farewell = store.replies.start_receive(victim, FAREWELL);
         vigie::spawn_local(Rc::clone(&store).serve()).detach();
         world.barrier(Instant::now() + SECONDS).await?;
         for number in 0..arguments.writes {

@@ -9,6 +9,7 @@
 //! are written in place instead: what pools of buffers gain shows `--loan 1048576` beside `--loan --cache 0 1048576`. Rank 0 sends a message and waits for the answer; half of the round trip is the latency [via-lam, §5].
 
 use std::error::Error;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
@@ -69,7 +70,18 @@ struct Arguments {
     cache: u64,
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    // A `main` that returned the error would print its fields, not its text, which says what to do.
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("ping_pong: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let arguments = Arguments::parse();
     // One thread for each rank: nothing else runs in it.
     let runtime = Runtime::builder().flavor(Flavor::UserLevel).build()?;

@@ -25,6 +25,7 @@
 
 use std::error::Error;
 use std::io::IoSlice;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use vigie::detect::Server;
@@ -48,7 +49,18 @@ const SECOND_AT: u64 = 1024;
 /// Connections: an error breaks a reliable one, so that each forbidden write needs another.
 const CONNECTIONS: usize = 3;
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    // A `main` that returned the error would print its fields, not its text, which says what to do.
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("remote_put: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
     let runtime = Runtime::builder().flavor(Flavor::UserLevel).build()?;
     runtime.block_on(async {
         let world = World::join(Instant::now() + SECONDS).await?;

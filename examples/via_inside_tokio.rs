@@ -14,6 +14,7 @@
 //! ```
 
 use std::error::Error;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
@@ -32,7 +33,18 @@ const QUESTIONS: u64 = 10;
 /// Beyond the tags of the tasks: no more questions.
 const END: u32 = TASKS;
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    // A `main` that returned the error would print its fields, not its text, which says what to do.
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("via_inside_tokio: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
     // Turns the detection server, and sleeps when nothing is waited for. Dropped last.
     let host = Server::spawn_thread()?;
     let mut builder = tokio::runtime::Builder::new_multi_thread();

@@ -34,7 +34,8 @@
 //!   [`Detector`](detect::Detector), sockets and timers included; yours is registered like them.
 //! - `via`, behind a feature of that name: Virtual Interfaces and messages between processes, and the
 //!   launcher `vigie-run`.
-//! - `barrier` and `forward`, likewise: their crates hold no code yet.
+//! - `barrier`, likewise: barriers of tasks, threads, processes and hosts.
+//! - `forward`, likewise: the model of forwarding and its planner; no data path yet.
 //!
 //! # Features
 //! `via`, `barrier`, `forward`: off by default. None changes what existing calls do.
@@ -57,6 +58,6 @@ pub use vigie_runtime::{
 };
 
 /// The README's example is compiled with the tests.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "barrier"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -3,11 +3,11 @@
 
 use std::{
     env,
-    fs::{self, OpenOptions},
+    fs::{self, OpenOptions, Permissions},
     future::Future,
     io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpStream},
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::PathBuf,
     process::{Child, ChildStderr, Command, Stdio},
     thread,
@@ -210,6 +210,7 @@ fn ranks_that_never_arrive() {
     let (code, said) = server.end();
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("not arrived in 3s: ranks 1, 3"), "{said}");
+    assert!(!said.contains("lost"), "nobody was: {said}");
 }
 
 /// Goal: who keeps going does so without ranks that never arrive, and without ranks that die. Method: one of four
@@ -236,7 +237,8 @@ fn survivors_go_on() {
     assert_eq!(ranks.each_mut().map(Process::code), [Some(0), None, Some(0)]);
     let (code, said) = server.end();
     assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("lost: ranks 1, 3"), "{said}");
+    assert!(said.contains("not arrived in 3s: rank 3\n"), "{said}");
+    assert!(said.contains("lost: rank 1\n"), "{said}");
 }
 
 /// Goal: whoever must not come in stays outside, is counted, and disturbs nobody. Method: callers with rubbish, with
@@ -330,7 +332,26 @@ fn a_listening_launcher_ends_when_told() {
         server.process.ask_to_end();
         let (code, said) = server.end();
         assert_eq!(code, Some(143), "{program:?}: {said}");
+        assert!(said.contains("never joined: ranks 0, 1\n") && !said.contains("lost"), "{said}");
     }
+}
+
+/// Goal: the user is warned of a secret that is none. Method: files that others may and may not read.
+#[test]
+fn a_secret_that_everybody_can_read() {
+    let name = format!("secret-public-{}", std::process::id());
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+    fs::write(&path, SECRET).expect("it is written");
+    for (mode, is_warned) in [(0o644, true), (0o640, false), (0o600, false)] {
+        fs::set_permissions(&path, Permissions::from_mode(mode)).expect("it is ours");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vigie-run"));
+        command.args(["-n", "1", "--listen", "127.0.0.1:0", "--secret-file"]).arg(&path);
+        let output = command.arg("true").stdin(Stdio::null()).output().expect("it runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(said.contains("every user can read the secret"), is_warned, "{mode:o}: {said}");
+        assert!(!said.contains(SECRET), "{said}");
+    }
+    fs::remove_file(&path).expect("it is there");
 }
 
 /// Goal: a launcher that cannot listen or has no secret says so. Method: a port that is taken, an address of another
@@ -343,7 +364,12 @@ fn launcher_that_cannot_serve() {
         (&["--listen", &taken][..], SECRET, "nobody can listen"),
         (&["--listen", "192.0.2.1:7000"], SECRET, "nobody can listen"),
         (&["--listen", "127.0.0.1:0"], "", "VIGIE_SECRET"),
-        (&["--listen", "127.0.0.1:0", "--secret-file", "/dev/null"], SECRET, "VIGIE_SECRET_FILE"),
+        (
+            &["--listen", "127.0.0.1:0", "--secret-file", "/dev/null"],
+            SECRET,
+            "--secret-file: it holds",
+        ),
+        (&["--listen", "localhost:7000"], SECRET, "host names are not resolved"),
         (&["--meet", "127.0.0.1:1", "true"], "short", "VIGIE_SECRET"),
     ] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vigie-run"));
@@ -352,6 +378,7 @@ fn launcher_that_cannot_serve() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
         assert!(said.contains(expected), "{arguments:?}: {said}");
+        assert!(!said.contains("does not lead to the launcher"), "it is the launcher: {said}");
         assert!(secret.is_empty() || !said.contains(secret), "{said}");
     }
 }

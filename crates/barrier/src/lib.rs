@@ -64,6 +64,7 @@
 
 pub mod algorithm;
 pub mod checker;
+pub mod cluster;
 mod error;
 mod group;
 pub mod local;

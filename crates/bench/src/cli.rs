@@ -1,13 +1,13 @@
 //! The command line.
 
-mod barriers;
+mod barrier;
 mod cases;
 mod datagrams;
 mod messages;
 mod soak;
 
-use std::fs::File;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -58,8 +58,8 @@ enum Command {
     /// Datagrams between two processes, over UDP and links, beside plain UDP and the VI layer (about half a
     /// minute; as root, over a veth pair too).
     Datagrams(datagrams::Datagrams),
-    /// Barriers of tasks, threads and processes of this host, beside peers (about 2 minutes).
-    Barrier(barriers::Barrier),
+    /// Barriers of tasks, threads and processes, beside peers (about 2 minutes); or the paper's cluster, simulated.
+    Barrier(barrier::Barrier),
     /// Everything at once, with faults, for a long time: measures nothing, checks everything.
     Soak(soak::Soak),
     /// Measures what the goals need, and shows goal and figure side by side.
@@ -174,7 +174,7 @@ struct Pending {
 #[derive(Debug, Args)]
 struct Goals {
     /// Check the goals of this area only: reaction, hogs, service, fairness, echo, pending, idle,
-    /// costs, messages, remote, barrier-local or barrier-net.
+    /// costs, messages, remote, barrier-sim, barrier-local or barrier-net.
     area: Option<Area>,
     #[command(flatten)]
     output: Output,
@@ -333,6 +333,14 @@ impl Goals {
         self.output.finish(report, &checked)?;
         Ok(if not_met.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
     }
+}
+
+/// Writes a plot.
+fn draw(path: &Path, svg: String) -> Result<(), BenchError> {
+    let error = |source| BenchError::File { path: path.to_owned(), source };
+    fs::write(path, svg).map_err(error)?;
+    println!("written: {}", path.display());
+    Ok(())
 }
 
 /// Runs a plan under a progress bar.

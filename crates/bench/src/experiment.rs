@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::barrier::simulation::SimulationPlan;
 use crate::barriers::{BarrierPlan, Laps, Over};
 use crate::cases;
 use crate::cases::container::ContainerPlan;
@@ -63,6 +64,8 @@ pub(crate) enum Experiment {
     Messages,
     /// Messages between network namespaces.
     Remote,
+    /// Barriers of the simulated cluster.
+    BarrierSim,
     /// Barriers that follow on each other, of members on one host.
     BarrierLocal,
     /// The same, with one member that is late.
@@ -74,7 +77,7 @@ pub(crate) enum Experiment {
 }
 
 impl Experiment {
-    pub(crate) const ALL: [Self; 22] = [
+    pub(crate) const ALL: [Self; 23] = [
         Self::Quantum,
         Self::FineYields,
         Self::SeldomYields,
@@ -93,6 +96,7 @@ impl Experiment {
         Self::Switches,
         Self::Messages,
         Self::Remote,
+        Self::BarrierSim,
         Self::BarrierLocal,
         Self::BarrierLate,
         Self::BarrierNet,
@@ -186,6 +190,11 @@ impl Experiment {
             Self::Remote => {
                 let plan = remote_plan(remote_carriers(), &[]);
                 with_progress(plan.cases(), |progress| plan.run(progress))
+            }
+            Self::BarrierSim => {
+                let mut plan = SimulationPlan::goals();
+                plan.seed = seed;
+                with_progress(plan.cases(), |progress| Ok(plan.run(progress)))
             }
             Self::BarrierLocal => {
                 let plan = BarrierPlan::new(

@@ -85,6 +85,8 @@ pub enum Area {
     Messages,
     /// Messages between hosts, for which network namespaces stand.
     Remote,
+    /// Barriers of the paper's cluster, in simulation.
+    BarrierSim,
     /// Barriers of members on one host.
     BarrierLocal,
     /// Barriers between hosts, for which network namespaces stand.
@@ -93,7 +95,7 @@ pub enum Area {
 
 impl Area {
     /// All areas.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Reaction,
         Self::Hogs,
         Self::Service,
@@ -104,6 +106,7 @@ impl Area {
         Self::Costs,
         Self::Messages,
         Self::Remote,
+        Self::BarrierSim,
         Self::BarrierLocal,
         Self::BarrierNet,
     ];
@@ -122,6 +125,7 @@ impl Area {
             Self::Costs => "costs",
             Self::Messages => "messages",
             Self::Remote => "remote",
+            Self::BarrierSim => "barrier-sim",
             Self::BarrierLocal => "barrier-local",
             Self::BarrierNet => "barrier-net",
         }

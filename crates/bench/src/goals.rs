@@ -6,6 +6,7 @@
 
 mod barrier_local;
 mod barrier_net;
+mod barrier_sim;
 mod remote;
 
 use crate::cases::{self, container, crowd, echo, periodic, service};
@@ -26,7 +27,7 @@ use crate::report::Outcome;
 use crate::switches::SwitchKind;
 use crate::system::System;
 
-/// Every goal within one host; [`all_goals`] has those between hosts too.
+/// Every goal within one host; [`all_goals`] has those between hosts and of the simulation too.
 pub static GOALS: &[Goal] = &[
     Goal {
         area: Area::Reaction,
@@ -805,7 +806,8 @@ pub static GOALS: &[Goal] = &[
 
 /// Returns every goal.
 pub fn all_goals() -> impl Iterator<Item = &'static Goal> {
-    GOALS.iter().chain(remote::GOALS).chain(barrier_local::GOALS).chain(barrier_net::GOALS)
+    let barriers = barrier_sim::GOALS.iter().chain(barrier_local::GOALS).chain(barrier_net::GOALS);
+    GOALS.iter().chain(remote::GOALS).chain(barriers)
 }
 
 /// Processor time of a rank that waits and to which nothing comes: it wakes up for nothing, but the

@@ -27,6 +27,7 @@
 //! - [`cases`]: loads beyond the paper's tables, in which one task could delay another's event.
 //! - [`barriers`]: barriers of tasks, threads and processes of one host, beside peers.
 //! - [`messages`]: messages between processes of one host, beside limits and peers.
+//! - [`barrier`]: barriers; the paper's cluster in simulation.
 //! - [`GOALS`](goals::GOALS): what vigie must reach, checked by `vigie-bench goals`.
 //!
 //! # Who runs where
@@ -82,11 +83,13 @@ pub mod turns;
 
 pub mod soak;
 
+pub mod barrier;
 pub mod barriers;
 pub mod cases;
 pub mod messages;
 
 pub mod machine;
+mod plot;
 pub mod progress;
 pub mod report;
 pub mod table;

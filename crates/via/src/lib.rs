@@ -32,6 +32,11 @@
 //! detector: whoever hosts the detection server (vigie's scheduler, a thread of its own inside a
 //! tokio program, or the simulator) decides whether to poll it or to sleep on it.
 //!
+//! # Errors
+//! Every error says by [`Display`](std::fmt::Display) what happened and, where somebody can, what to do. A `main`
+//! that returns a `Result` prints [`Debug`](std::fmt::Debug) instead, as `Error: Refused { why: WrongSecret }`: print
+//! the error yourself, `eprintln!("{error}")`, and return an [`ExitCode`](std::process::ExitCode).
+//!
 //! # What it deliberately does not do
 //!
 //! - It never imports `vigie-runtime`: its futures run on any executor.

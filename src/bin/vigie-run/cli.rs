@@ -19,7 +19,7 @@ pub(crate) const RANKS_MAX: u32 = 1024;
 #[command(name = "vigie-run", version, after_help = AFTER_HELP)]
 pub(crate) struct Cli {
     /// How many ranks to start: 1 to 1024.
-    #[arg(short = 'n', long = "ranks", value_name = "N",
+    #[arg(short = 'n', long = "ranks", value_name = "N", allow_negative_numbers = true,
           value_parser = value_parser!(u32).range(1..=i64::from(RANKS_MAX)))]
     pub(crate) ranks: u32,
 
@@ -53,13 +53,14 @@ pub(crate) struct Cli {
 
     /// Serve a rendezvous over TCP at this address and no other, for ranks on other hosts; without a program only
     /// that. Port 0 is any that is free; standard error tells which.
-    #[arg(long, value_name = "ADDRESS:PORT", help_heading = "Many hosts")]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address, help_heading = "Many hosts")]
     pub(crate) listen: Option<SocketAddr>,
 
     /// Meet at a rendezvous that another `vigie-run --listen` serves.
     #[arg(
         long,
         value_name = "ADDRESS:PORT",
+        value_parser = address,
         conflicts_with = "listen",
         help_heading = "Many hosts"
     )]
@@ -173,7 +174,15 @@ Exit code:
   124         the job took longer than --timeout
   126, 127    the program cannot be run; there is no such program
   2           the command line is wrong, or the job is more than this host allows
-  1           output could not be written, or ranks of other hosts were lost or have not arrived";
+  1           output could not be written, or ranks at --listen were lost or never joined";
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| {
+        "must be an address with a port, as in 192.0.2.1:7000 (host names are not resolved: ask \
+         `getent hosts`)"
+            .to_owned()
+    })
+}
 
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse::<f64>().map_err(|_| "not a number of seconds".to_owned())?;
@@ -242,11 +251,12 @@ mod tests {
         for (arguments, kind) in [
             (&["-n", "0", "x"][..], ErrorKind::ValueValidation),
             (&["-n", "1025", "x"], ErrorKind::ValueValidation),
-            (&["-n", "-1", "x"], ErrorKind::UnknownArgument),
+            (&["-n", "-1", "x"], ErrorKind::ValueValidation),
             (&["-n", "two", "x"], ErrorKind::ValueValidation),
             (&["-n", "1"], ErrorKind::MissingRequiredArgument),
             (&["x"], ErrorKind::MissingRequiredArgument),
             (&["-n", "2", "--listen", "here", "x"], ErrorKind::ValueValidation),
+            (&["-n", "2", "--meet", "localhost:7000", "x"], ErrorKind::ValueValidation),
             (&["-n", "2", "--listen", "[::1]:1", "--meet", "[::1]:1"], ErrorKind::ArgumentConflict),
             (&["-n", "2", "--meet", "[::1]:1"], ErrorKind::MissingRequiredArgument),
             (&["-n", "2", "--meet", "[::1]:1", "--here", "1-0", "x"], ErrorKind::ValueValidation),

@@ -20,7 +20,7 @@ use vigie::{
     spawn_local,
     stock::readiness::Direction,
     time::sleep,
-    via::world::{self, Ending, Identity, WorldError, tcp::SCHEME},
+    via::world::{self, Ending, Identity, tcp::SCHEME},
 };
 
 use crate::{
@@ -50,8 +50,10 @@ pub(crate) enum RunError {
     Descriptors { ranks: u32, needed: u64, limit: u64 },
     #[error("nobody can listen at {address}: {source}")]
     Listen { address: SocketAddr, source: io::Error },
-    #[error(transparent)]
-    Secret(#[from] WorldError),
+    #[error(
+        "{place}: {problem}; name the file of the secret that all who meet know by --secret-file"
+    )]
+    Secret { place: &'static str, problem: String },
     #[error("the launcher cannot be started: {0}")]
     Launcher(#[from] io::Error),
     #[error("the launcher cannot be started: {0}")]
@@ -108,6 +110,8 @@ struct Job {
     ranks: Vec<Option<Rank>>,
     /// Where they meet the ranks of other hosts.
     meeting: Option<Meeting>,
+    /// Who had not arrived in time, which was said.
+    not_arrived: Vec<world::Rank>,
     /// Through which the ranks of other hosts come, until all have departed.
     door: Option<Rc<Door>>,
     mailbox: Rc<Mailbox>,
@@ -139,6 +143,7 @@ impl Job {
         let mut job = Self {
             ranks: Vec::new(),
             meeting: None,
+            not_arrived: Vec::new(),
             door: None,
             mailbox,
             rendezvous,
@@ -164,7 +169,11 @@ impl Job {
 
     /// Sees to it that ranks can meet those of other hosts, if that is wanted.
     fn open_door(&mut self) -> Result<(), RunError> {
-        let file = self.cli.secret_file.as_deref();
+        let file = self.cli.secret_file.clone();
+        let file = file.as_deref();
+        if let Some(path) = file.filter(|path| meeting::is_public(path)) {
+            self.say(&format!("every user can read the secret in {}: chmod 600", path.display()));
+        }
         if let Some(address) = self.cli.meet {
             // What is missing shall be said once, and here.
             meeting::secret(file)?;
@@ -258,6 +267,7 @@ impl Job {
         if self.door.is_some() && !missing.is_empty() {
             self.say(&format!("not arrived in {:?}: {}", self.cli.arrival, Listed(&missing)));
             self.code.get_or_insert(LOST_CODE);
+            self.not_arrived = missing;
             self.rendezvous.give_up(!self.cli.keep_going);
         }
     }
@@ -278,10 +288,14 @@ impl Job {
         if door.turned_away() > 0 {
             self.say(&format!("callers that were not let in: {}", door.turned_away()));
         }
-        let lost = self.rendezvous.lost();
-        if !lost.is_empty() {
-            self.say(&format!("lost: {}", Listed(&lost)));
-            self.code.get_or_insert(LOST_CODE);
+        let (mut never_joined, lost) = (self.rendezvous.never_joined(), self.rendezvous.lost());
+        let code_of_lost = (!never_joined.is_empty() || !lost.is_empty()).then_some(LOST_CODE);
+        self.code = self.code.or(code_of_lost);
+        never_joined.retain(|rank| !self.not_arrived.contains(rank));
+        for (what, ranks) in [("never joined", never_joined), ("lost", lost)] {
+            if !ranks.is_empty() {
+                self.say(&format!("{what}: {}", Listed(&ranks)));
+            }
         }
     }
 
@@ -412,7 +426,12 @@ struct Listed<'a>(&'a [world::Rank]);
 impl fmt::Display for Listed<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, rank) in self.0.iter().enumerate() {
-            write!(f, "{}{}", if index > 0 { ", " } else { "ranks " }, rank.0)?;
+            let before = match index {
+                0 if self.0.len() == 1 => "rank ",
+                0 => "ranks ",
+                _ => ", ",
+            };
+            write!(f, "{before}{}", rank.0)?;
         }
         Ok(())
     }

@@ -4,6 +4,7 @@ use std::{
     env,
     ffi::OsString,
     net::SocketAddr,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -15,6 +16,8 @@ use vigie::via::{
         tcp::{SCHEME, find_secret},
     },
 };
+
+use crate::job::RunError;
 
 /// Where ranks of many hosts meet.
 pub(crate) struct Meeting {
@@ -40,10 +43,24 @@ impl Meeting {
     }
 }
 
+/// Returns whether every user of this host may read a file.
+pub(crate) fn is_public(file: &Path) -> bool {
+    /// Who is neither the owner nor of the group may read it.
+    const OTHERS_READ: u32 = 0o004;
+    file.metadata().is_ok_and(|found| found.is_file() && found.mode() & OTHERS_READ != 0)
+}
+
 /// Finds the secret, in a file that the user names or as a rank would.
-pub(crate) fn secret(file: Option<&Path>) -> Result<Secret, WorldError> {
-    find_secret(|variable| match file {
+pub(crate) fn secret(file: Option<&Path>) -> Result<Secret, RunError> {
+    let found = find_secret(|variable| match file {
         None => env::var_os(variable),
         Some(path) => (variable == SECRET_FILE_VARIABLE).then(|| OsString::from(path)),
+    });
+    found.map_err(|error| match error {
+        WorldError::Environment { variable, problem } => {
+            // The user knows it by the name by which it was given.
+            RunError::Secret { place: file.map_or(variable, |_| "--secret-file"), problem }
+        }
+        error => RunError::Secret { place: "the secret", problem: error.to_string() },
     })
 }

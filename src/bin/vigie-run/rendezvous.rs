@@ -118,9 +118,14 @@ impl Rendezvous {
         self.hub.borrow().missing()
     }
 
-    /// Returns the ranks that were lost.
+    /// Returns the ranks that had joined and were lost.
     pub(crate) fn lost(&self) -> Vec<Rank> {
         self.hub.borrow().lost()
+    }
+
+    /// Returns the ranks that are gone, or given up, without having joined.
+    pub(crate) fn never_joined(&self) -> Vec<Rank> {
+        self.hub.borrow().never_joined()
     }
 
     /// Waits no longer for ranks that have not arrived: the others go on, or are told that this is the end.

@@ -287,6 +287,15 @@ impl Member {
         matches!(self.phase, Phase::Inside { .. })
     }
 
+    /// Returns how many steps of its schedule are behind it in the present barrier; `None` outside.
+    #[must_use]
+    pub const fn steps_done(&self) -> Option<usize> {
+        match &self.phase {
+            Phase::Inside { step, .. } => Some(*step),
+            Phase::Outside | Phase::Failing(_) => None,
+        }
+    }
+
     /// Returns what it has counted.
     #[must_use]
     pub const fn counters(&self) -> &Counters {

@@ -102,10 +102,10 @@ impl<P: Provider> Transport for Messages<P> {
             if !self.take_begun(&mut cx, take)? {
                 return Ok(());
             }
-            let Some(matched) = self.communicator.try_matched_probe(Source::Any, TAG) else {
+            let Some(mut matched) = self.communicator.try_matched_probe(Source::Any, TAG) else {
                 return Ok(());
             };
-            self.receiving = Some(Box::pin(matched.receive()));
+            self.receiving = Some(Box::pin(async move { matched.receive().await }));
         }
         Ok(())
     }

@@ -100,6 +100,29 @@ fn a_dropped_member_is_told_of() {
     });
 }
 
+/// Goal: a member that leaves while another one still wakes its team is told of, to one who was woken before it
+/// left. Method: two of a team and one who may be the last, who stays.
+#[test]
+fn a_member_that_leaves_during_the_waking_is_told_of() {
+    loom::model(|| {
+        let mut members = members(3).into_iter();
+        let mut next = || members.next().expect("one of three");
+        let (mut one, mut gone, mut last) = (next(), next(), next());
+        let leaver = thread::spawn(move || {
+            block_on(gone.wait()).expect("all live");
+        });
+        let waker = thread::spawn(move || {
+            block_on(last.wait()).expect("all live");
+            last
+        });
+        block_on(one.wait()).expect("all live");
+        let error = block_on(one.wait()).expect_err("one leaves");
+        assert_eq!(error.lost(), [Rank(1)]);
+        leaver.join().expect("no panic");
+        drop(waker.join().expect("no panic"));
+    });
+}
+
 /// Goal: the model would see a waker that is left too late. Method: a mutant that leaves it after it has entered,
 /// and does not look once more.
 #[test]

@@ -1,7 +1,6 @@
 //! Messages between processes, as a subcommand.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use vigie_bench::messages::remote::{remote_carriers, remote_plan};
 use vigie_bench::messages::{Carrier, Kind, Measure, UnknownCarrier, carriers, named, plot};
 use vigie_bench::report::Report;
 
-use super::{Output, duration, measure};
+use super::{Output, draw, duration, measure};
 
 #[derive(Debug, Args)]
 pub(super) struct PingPong {
@@ -184,11 +183,4 @@ impl PingPong {
         };
         carriers().into_iter().filter(is_wanted).collect()
     }
-}
-
-fn draw(path: &Path, svg: String) -> Result<(), BenchError> {
-    let error = |source| BenchError::File { path: path.to_owned(), source };
-    fs::write(path, svg).map_err(error)?;
-    println!("written: {}", path.display());
-    Ok(())
 }

@@ -3,7 +3,11 @@
 //!
 //! A message is written to the next of the slots of the receiver's area, and its length is the immediate
 //! data. Receive descriptors are posted again as they are consumed. There are no credits: no measure has
-//! more messages under way than there are slots and descriptors.
+//! more messages under way than there are slots and descriptors. Two ranks share one connection; of more, each has one
+//! to the next and one from the rank before.
+//!
+//! What is longer than a frame of Ethernet stays in registered memory at both sides, as VIs are for: only its beginning
+//! is written before each send, and read after it.
 
 use std::hint;
 use std::io::IoSlice;
@@ -131,16 +135,23 @@ impl<P: Provider> VirtualInterface<P> {
             allows_read: false,
         };
         let next = nic.create_vi(attributes).map_err(failed)?;
-        let before = nic.create_vi(attributes).map_err(failed)?;
+        let is_pair = seat.next() == seat.before();
+        let before = if is_pair { next } else { nic.create_vi(attributes).map_err(failed)? };
         for _ in 0..SLOTS {
             let descriptor = ReceiveDescriptor { cookie: 0, segments: &[] };
             nic.post_receive(before, &descriptor).map_err(failed)?;
         }
         nic.listen(DISCRIMINATOR).map_err(failed)?;
         leave_address(seat, &nic.address())?;
-        let address = address_of(seat, seat.next())?;
+        if let Some(staging) = &staging {
+            staging.memory.write(0, &vec![0; length]).map_err(Failure::runtime)?;
+        }
         let deadline = Instant::now().saturating_add(MEETING);
-        nic.connect(next, &address, DISCRIMINATOR, &[], deadline).map_err(failed)?;
+        if !is_pair || seat.rank < seat.next() {
+            let address = address_of(seat, seat.next())?;
+            let greeting = area.key.0.to_le_bytes();
+            nic.connect(next, &address, DISCRIMINATOR, &greeting, deadline).map_err(failed)?;
+        }
         let key = RemoteKey(0);
         let mut own =
             Self { nic, cq, next, before, key, area, area_bytes, staging, sent: 0, received: 0 };
@@ -151,7 +162,8 @@ impl<P: Provider> VirtualInterface<P> {
     /// Accepts the rank before and waits until the next one has accepted.
     fn connect(&mut self, deadline: Instant) -> Result<(), Failure> {
         let greeting = self.area.key.0.to_le_bytes();
-        let (mut has_next, mut has_before) = (false, false);
+        let is_pair = self.next == self.before;
+        let (mut has_next, mut has_before) = (false, is_pair);
         while !(has_next && has_before) {
             self.nic.progress(Instant::now());
             match self.nic.event() {
@@ -223,6 +235,11 @@ fn place(rank: u32) -> Result<usize, Failure> {
     Ok(BOARD_BYTES + rank * ADDRESS_BYTES)
 }
 
+/// Returns how much of a message is copied between the program's buffer and registered memory.
+const fn copied(length: usize) -> usize {
+    if length > MTU_BYTES as usize { SLOT_BYTES as usize } else { length }
+}
+
 impl<P: Provider> Channel for VirtualInterface<P> {
     #[inline]
     fn send(&mut self, message: &[u8]) -> Result<(), Failure> {
@@ -233,7 +250,8 @@ impl<P: Provider> Channel for VirtualInterface<P> {
         let data = match &self.staging {
             // No measure has as many messages under way as there are slots: this one is free again.
             Some(staging) if message.len() as u64 > u64::from(SLOT_BYTES) => {
-                staging.memory.write(offset, message).map_err(Failure::runtime)?;
+                let copied = &message[..copied(message.len())];
+                staging.memory.write(offset, copied).map_err(Failure::runtime)?;
                 segments[0].memory = staging.handle;
                 segments[0].length = message.len() as u64;
                 Data::Segments(&segments)
@@ -274,9 +292,11 @@ impl<P: Provider> Channel for VirtualInterface<P> {
         if completion.queue != Queue::Receive || !completion.status.is_done() || !is_whole {
             return Err(unusable(completion));
         }
-        let offset = self.offset(self.received, message.len());
+        let length = message.len();
+        let offset = self.offset(self.received, length);
         self.received = self.received.wrapping_add(1);
-        self.area.memory.read(offset, message).map_err(Failure::runtime)?;
+        let copied = &mut message[..copied(length)];
+        self.area.memory.read(offset, copied).map_err(Failure::runtime)?;
         let descriptor = ReceiveDescriptor { cookie: 0, segments: &[] };
         self.nic.post_receive(self.before, &descriptor).map_err(failed)
     }

@@ -294,8 +294,8 @@ impl<P: Provider> Communicator<P> {
     /// Receives a message.
     ///
     /// # Cancel safety
-    /// A message that was matched to this receive when the future is dropped is lost: keep a
-    /// [`start_receive`](Self::start_receive) across a `select` instead.
+    /// A message that was matched to this receive when the future is dropped is lost: hold a
+    /// [`start_receive`](Self::start_receive) across a `select` instead, and wait for that.
     ///
     /// # Errors
     /// [`MessageError`].
@@ -371,7 +371,7 @@ impl<P: Provider> Communicator<P> {
     ) -> ReceiveRequest<P> {
         let pattern = self.pattern(source.into(), tag.into());
         let id = self.inner.shared.with(|engine| engine.post_receive(pattern));
-        ReceiveRequest { inner: Arc::clone(&self.inner), id: Some(id) }
+        ReceiveRequest::new(Arc::clone(&self.inner), id)
     }
 
     // ------------------------------------------------------------------ probes
@@ -433,7 +433,7 @@ impl<P: Provider> Communicator<P> {
     ) -> Option<Matched<P>> {
         let pattern = self.pattern(source.into(), tag.into());
         let (id, status) = self.inner.shared.with(|engine| engine.matched_probe(pattern))?;
-        let request = ReceiveRequest { inner: Arc::clone(&self.inner), id: Some(id) };
+        let request = ReceiveRequest::new(Arc::clone(&self.inner), id);
         Some(Matched { status, request })
     }
 

@@ -3,7 +3,9 @@
 use std::{fmt, io, sync::Arc};
 
 use super::{
-    Communicator, MessageError, SendRequest, Source, Tag, endpoint::Inner, request::UntilReady,
+    Communicator, MessageError, SendRequest, Source, Tag,
+    endpoint::Inner,
+    request::{Owned, UntilReady},
 };
 use crate::{
     protocol::{Committed, Engine, Loan, Mode, Payload, SendError, SendState, Status, View},
@@ -185,7 +187,7 @@ impl<P: Provider> Communicator<P> {
     /// Sends a message that was written in place, in standard mode.
     ///
     /// # Cancel safety
-    /// As [`send`](Self::send).
+    /// Once it was polled, the message goes on its way, whether or not the future is dropped.
     ///
     /// # Errors
     /// [`MessageError`].
@@ -215,8 +217,11 @@ impl<P: Provider> Communicator<P> {
                 }
             }
         };
+        let mut owned = Owned::new(&self.inner, id, true);
         let attempt = |engine: &mut Engine<P>, id| engine.poll_send(id, None);
-        UntilReady::new(&self.inner, id, attempt).await
+        let result = UntilReady::new(&self.inner, id, attempt).await;
+        owned.is_over();
+        result
     }
 
     /// Receives a message and leaves it where it is, if it came in one frame and nobody had to move it.

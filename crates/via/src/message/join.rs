@@ -25,6 +25,15 @@ pub enum JoinError {
     /// The launcher's part.
     #[error(transparent)]
     World(#[from] WorldError),
+    /// A world carries one endpoint of each rank, and is told of it once, also if the deadline comes first.
+    #[error(
+        "this rank has made its endpoint before, which a world takes once: clone that, or duplicate its \
+         communicator"
+    )]
+    AlreadyJoined,
+    /// The deadline came first, and some ranks have made no endpoint.
+    #[error("the deadline came before all ranks had made their endpoint, which each must do")]
+    Missing,
     /// The engine's.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -51,7 +60,8 @@ pub enum JoinError {
 }
 
 impl Endpoint<Shm> {
-    /// Connects to all ranks of `world` over shared memory, hosted by the running task's server.
+    /// Connects to all ranks of `world` over shared memory, hosted by the running task's server. All ranks do so,
+    /// and once for each world.
     ///
     /// # Cancel safety
     /// Not cancel safe: the ranks count on each other.
@@ -65,8 +75,8 @@ impl Endpoint<Shm> {
 }
 
 impl<P: Provider> Endpoint<P> {
-    /// Connects to all ranks of `world` on a NIC of their own each, before `deadline`. A rank that ended
-    /// before it had said where it is, is no error: sends to it and receives from it fail.
+    /// Connects to all ranks of `world` on a NIC of their own each, before `deadline`; once for each world. A rank
+    /// that ended before it had said where it is, is no error: sends to it and receives from it fail.
     ///
     /// # Cancel safety
     /// Not cancel safe: the ranks count on each other.
@@ -85,7 +95,12 @@ impl<P: Provider> Endpoint<P> {
         nic.listen(&discriminator)?;
         let address = nic.address();
         let endpoint = Self::new(server, Engine::new(nic, own, size, config)?)?;
-        let addresses = world.all_gather("vigie-via-address", &address.0, deadline).await?;
+        let gathered = world.all_gather("vigie-via-address", &address.0, deadline).await;
+        let addresses = gathered.map_err(|error| match error {
+            WorldError::AlreadyPut { .. } => JoinError::AlreadyJoined,
+            WorldError::TimedOut { .. } => JoinError::Missing,
+            error => error.into(),
+        })?;
         let mut missing = BTreeSet::new();
         for (rank, address) in (0..size).zip(addresses) {
             match address {

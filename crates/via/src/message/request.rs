@@ -1,4 +1,4 @@
-//! Requests that have begun: futures of their own, which may be dropped, cancelled or awaited later.
+//! Requests that have begun: held, and waited for, tested or cancelled later.
 
 use std::{
     fmt,
@@ -15,7 +15,7 @@ use super::{
     endpoint::{Inner, Want, Watch},
 };
 use crate::{
-    protocol::{CancelState, Engine, RequestError, RequestId, Sink, Status},
+    protocol::{CancelState, Engine, RequestError, RequestId, Sink, Status, put_all},
     spin::Look,
     vi::Provider,
 };
@@ -173,7 +173,7 @@ fn forget<P: Provider>(inner: &Inner<P>, id: RequestId, is_send: bool) {
 
 /// A send that has begun and owns its bytes: `MPI_Isend`. It goes on by itself; dropping it lets the message
 /// go on its way.
-#[must_use = "whether the message was sent is told to whoever awaits this"]
+#[must_use = "whether the message was sent is told to whoever waits for this"]
 pub struct SendRequest<P: Provider> {
     pub(super) inner: Arc<Inner<P>>,
     /// `None` once it has ended.
@@ -250,49 +250,83 @@ impl<P: Provider> fmt::Debug for SendRequest<P> {
 }
 
 /// A receive that is posted: `MPI_Irecv`. Messages are matched with it from its beginning on, whether or not
-/// it is awaited.
-#[must_use = "the message goes to whoever awaits this, and is lost if it is dropped"]
+/// anybody waits for it; of a message in several frames most comes while somebody does.
+///
+/// Dropping it takes the receive back, and loses a message that was matched to it.
+#[must_use = "the message goes to whoever waits for this, and is lost if it is dropped"]
 pub struct ReceiveRequest<P: Provider> {
-    pub(super) inner: Arc<Inner<P>>,
-    pub(super) id: Option<RequestId>,
+    inner: Arc<Inner<P>>,
+    /// `None` once it has ended.
+    id: Option<RequestId>,
+    /// What has come to a [`wait`](Self::wait) or a [`test`](Self::test) that was not the last.
+    bytes: Vec<u8>,
 }
 
 impl<P: Provider> ReceiveRequest<P> {
+    pub(super) const fn new(inner: Arc<Inner<P>>, id: RequestId) -> Self {
+        Self { inner, id: Some(id), bytes: Vec::new() }
+    }
+
     /// Waits for the message.
     ///
     /// # Cancel safety
-    /// Dropping the future drops the request: a message that was matched to it is lost.
+    /// Cancel safe: the request goes on, keeps what has come, and can be waited for again.
     ///
     /// # Errors
-    /// [`MessageError`].
-    pub async fn wait(self) -> Result<Message, MessageError> {
-        let mut bytes = Vec::new();
-        let status = self.wait_into(&mut bytes).await?;
-        Ok(Message { status, bytes })
+    /// [`MessageError`]; [`RequestError::Unknown`] if the message was handed out before.
+    pub async fn wait(&mut self) -> Result<Message, MessageError> {
+        let id = self.id.ok_or(RequestError::Unknown)?;
+        let bytes = &mut self.bytes;
+        let result = UntilReady::new(&self.inner, id, |engine: &mut Engine<P>, id| {
+            engine.poll_receive(id, bytes)
+        })
+        .await;
+        self.over(result)
     }
 
     /// Waits for the message and puts it into `sink`.
     ///
     /// # Cancel safety
-    /// As [`wait`](Self::wait).
+    /// The request goes on, and can be waited for again with the same sink, in which a part of the message may
+    /// be: with another one that part is lost. After a [`wait`](Self::wait) that was given up nothing is.
     ///
     /// # Errors
-    /// [`MessageError`].
+    /// As [`wait`](Self::wait).
     pub async fn wait_into<S: Sink + ?Sized>(
-        mut self,
+        &mut self,
         sink: &mut S,
     ) -> Result<Status, MessageError> {
         let id = self.id.ok_or(RequestError::Unknown)?;
+        let is_cut = !put_all(sink, &std::mem::take(&mut self.bytes));
         let result = UntilReady::new(&self.inner, id, |engine: &mut Engine<P>, id| {
             engine.poll_receive(id, sink)
         })
         .await;
         self.id = None;
-        result
+        result.map(|status| if is_cut { status.truncated() } else { status })
     }
 
-    /// Takes the receive back. Returns whether that was in time; a message was matched to it otherwise, and
-    /// the request is given back to be awaited.
+    /// Returns the message if it is all there, without waiting.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub fn test(&mut self) -> Result<Option<Message>, MessageError> {
+        let id = self.id.ok_or(RequestError::Unknown)?;
+        let (shared, bytes) = (&self.inner.shared, &mut self.bytes);
+        match shared.with(|engine| engine.poll_receive(id, bytes)) {
+            Poll::Ready(result) => self.over(result.map_err(Into::into)).map(Some),
+            Poll::Pending => Ok(None),
+        }
+    }
+
+    fn over(&mut self, result: Result<Status, MessageError>) -> Result<Message, MessageError> {
+        self.id = None;
+        let bytes = std::mem::take(&mut self.bytes);
+        result.map(|status| Message { status, bytes })
+    }
+
+    /// Takes the receive back. If a message was matched to it before, the request is given back to be waited
+    /// for.
     ///
     /// # Errors
     /// The request, to which a message belongs already.
@@ -338,23 +372,23 @@ impl<P: Provider> Matched<P> {
     /// Receives the message.
     ///
     /// # Cancel safety
-    /// Dropping the future loses the message.
+    /// Cancel safe, as [`ReceiveRequest::wait`].
     ///
     /// # Errors
-    /// [`MessageError`].
-    pub async fn receive(self) -> Result<Message, MessageError> {
+    /// As [`ReceiveRequest::wait`].
+    pub async fn receive(&mut self) -> Result<Message, MessageError> {
         self.request.wait().await
     }
 
     /// Receives the message into `sink`.
     ///
     /// # Cancel safety
-    /// As [`receive`](Self::receive).
+    /// As [`ReceiveRequest::wait_into`].
     ///
     /// # Errors
-    /// [`MessageError`].
+    /// As [`ReceiveRequest::wait`].
     pub async fn receive_into<S: Sink + ?Sized>(
-        self,
+        &mut self,
         sink: &mut S,
     ) -> Result<Status, MessageError> {
         self.request.wait_into(sink).await

@@ -153,8 +153,8 @@ pub enum SendError {
         /// Which.
         rank: u32,
     },
-    /// That rank has failed.
-    #[error("rank {rank} has failed: {reason}")]
+    /// That rank has failed, or has ended in order.
+    #[error("rank {rank} is gone: {reason}")]
     PeerFailed {
         /// Which.
         rank: u32,
@@ -188,8 +188,8 @@ pub enum SendError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RequestError {
-    /// The rank that it waited for has failed.
-    #[error("rank {rank} has failed: {reason}")]
+    /// The rank that it waited for has failed, or has ended in order.
+    #[error("rank {rank} is gone: {reason}")]
     PeerFailed {
         /// Which.
         rank: u32,

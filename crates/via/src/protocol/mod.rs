@@ -54,6 +54,7 @@ pub use envelope::{
 };
 pub use loan::{Committed, Loan, View};
 pub use matching::{Label, Pattern};
+pub(crate) use payload::put_all;
 pub use payload::{Layout, Nowhere, Payload, Scattered, Sink};
 pub use reliable::ReliableCounters;
 pub use request::{CancelState, Mode, RequestId, SendState, Status};

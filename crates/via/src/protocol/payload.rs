@@ -52,8 +52,9 @@ impl Sink for [u8] {
     }
 }
 
+/// Grows as the message arrives, and never shrinks: of a vector that was longer before, the message is the first
+/// [`Status::length`](super::Status::length) bytes. Clear it first to have nothing else in it.
 impl Sink for Vec<u8> {
-    /// Grows as the message arrives.
     fn space(&mut self, offset: u64, length: usize) -> &mut [u8] {
         let Ok(start) = usize::try_from(offset) else { return &mut [] };
         let end = start.saturating_add(length);
@@ -168,6 +169,11 @@ pub(super) fn put<S: Sink + ?Sized>(sink: &mut S, offset: u64, bytes: &[u8]) -> 
         done += length;
     }
     done
+}
+
+/// Copies bytes to the beginning of a sink. Returns whether it took all.
+pub(crate) fn put_all<S: Sink + ?Sized>(sink: &mut S, bytes: &[u8]) -> bool {
+    put(sink, 0, bytes) == bytes.len()
 }
 
 /// How many slices a descriptor's inline data has at most, the envelope among them.

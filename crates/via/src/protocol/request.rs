@@ -71,6 +71,10 @@ impl Status {
     pub const fn is_truncated(&self) -> bool {
         self.truncated != 0
     }
+
+    pub(crate) const fn truncated(self) -> Self {
+        Self { truncated: 1, ..self }
+    }
 }
 
 /// What became of a wish to cancel.

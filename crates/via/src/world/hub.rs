@@ -51,7 +51,9 @@ pub struct Hub {
 #[derive(Debug)]
 struct Member {
     state: State,
-    /// It is gone without having left.
+    /// It has greeted.
+    has_joined: bool,
+    /// It is gone, or given up, without having left.
     is_lost: bool,
     /// The last barrier that it has come to, and the last that it was let through.
     entered: u32,
@@ -83,6 +85,7 @@ impl Hub {
     pub fn new(size: u32, identity: Identity) -> Self {
         let member = |_| Member {
             state: State::Silent,
+            has_joined: false,
             is_lost: false,
             entered: 0,
             passed: 0,
@@ -155,15 +158,24 @@ impl Hub {
     /// Returns the ranks that have not said anything yet.
     #[must_use]
     pub fn missing(&self) -> Vec<Rank> {
-        let ranks = (0..).map(Rank).zip(&self.members);
-        ranks.filter(|(_, member)| member.state == State::Silent).map(|(rank, _)| rank).collect()
+        self.ranks_that(|member| member.state == State::Silent)
     }
 
-    /// Returns the ranks that are gone without having left.
+    /// Returns the ranks that had joined and are gone without having left.
     #[must_use]
     pub fn lost(&self) -> Vec<Rank> {
+        self.ranks_that(|member| member.is_lost && member.has_joined)
+    }
+
+    /// Returns the ranks that are gone, or given up, without having joined.
+    #[must_use]
+    pub fn never_joined(&self) -> Vec<Rank> {
+        self.ranks_that(|member| member.is_lost && !member.has_joined)
+    }
+
+    fn ranks_that(&self, is_meant: impl Fn(&Member) -> bool) -> Vec<Rank> {
         let ranks = (0..).map(Rank).zip(&self.members);
-        ranks.filter(|(_, member)| member.is_lost).map(|(rank, _)| rank).collect()
+        ranks.filter(|(_, member)| is_meant(member)).map(|(rank, _)| rank).collect()
     }
 
     /// Returns whether nobody is there any more, or will be.
@@ -233,7 +245,7 @@ impl Hub {
     fn join(&mut self, rank: Rank) {
         let size = self.size();
         if let Some(member) = self.member(rank) {
-            member.state = State::Joined;
+            (member.state, member.has_joined) = (State::Joined, true);
         }
         let welcome = Membership { rank, size, identity: self.identity.clone() };
         self.send(rank, &Reply::Welcome(welcome).encode().into());

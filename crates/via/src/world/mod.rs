@@ -327,8 +327,8 @@ impl World {
     ///
     /// # Errors
     /// [`WorldError::Environment`] if the variables do not lead to a launcher, [`WorldError::Refused`],
-    /// [`WorldError::AlreadyJoined`] the second time, [`WorldError::TimedOut`]; those of [`WorldError`]
-    /// that a launcher can cause.
+    /// [`WorldError::AlreadyJoined`] the second time (without a launcher, that is another world instead),
+    /// [`WorldError::TimedOut`]; those of [`WorldError`] that a launcher can cause.
     pub async fn join(deadline: Instant) -> Result<Self, WorldError> {
         let server = Server::current().map_err(io::Error::from)?;
         Self::join_on(&server, deadline).await

@@ -2,18 +2,42 @@
 
 use std::time::Duration;
 
+use vigie_detect::Instant;
 use vigie_via::{
-    message::{MessageError, Source, Tag},
+    message::{Endpoint, JoinError, MessageError, Source, Tag},
     protocol::{Config, EngineEvent, Mode},
+    shm::Shm,
+    world::{World, local},
 };
 
-use super::hosts::on_each_host;
+use super::hosts::{BOUND, on_each_host};
 
 #[track_caller]
 fn names_rank_2<T: std::fmt::Debug>(result: Result<T, MessageError>) {
     let error = result.expect_err("rank 2 has gone");
     let failed = error.failed_rank().map(|(rank, _)| rank);
     assert_eq!(failed, Some(2), "{error}");
+}
+
+/// Goal: whoever joins alone or twice is told what is wrong, not what the launcher keeps under which key. Method: one
+/// rank of two, for a while; a rank that is its whole world, twice.
+#[test]
+fn joining_alone_or_twice() {
+    on_each_host(|host| async move {
+        let server = host.server(0).clone();
+        let join = async |world: &World, patience: Duration| {
+            let nic = Shm::open().expect("a NIC");
+            let deadline = Instant::now() + patience;
+            Endpoint::join_over(&server, world, nic, Config::default(), deadline).await
+        };
+        let (_launcher, pair) = local(&server, 2).expect("a world");
+        let alone = join(&pair[0], Duration::from_millis(20)).await.expect_err("no other rank");
+        assert!(matches!(alone, JoinError::Missing), "{alone}");
+        let (_launcher, single) = local(&server, 1).expect("a world");
+        let _first = join(&single[0], BOUND).await.expect("it is its whole world");
+        let second = join(&single[0], BOUND).await.expect_err("the second");
+        assert!(matches!(second, JoinError::AlreadyJoined), "{second}");
+    });
 }
 
 /// Goal: when a rank goes, everything that waits for it ends with an error that names it, and the others go

@@ -20,7 +20,7 @@ use vigie_via::{
 };
 
 /// Nothing here takes as long, however busy the machine is, unless it hangs.
-const BOUND: Duration = Duration::from_secs(120);
+pub(crate) const BOUND: Duration = Duration::from_secs(120);
 
 pub(crate) type Ranks = Vec<Communicator<Shm>>;
 

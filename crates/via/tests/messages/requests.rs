@@ -83,7 +83,7 @@ fn long_messages_keep_the_order_of_receives() {
     with_ranks(2, Config::default(), |host, ranks| async move {
         const LENGTH: usize = 300_000;
         for looks_first in [true, false] {
-            let posted = ranks[1].start_receive(0, 7);
+            let mut posted = ranks[1].start_receive(0, 7);
             let sender = {
                 let (all, host) = (ranks[0].clone(), host.clone());
                 host.clone().spawn(async move {
@@ -143,7 +143,7 @@ fn dropped_sends() {
 
 async fn receive_until_told(all: &Communicator<Shm>) {
     loop {
-        let matched = all.matched_probe(0, vigie_via::message::Tag::Any).await.expect("probed");
+        let mut matched = all.matched_probe(0, vigie_via::message::Tag::Any).await.expect("probed");
         let status = matched.status();
         match matched.receive().await {
             Ok(message) if status.tag == 1 => {
@@ -190,6 +190,80 @@ fn send_requests_outlive_their_waits() {
             assert!(message.expect("received").bytes == bytes);
             assert!(request.test().expect("no error"), "over");
             assert_eq!(ranks[1].receive(0, 0).await.expect("received").bytes, b"next");
+        }
+    });
+}
+
+/// Goal: waiting for a receive request can be given up and taken up again, and no byte of its message is lost by
+/// that; what does not fit is clipped as ever. Method: give up after any number of looks while a message in several
+/// frames comes, and end by each of the ways; the last into a buffer that is too short for what had come before.
+#[test]
+fn receive_requests_outlive_their_waits() {
+    with_ranks(2, scarce(), |host, ranks| async move {
+        const LENGTH: usize = 60_000;
+        for round in 0..48usize {
+            let (polls, way) = (round / 4, round % 4);
+            let mut request = ranks[1].start_receive(0, 0);
+            assert!(poll_and_drop(&host, polls, request.wait()).await.is_none(), "unsent");
+            assert_eq!(request.test().expect("no error"), None, "unsent");
+            let bytes = pattern(LENGTH, round);
+            let mut sending =
+                ranks[0].start_send(1, 0, Mode::Standard, bytes.clone()).expect("begun");
+            let early = poll_and_drop(&host, polls, request.wait()).await;
+            let early = early.map(|early| early.expect("received").bytes);
+            let is_early = early.is_some();
+            let found = match way {
+                _ if is_early => early.unwrap_or_default(),
+                0 => request.wait().await.expect("received").bytes,
+                1 => loop {
+                    if let Some(message) = request.test().expect("no error") {
+                        break message.bytes;
+                    }
+                    host.pause().await;
+                },
+                2 => {
+                    let mut whole = vec![0; LENGTH];
+                    let given_up = request.wait_into(&mut whole[..]);
+                    if poll_and_drop(&host, polls, given_up).await.is_none() {
+                        request.wait_into(&mut whole[..]).await.expect("received");
+                    }
+                    whole
+                }
+                _ => {
+                    let mut clipped = [0; 100];
+                    let status = request.wait_into(&mut clipped[..]).await.expect("received");
+                    assert!(status.is_truncated() && status.length == LENGTH as u64, "{status:?}");
+                    assert_eq!(clipped, bytes[..100]);
+                    bytes.clone()
+                }
+            };
+            assert!(found == bytes, "round {round}");
+            sending.wait().await.expect("sent");
+            let again = request.wait().await.expect_err("it was handed out");
+            let kind = again.kind();
+            assert!(matches!(kind, MessageErrorKind::Request(RequestError::Unknown)), "{again}");
+        }
+    });
+}
+
+/// Goal: a loan whose sending is given up goes on its way, and nothing is kept of it. Method: loans that cannot be
+/// written in place, given up after any number of looks, and received after that.
+#[test]
+fn dropped_loans() {
+    on_each_host(|host| async move {
+        const LENGTH: u32 = 700_000;
+        let endpoints = host.endpoints(2, Config::default()).await;
+        let (a, b) = (endpoints[0].communicator(), endpoints[1].communicator());
+        for polls in 1..5 {
+            let loan = a.loan(1, LENGTH).expect("a loan");
+            let bytes = pattern(LENGTH as usize, polls);
+            loan.write_at(0, &bytes).expect("inside");
+            let given_up = poll_and_drop(&host, polls, a.send_loaned(loan, 0)).await;
+            assert!(given_up.is_none(), "nobody receives it yet");
+            assert!(b.receive(0, 0).await.expect("received").bytes == bytes, "it came whole");
+        }
+        for (rank, endpoint) in endpoints.iter().enumerate() {
+            settled(&host, rank, endpoint).await;
         }
     });
 }

@@ -122,7 +122,7 @@ fn probes() {
         a.send(1, 5, b"five").await.expect("sent");
         let long = pattern(100_000, 6);
         let taken = async {
-            let matched = matching.await.expect("it ran").expect("matched");
+            let mut matched = matching.await.expect("it ran").expect("matched");
             assert_eq!(matched.status().length, 100_000);
             assert!(matched.receive().await.expect("received").bytes == pattern(100_000, 6));
         };
@@ -132,7 +132,7 @@ fn probes() {
         assert_eq!((status.source, status.tag, status.length), (0, 5, 4));
         let again = b.probe(0, Tag::Any).await.expect("still there");
         assert_eq!(again, status);
-        let matched = b.matched_probe(0, 5).await.expect("taken");
+        let mut matched = b.matched_probe(0, 5).await.expect("taken");
         assert_eq!(matched.status(), status);
         assert_eq!(b.try_probe(0, 5), None, "nobody else sees it");
         a.send(1, 5, b"next").await.expect("sent");
@@ -150,7 +150,7 @@ fn cancelling() {
         b.start_receive(0, 1).cancel().expect("nothing was matched");
         let request = b.start_receive(0, 1);
         a.send_sync(1, 1, b"one").await.expect("matched");
-        let request = request.cancel().expect_err("too late");
+        let mut request = request.cancel().expect_err("too late");
         assert_eq!(request.wait().await.expect("the message").bytes, b"one");
 
         let send = a.start_send(1, 2, Mode::Synchronous, b"two".to_vec()).expect("begun");
@@ -175,7 +175,7 @@ fn persistent_requests() {
         let sender = a.persistent_send(1, 4, Mode::Standard);
         let receiver = b.persistent_receive(0, 4);
         for round in 0..50u8 {
-            let early = receiver.start();
+            let mut early = receiver.start();
             let mut sending = sender.start(vec![round, 1]).expect("begun");
             assert_eq!(early.wait().await.expect("received").bytes, [round, 1]);
             sending.wait().await.expect("sent");

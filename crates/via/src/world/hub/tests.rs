@@ -187,6 +187,7 @@ fn missing_ranks() {
     let missing = Reply::Missing { count: 2, ranks: vec![Rank(1), Rank(3)] };
     assert_eq!(said(&mut hub), [(0, missing.clone()), (2, missing)]);
     assert!(hub.is_over() && hub.missing().is_empty());
+    assert_eq!((hub.never_joined(), hub.lost()), (vec![Rank(1), Rank(3)], vec![]));
     // Who comes later is nobody any more.
     hub.handle(Rank(1), Request::Hello { version: VERSION });
     assert_eq!(said(&mut hub), []);

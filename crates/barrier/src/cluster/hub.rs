@@ -1,0 +1,311 @@
+//! A repeater hub: one wire for all, and what happens when two speak at once [ieee802.3, §4.2].
+//!
+//! All stations are equally far from each other. A station that has a frame
+//!
+//! 1. waits until it hears nothing and has heard nothing for the gap between frames (`attempt`),
+//! 2. sends, and is heard by the others after the delay (`hear`),
+//! 3. hears somebody else meanwhile: a collision. It finishes its preamble, sends the jam, and pauses for a random number of slots,
+//!    which doubles on average with each collision (`jammed`),
+//! 4. or has sent all of it (`sent`).
+//!
+//! ```text
+//!            offer            attempt, wire free        sent
+//!   Idle ───────────▶ Ready ───────────────────▶ Sending ─────▶ Idle, or Ready with the next frame
+//!                      ▲  │ ▲                       │ hear
+//!         fade + gap   │  │ attempt, wire busy      ▼
+//!                      └ Deferring                Jamming ── jammed ─▶ Ready after the pause, or frame given up
+//! ```
+
+use std::collections::VecDeque;
+
+use super::parameters::Deferral;
+use super::world::{Happening, World};
+use super::{Frame, NodeIndex};
+
+/// Something on the wire of a hub.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HubHappening {
+    /// A station may try.
+    Attempt(NodeIndex),
+    /// The others begin to hear a station.
+    Hear(NodeIndex),
+    /// The others do not hear it any more.
+    Fade(NodeIndex),
+    /// A station has sent all of a frame, unless its attempt with this number met a collision.
+    Sent(NodeIndex, u64),
+    /// A station has sent its jam.
+    Jammed(NodeIndex),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Idle,
+    /// An attempt is on the agenda.
+    Ready,
+    /// Waits until it hears nothing.
+    Deferring,
+    Sending {
+        since_ns: u64,
+    },
+    Jamming,
+}
+
+#[derive(Debug)]
+struct Station<M> {
+    state: State,
+    queue: VecDeque<Frame<M>>,
+    /// Collisions of the frame at the head of the queue.
+    collisions: u32,
+    /// How many others it hears.
+    heard: u32,
+    /// Since when it has heard anybody.
+    heard_since_ns: u64,
+    /// Since when it has heard nothing and sent nothing.
+    quiet_since_ns: u64,
+    /// The number of its latest attempt.
+    attempt: u64,
+}
+
+/// What became of a frame.
+#[derive(Debug)]
+pub(super) enum Outcome<M> {
+    /// It has left, and arrives after the delay.
+    Sent(Frame<M>),
+    /// It collided too often.
+    GivenUp(Frame<M>),
+}
+
+#[derive(Debug)]
+pub(super) struct Hub<M> {
+    stations: Vec<Station<M>>,
+    /// Which of the nodes' NICs these stations are.
+    nic: usize,
+}
+
+impl<M> Hub<M> {
+    pub(super) fn new(nic: usize, stations: usize) -> Self {
+        let station = || Station {
+            state: State::Idle,
+            queue: VecDeque::new(),
+            collisions: 0,
+            heard: 0,
+            heard_since_ns: 0,
+            quiet_since_ns: 0,
+            attempt: 0,
+        };
+        Self { stations: (0..stations).map(|_| station()).collect(), nic }
+    }
+
+    /// A frame lies in the transmit memory of its NIC.
+    pub(super) fn offer(&mut self, world: &mut World<M>, frame: Frame<M>) {
+        let from = frame.from;
+        let station = &mut self.stations[from];
+        station.queue.push_back(frame);
+        if station.state == State::Idle {
+            station.state = State::Ready;
+            self.plan(world, 0, HubHappening::Attempt(from));
+        }
+    }
+
+    /// Lets something happen; returns what became of a frame, if that is known now.
+    pub(super) fn handle(
+        &mut self,
+        world: &mut World<M>,
+        what: HubHappening,
+    ) -> Option<Outcome<M>> {
+        match what {
+            HubHappening::Attempt(from) => self.attempt(world, from),
+            HubHappening::Hear(from) => self.hear(world, from),
+            HubHappening::Fade(from) => self.fade(world, from),
+            HubHappening::Sent(from, attempt) => return self.sent(world, from, attempt),
+            HubHappening::Jammed(from) => return self.jammed(world, from),
+        }
+        None
+    }
+
+    fn attempt(&mut self, world: &mut World<M>, from: NodeIndex) {
+        let set = &world.parameters;
+        let (delay_ns, sent_ns) = (set.hub_delay_ns, set.transmission_ns());
+        let station = &mut self.stations[from];
+        let free_ns = station.quiet_since_ns + set.silence_ns();
+        // In the last third of the gap it has stopped listening.
+        let is_deaf = set.deferral == Deferral::TwoParts
+            && world.now_ns == free_ns
+            && free_ns - station.heard_since_ns <= set.silence_ns() / 3;
+        if station.heard > 0 && !is_deaf {
+            station.state = State::Deferring;
+            return;
+        }
+        if world.now_ns < free_ns {
+            return self.plan(world, free_ns - world.now_ns, HubHappening::Attempt(from));
+        }
+        station.state = State::Sending { since_ns: world.now_ns };
+        station.attempt += 1;
+        let (attempt, is_met) = (station.attempt, station.heard > 0);
+        self.plan(world, delay_ns, HubHappening::Hear(from));
+        self.plan(world, sent_ns, HubHappening::Sent(from, attempt));
+        if is_met {
+            self.collide(world, from);
+        }
+    }
+
+    fn hear(&mut self, world: &mut World<M>, from: NodeIndex) {
+        for index in (0..self.stations.len()).filter(|index| *index != from) {
+            let station = &mut self.stations[index];
+            if station.heard == 0 {
+                station.heard_since_ns = world.now_ns;
+            }
+            station.heard += 1;
+            self.collide(world, index);
+        }
+    }
+
+    /// A station hears somebody else; if it is sending, that is a collision.
+    fn collide(&mut self, world: &mut World<M>, index: NodeIndex) {
+        let station = &mut self.stations[index];
+        let State::Sending { since_ns } = station.state else { return };
+        station.state = State::Jamming;
+        // What has been planned for the end of this attempt is void.
+        station.attempt += 1;
+        world.counts.collisions += 1;
+        let preamble_ns = since_ns + world.parameters.preamble_ns();
+        let jammed_ns = preamble_ns.saturating_sub(world.now_ns) + world.parameters.jam_ns();
+        self.plan(world, jammed_ns, HubHappening::Jammed(index));
+    }
+
+    fn fade(&mut self, world: &mut World<M>, from: NodeIndex) {
+        for index in (0..self.stations.len()).filter(|index| *index != from) {
+            let station = &mut self.stations[index];
+            station.heard -= 1;
+            if station.heard > 0 {
+                continue;
+            }
+            station.quiet_since_ns = station.quiet_since_ns.max(world.now_ns);
+            if station.state == State::Deferring {
+                station.state = State::Ready;
+                self.plan(world, world.parameters.silence_ns(), HubHappening::Attempt(index));
+            }
+        }
+    }
+
+    fn sent(&mut self, world: &mut World<M>, from: NodeIndex, attempt: u64) -> Option<Outcome<M>> {
+        if self.stations[from].attempt != attempt {
+            return None;
+        }
+        self.plan(world, world.parameters.hub_delay_ns, HubHappening::Fade(from));
+        self.take(world, from).map(Outcome::Sent)
+    }
+
+    fn jammed(&mut self, world: &mut World<M>, from: NodeIndex) -> Option<Outcome<M>> {
+        self.plan(world, world.parameters.hub_delay_ns, HubHappening::Fade(from));
+        let station = &mut self.stations[from];
+        station.collisions += 1;
+        if station.collisions >= world.parameters.attempts_max {
+            return self.take(world, from).map(Outcome::GivenUp);
+        }
+        station.state = State::Ready;
+        station.quiet_since_ns = world.now_ns;
+        // A random number of slots r with 0 ≤ r < 2^k [ieee802.3, §4.2.3].
+        let exponent = station.collisions.min(world.parameters.backoff_exponent_max).min(63);
+        let slots = world.random.u64(0..1 << exponent);
+        let pause_ns = slots.saturating_mul(world.parameters.slot_ns());
+        self.plan(world, pause_ns, HubHappening::Attempt(from));
+        None
+    }
+
+    /// Takes the first frame of a station out of its queue: it is done with.
+    fn take(&mut self, world: &mut World<M>, from: NodeIndex) -> Option<Frame<M>> {
+        let station = &mut self.stations[from];
+        station.collisions = 0;
+        station.quiet_since_ns = world.now_ns;
+        let frame = station.queue.pop_front();
+        station.state = if station.queue.is_empty() { State::Idle } else { State::Ready };
+        if station.state == State::Ready {
+            self.plan(world, 0, HubHappening::Attempt(from));
+        }
+        frame
+    }
+
+    fn plan(&self, world: &mut World<M>, delay_ns: u64, what: HubHappening) {
+        world.plan(delay_ns, Happening::Hub { nic: self.nic, what });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Destination;
+    use super::super::parameters::Parameters;
+    use super::*;
+
+    /// Offers frames to a hub of four stations; returns who has sent when, in order.
+    fn sent(
+        set: Parameters,
+        seed: u64,
+        frames: &[(u64, NodeIndex)],
+    ) -> (Vec<(u64, NodeIndex)>, u64) {
+        let mut world = World::new(set, 0.0, seed);
+        let mut hub = Hub::new(0, 4);
+        for &(at_ns, from) in frames {
+            let frame = Frame { from, to: Destination::Others, message: () };
+            world.plan(at_ns, Happening::Offer { nic: 0, frame });
+        }
+        let mut sent = Vec::new();
+        while let Some(happening) = world.next() {
+            match happening {
+                Happening::Offer { frame, .. } => hub.offer(&mut world, frame),
+                Happening::Hub { what, .. } => match hub.handle(&mut world, what) {
+                    Some(Outcome::Sent(frame)) => sent.push((world.now_ns, frame.from)),
+                    Some(Outcome::GivenUp(_)) => world.counts.given_up += 1,
+                    None => {}
+                },
+                _ => {}
+            }
+        }
+        assert!(hub.stations.iter().all(|one| one.heard == 0 && one.state == State::Idle));
+        (sent, world.counts.collisions + 1_000_000 * world.counts.given_up)
+    }
+
+    #[test]
+    fn who_comes_later_waits_for_the_gap() {
+        // Goal: carrier sense and the gap between frames. Method: a second station begins while it hears the first.
+        let set = Parameters::CALIBRATED;
+        let first_ns = 10_000 + set.transmission_ns();
+        let second_ns = first_ns + set.hub_delay_ns + set.silence_ns() + set.transmission_ns();
+        let frames = [(10_000, 0), (10_000 + set.hub_delay_ns, 1)];
+        assert_eq!(sent(set, 0, &frames), (vec![(first_ns, 0), (second_ns, 1)], 0));
+    }
+
+    #[test]
+    fn who_cannot_hear_yet_collides() {
+        // Goal: all frames come through in the end, after collisions, and never two at once. Method: four stations within the
+        // delay, many seeds.
+        let set = Parameters::CALIBRATED;
+        for seed in 0..64 {
+            let frames = [(10_000, 0), (10_000, 1), (10_300, 2), (10_849, 3)];
+            let (sent, collisions) = sent(set, seed, &frames);
+            assert_eq!(sent.len(), 4, "seed {seed}");
+            assert!((4..1_000_000).contains(&collisions), "seed {seed}: {collisions}");
+            let apart_ns = set.gap_ns();
+            assert!(sent.windows(2).all(|pair| pair[1].0 - pair[0].0 >= apart_ns), "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn the_rule_for_the_end_of_the_gap_decides_who_is_next() {
+        // Goal: with the whole gap, who was first sends again at once; with two parts, those that waited collide with it.
+        // Method: two frames of one station, and one of another that waits.
+        let frames = [(10_000, 0), (10_000, 0), (12_000, 1)];
+        let whole = sent(Parameters::CALIBRATED, 0, &frames);
+        assert_eq!(whole.0.iter().map(|one| one.1).collect::<Vec<_>>(), [0, 0, 1]);
+        assert_eq!(whole.1, 0);
+        let parts = Parameters { deferral: Deferral::TwoParts, ..Parameters::CALIBRATED };
+        assert!(sent(parts, 0, &frames).1 >= 2);
+    }
+
+    #[test]
+    fn a_frame_is_given_up_after_so_many_collisions() {
+        // Goal: nothing tries for ever. Method: one attempt allowed, two stations at once.
+        let set = Parameters { attempts_max: 1, ..Parameters::CALIBRATED };
+        assert_eq!(sent(set, 0, &[(10_000, 0), (10_000, 1)]), (Vec::new(), 2_000_002));
+    }
+}

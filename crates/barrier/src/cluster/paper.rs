@@ -1,0 +1,156 @@
+//! What the paper says, and the runs that are held against it.
+
+use std::time::Duration;
+
+use thiserror::Error;
+
+use super::{Cluster, Medium, Parameters, Runs, SimulationError};
+use crate::algorithm::{Algorithm, AlgorithmError, Networks, Pace};
+use crate::group::{Group, GroupError};
+
+/// How many seeds a time on a hub is the mean of, at least.
+pub const SEEDS: u32 = 8;
+
+/// One time that the paper quotes, or one run of ours beside it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Case {
+    /// The figure of [eth-barrier, §4.3] and [eth-barrier, §4.4] that it belongs to.
+    pub figure: u8,
+    /// Who sends to whom.
+    pub algorithm: Algorithm,
+    /// How many members.
+    pub members: u32,
+    /// How they are connected: by one network, or by two of a kind.
+    pub medium: Medium,
+    /// The mean that the paper quotes, in microseconds.
+    pub paper_us: Option<f64>,
+    /// The sum of all times of the calibrated run, in nanoseconds, where no chance is in it.
+    pub golden_ns: Option<u64>,
+}
+
+const TERNARY_TWO: Algorithm = Algorithm::Heap { children: 2, networks: Networks::Two };
+const CONCURRENT: Algorithm = Algorithm::Concurrent { networks: Networks::One };
+const CONCURRENT_TWO: Algorithm = Algorithm::Concurrent { networks: Networks::Two };
+
+/// The twelve times that the text of [eth-barrier, §4.3] and [eth-barrier, §4.4] quotes.
+pub const QUOTED: [Case; 12] = [
+    switch(5, Algorithm::ShuffleExchange, 32, 174.0, 552_000_000),
+    switch(6, Algorithm::BINARY, 32, 204.0, 662_382_500),
+    switch(7, Algorithm::TERNARY, 31, 200.0, 602_932_500),
+    switch(8, CONCURRENT, 32, 309.0, 927_342_500),
+    switch(9, Algorithm::TERNARY, 15, 159.0, 231_732_500),
+    switch(9, TERNARY_TWO, 15, 169.0, 249_732_500),
+    switch(10, CONCURRENT, 16, 179.0, 269_294_500),
+    switch(10, CONCURRENT_TWO, 16, 147.0, 246_382_500),
+    hub(5, Algorithm::ShuffleExchange, 32, 3743.0),
+    hub(6, Algorithm::BINARY, 32, 728.0),
+    hub(7, Algorithm::TERNARY, 31, 675.0),
+    hub(8, CONCURRENT, 32, 1059.0),
+];
+
+const fn switch(
+    figure: u8,
+    algorithm: Algorithm,
+    members: u32,
+    paper_us: f64,
+    golden_ns: u64,
+) -> Case {
+    let golden_ns = Some(golden_ns);
+    let paper_us = Some(paper_us);
+    Case { figure, algorithm, members, medium: Medium::Switch, paper_us, golden_ns }
+}
+
+const fn hub(figure: u8, algorithm: Algorithm, members: u32, paper_us: f64) -> Case {
+    let paper_us = Some(paper_us);
+    Case { figure, algorithm, members, medium: Medium::Hub, paper_us, golden_ns: None }
+}
+
+impl Case {
+    /// A run that the paper does not have.
+    #[must_use]
+    pub const fn new(figure: u8, algorithm: Algorithm, members: u32, medium: Medium) -> Self {
+        Self { figure, algorithm, members, medium, paper_us: None, golden_ns: None }
+    }
+
+    /// Returns the cluster that it runs on, without chance.
+    pub fn cluster(&self, parameters: Parameters) -> Cluster {
+        let networks = match self.algorithm.networks() {
+            Networks::One => 1,
+            Networks::Two => 2,
+        };
+        Cluster::new(vec![self.medium; networks]).parameters(parameters)
+    }
+
+    /// Simulates it: on a switch once, on a hub with so many seeds from this one on.
+    ///
+    /// # Errors
+    /// [`CaseError`].
+    pub fn run(&self, parameters: Parameters, seed: u64, seeds: u32) -> Result<Runs, CaseError> {
+        let group = Group::new(self.members)?;
+        let schedule = self.algorithm.schedule(group)?;
+        let seeds = if self.medium == Medium::Hub { seeds } else { 1 };
+        Ok(self.cluster(parameters).seed(seed).run_seeds(&schedule, seeds)?)
+    }
+}
+
+/// A case cannot be simulated.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum CaseError {
+    /// There is no such group.
+    #[error(transparent)]
+    Group(#[from] GroupError),
+    /// The algorithm does not suit the group.
+    #[error(transparent)]
+    Algorithm(#[from] AlgorithmError),
+    /// The simulation did not end well.
+    #[error(transparent)]
+    Simulation(#[from] SimulationError),
+}
+
+/// Returns the tree that is optimal for these parameters: a hop is o_s + L + o_r and a wait; messages for one member follow each
+/// other as fast as its wire or, if that is slower, its processor lets them.
+#[must_use]
+pub fn optimal(parameters: &Parameters) -> Algorithm {
+    let hop_ns =
+        parameters.send_ns + parameters.latency_ns + parameters.receive_ns() + parameters.wait_ns;
+    let gap_ns = parameters.gap_ns().max(parameters.receive_frame_ns);
+    Algorithm::Optimal(Pace::new(Duration::from_nanos(hop_ns), Duration::from_nanos(gap_ns)))
+}
+
+/// Returns by which part a 4-ary tree of 16 members is faster than shuffle exchange with this o_r and links of this rate, other
+/// parameters bare; the paper's prospect [eth-barrier, §5.1.2].
+///
+/// # Errors
+/// [`CaseError`], if the rate is too low for L.
+pub fn four_ary_gain(receive_ns: u64, rate_mbps: u64) -> Result<f64, CaseError> {
+    let set = Parameters { rate_mbps, ..Parameters::BARE }.with_receive_ns(receive_ns);
+    let mean_ns = |algorithm| {
+        let case = Case::new(0, algorithm, 16, Medium::Switch);
+        case.run(set, 0, 1).map(|runs| runs.mean_ns())
+    };
+    let tree_ns = mean_ns(Algorithm::Nomial { k: 4 })?;
+    Ok(1.0 - tree_ns / mean_ns(Algorithm::ShuffleExchange)?)
+}
+
+/// Returns the greatest o_r up to 10 µs, in nanoseconds, with which the 4-ary tree is not slower, over links of this rate; `None` if it always is.
+///
+/// # Errors
+/// As [`four_ary_gain`].
+pub fn four_ary_crossing(rate_mbps: u64) -> Result<Option<u64>, CaseError> {
+    // In steps from well above what the paper hopes for, then by halves.
+    const STEP_NS: u64 = 200;
+    let mut low_ns = 10_000;
+    while four_ary_gain(low_ns, rate_mbps)? < 0.0 {
+        let Some(lower_ns) = u64::checked_sub(low_ns, STEP_NS) else { return Ok(None) };
+        low_ns = lower_ns;
+    }
+    let mut high_ns = low_ns + STEP_NS;
+    while high_ns - low_ns > 1 {
+        let middle_ns = u64::midpoint(low_ns, high_ns);
+        let is_faster = four_ary_gain(middle_ns, rate_mbps)? >= 0.0;
+        *(if is_faster { &mut low_ns } else { &mut high_ns }) = middle_ns;
+    }
+    Ok(Some(low_ns))
+}

@@ -1,0 +1,296 @@
+//! Every number of the simulated cluster, with its source.
+//!
+//! | parameter | calibrated | bare | source |
+//! | --- | --- | --- | --- |
+//! | `send_ns` (o_s) | 3 µs | 3 µs | measured, [eth-barrier, §5.1.1] |
+//! | `latency_ns` (L) | 17.5 µs | 17.5 µs | measured, over the switch, [eth-barrier, §5.1.1] |
+//! | `receive_interrupt_ns` + `receive_frame_ns` (o_r) | 4 + 5.5 µs | 9.5 µs | the sum measured, [eth-barrier, §5.1.1]; **the parts fitted** |
+//! | `completion_ns` | 6 µs | 0 | measured, [eth-barrier, §5.1.1]; no part of the closed forms of [eth-barrier, §5.1.2] |
+//! | `completion` | awaited | not awaited | [eth-barrier, §2.2]: the buffer may not be used again before |
+//! | `batching` | until the ring is empty | one frame | [eth-barrier, §5.2] guesses it from figure 10 |
+//! | `wait_ns` | 4.5 µs | 0 | **fitted** |
+//! | `frame_bytes` | 72 B | 64 B | **fitted**; the shortest frame has 64 [ieee802.3, §4.4.2] |
+//! | `dma_ns` | 1.6 µs | 1.6 µs | estimate of a PCI burst and its set-up; a part of L, which stays |
+//! | `hub_delay_ns` | 0.85 µs | 1.02 µs | **fitted**; bare: the budget of a class II repeater, [ieee802.3, §29.3] |
+//! | `rate_mbps`, `preamble_bytes`, `gap_bytes` | 100, 8, 12 | the same | [ieee802.3, §4.4.2] |
+//! | `deferral` | the whole gap | the same | a choice: the figures are the same with either, an ablation is not |
+//! | `slot_bits`, `jam_bits`, `attempts_max`, `backoff_exponent_max` | 512, 32, 16, 10 | the same | [ieee802.3, §4.4.2] |
+//!
+//! *Fitted* are four constants, once, to the twelve times that the paper quotes; nothing else is. `docs/design/barrier.md` says
+//! how far the figures depend on each of them.
+
+use thiserror::Error;
+
+use super::Medium;
+
+/// What nodes, wires, switches and hubs of a simulated cluster cost. Times are in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::exhaustive_structs,
+    reason = "sets are made of sets: `{ wait_ns: 0, ..CALIBRATED }`"
+)]
+pub struct Parameters {
+    /// Processor time to post one message: a system call and the order to the NIC. LogP's o_s.
+    pub send_ns: u64,
+    /// From the end of `send_ns` until the frame lies in the receiver's memory, over an idle switch. LogP's L.
+    ///
+    /// Of it, what DMA and two transmissions leave over is the latency of the switch. A hub has another latency: `hub_delay_ns`
+    /// and one transmission.
+    pub latency_ns: u64,
+    /// Processor time of an interrupt for frames that have arrived: to enter and leave the handler.
+    pub receive_interrupt_ns: u64,
+    /// Processor time for each frame within that handler: its header, its port, the copy to the user's buffer.
+    pub receive_frame_ns: u64,
+    /// How many frames one interrupt is good for.
+    pub batching: Batching,
+    /// Processor time of the interrupt that says that a frame has left.
+    pub completion_ns: u64,
+    /// Whether a sender waits for that interrupt.
+    pub completion: Completion,
+    /// Processor time of the program for each wait that ends: to see the message, and to post its buffer again.
+    pub wait_ns: u64,
+    /// How long a message's frame is on the wire, without preamble and gap.
+    pub frame_bytes: u64,
+    /// What precedes each frame.
+    pub preamble_bytes: u64,
+    /// What separates two frames.
+    pub gap_bytes: u64,
+    /// Megabits per second of every link.
+    pub rate_mbps: u64,
+    /// From the host's memory to the wire, and from the wire to the host's memory.
+    pub dma_ns: u64,
+    /// From any station of a hub to any other: repeater and cables.
+    pub hub_delay_ns: u64,
+    /// How long a station of a hub listens before it sends.
+    pub deferral: Deferral,
+    /// Unit of the pauses after collisions, in bits.
+    pub slot_bits: u64,
+    /// What a station sends when it has noticed a collision, in bits.
+    pub jam_bits: u64,
+    /// Collisions after which a station gives a frame up.
+    pub attempts_max: u32,
+    /// The pause after the k-th collision is of 0 to 2^min(k, this) − 1 slots.
+    pub backoff_exponent_max: u32,
+}
+
+/// How many frames one interrupt is good for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "one or all")]
+pub enum Batching {
+    /// The handler takes frames until the ring is empty, also those that came meanwhile.
+    UntilEmpty,
+    /// Each frame has an interrupt of its own.
+    OneFrame,
+}
+
+/// Whether a sender waits until its frames have left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "yes or no")]
+pub enum Completion {
+    /// Before it receives or leaves the barrier. Several frames in a row are posted without waiting in between.
+    Awaited,
+    /// The interrupt comes all the same, and takes its time.
+    Ignored,
+}
+
+/// How long a station of a hub listens before it sends.
+///
+/// It decides whether a station with another frame at once sends before those that waited for the end of its first one: they
+/// hear the second one at the very moment in which their gap ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "there are these two rules")]
+pub enum Deferral {
+    /// Until the gap between frames has passed: who was first sends again.
+    WholeGap,
+    /// For the first two thirds of the gap [ieee802.3, §4.2.3]: they collide.
+    TwoParts,
+}
+
+impl Parameters {
+    /// The paper's cluster, with four constants fitted to its figures.
+    pub const CALIBRATED: Self = Self {
+        send_ns: 3_000,
+        latency_ns: 17_500,
+        receive_interrupt_ns: 4_000,
+        receive_frame_ns: 5_500,
+        batching: Batching::UntilEmpty,
+        completion_ns: 6_000,
+        completion: Completion::Awaited,
+        wait_ns: 4_500,
+        frame_bytes: 72,
+        preamble_bytes: 8,
+        gap_bytes: 12,
+        rate_mbps: 100,
+        dma_ns: 1_600,
+        hub_delay_ns: 850,
+        deferral: Deferral::WholeGap,
+        slot_bits: 512,
+        jam_bits: 32,
+        attempts_max: 16,
+        backoff_exponent_max: 10,
+    };
+
+    /// The paper's LogP parameters alone, and what the standard says of Ethernet: nothing is fitted.
+    ///
+    /// The hub's delay is half of a round trip in bits: 92 for the repeater, 100 for both stations, 11 for 10 m of
+    /// cable [ieee802.3, §29.3].
+    pub const BARE: Self = Self {
+        receive_interrupt_ns: 0,
+        receive_frame_ns: 9_500,
+        batching: Batching::OneFrame,
+        completion_ns: 0,
+        completion: Completion::Ignored,
+        wait_ns: 0,
+        frame_bytes: 64,
+        hub_delay_ns: 1_015,
+        ..Self::CALIBRATED
+    };
+
+    /// The same with this o_r, split in the same proportion.
+    #[must_use]
+    pub const fn with_receive_ns(mut self, receive_ns: u64) -> Self {
+        let present_ns = self.receive_interrupt_ns + self.receive_frame_ns;
+        // Without an o_r there is no proportion.
+        let part = (self.receive_interrupt_ns * receive_ns).checked_div(present_ns);
+        let interrupt_ns = match part {
+            Some(part_ns) => part_ns,
+            None => 0,
+        };
+        self.receive_interrupt_ns = interrupt_ns;
+        self.receive_frame_ns = receive_ns - interrupt_ns;
+        self
+    }
+
+    /// Returns the time between the beginnings of two frames on a wire: LogP's g, if the network limits it.
+    #[must_use]
+    pub const fn gap_ns(&self) -> u64 {
+        self.transmission_ns() + self.silence_ns()
+    }
+
+    /// Returns the least that LogP's o_r can be: that of a single frame.
+    #[must_use]
+    pub const fn receive_ns(&self) -> u64 {
+        self.receive_interrupt_ns + self.receive_frame_ns
+    }
+
+    /// Checks that such a cluster can be.
+    pub(super) fn check(&self, media: &[Medium]) -> Result<(), ParametersError> {
+        if self.rate_mbps == 0 {
+            return Err(ParametersError::NoRate);
+        }
+        let least_ns = 2 * (self.dma_ns + self.transmission_ns());
+        if self.latency_ns < least_ns {
+            return Err(ParametersError::Latency { latency_ns: self.latency_ns, least_ns });
+        }
+        // Else a station could have sent all of its frame before it hears of a collision.
+        let limit_ns = self.bits_ns(self.slot_bits) / 2;
+        if media.contains(&Medium::Hub) && self.hub_delay_ns > limit_ns {
+            return Err(ParametersError::HubDelay { hub_delay_ns: self.hub_delay_ns, limit_ns });
+        }
+        Ok(())
+    }
+
+    /// How long a frame with its preamble is on the wire.
+    pub(super) const fn transmission_ns(&self) -> u64 {
+        self.bits_ns(8 * (self.preamble_bytes + self.frame_bytes))
+    }
+
+    /// What separates two frames.
+    pub(super) const fn silence_ns(&self) -> u64 {
+        self.bits_ns(8 * self.gap_bytes)
+    }
+
+    pub(super) const fn preamble_ns(&self) -> u64 {
+        self.bits_ns(8 * self.preamble_bytes)
+    }
+
+    pub(super) const fn jam_ns(&self) -> u64 {
+        self.bits_ns(self.jam_bits)
+    }
+
+    pub(super) const fn slot_ns(&self) -> u64 {
+        self.bits_ns(self.slot_bits)
+    }
+
+    /// From the end of a frame at the switch until it may leave it: what of L is nothing else.
+    pub(super) const fn switch_ns(&self) -> u64 {
+        self.latency_ns.saturating_sub(2 * (self.dma_ns + self.transmission_ns()))
+    }
+
+    const fn bits_ns(&self, bits: u64) -> u64 {
+        (bits * 1_000).div_ceil(self.rate_mbps)
+    }
+}
+
+/// Parameters contradict each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ParametersError {
+    /// Nothing would ever arrive.
+    #[error("links of 0 Mb/s carry nothing: give a rate")]
+    NoRate,
+    /// The parts of L are longer than L.
+    #[error(
+        "L of {latency_ns} ns is less than DMA and two transmissions, {least_ns} ns: raise L or the rate"
+    )]
+    Latency {
+        /// L.
+        latency_ns: u64,
+        /// What it must be at least.
+        least_ns: u64,
+    },
+    /// Collisions would not be noticed.
+    #[error(
+        "a hub's delay of {hub_delay_ns} ns is more than half a slot, {limit_ns} ns: collisions would go unnoticed"
+    )]
+    HubDelay {
+        /// The delay.
+        hub_delay_ns: u64,
+        /// What it may be at most.
+        limit_ns: u64,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_the_latency_add_up() {
+        // Goal: L is what the paper measured, however it is divided. Method: the parts of both sets.
+        for set in [Parameters::CALIBRATED, Parameters::BARE] {
+            assert_eq!(set.check(&[Medium::Switch, Medium::Hub]), Ok(()));
+            let parts = 2 * set.dma_ns + 2 * set.transmission_ns() + set.switch_ns();
+            assert_eq!(parts, set.latency_ns);
+            assert_eq!(set.receive_ns(), 9_500);
+        }
+        assert_eq!((Parameters::CALIBRATED.gap_ns(), Parameters::BARE.gap_ns()), (7_360, 6_720));
+        assert_eq!(Parameters::CALIBRATED.slot_ns(), 5_120);
+        assert_eq!(Parameters::CALIBRATED.jam_ns(), 320);
+    }
+
+    #[test]
+    fn contradictions_are_found() {
+        // Goal: a cluster that cannot be is refused. Method: each contradiction once.
+        let set = Parameters::CALIBRATED;
+        let check = |set: Parameters| set.check(&[Medium::Hub]);
+        assert_eq!(check(Parameters { rate_mbps: 0, ..set }), Err(ParametersError::NoRate));
+        let short = check(Parameters { latency_ns: 15_000, ..set });
+        assert_eq!(short, Err(ParametersError::Latency { latency_ns: 15_000, least_ns: 16_000 }));
+        let far = Parameters { hub_delay_ns: 2_561, ..set };
+        assert_eq!(far.check(&[Medium::Switch]), Ok(()));
+        let far = check(far);
+        assert_eq!(far, Err(ParametersError::HubDelay { hub_delay_ns: 2_561, limit_ns: 2_560 }));
+    }
+
+    #[test]
+    fn another_o_r_keeps_its_proportion() {
+        // Goal: o_r can be set without a thought of its parts. Method: both sets, and none.
+        let half = Parameters::CALIBRATED.with_receive_ns(4_750);
+        assert_eq!((half.receive_interrupt_ns, half.receive_frame_ns), (2_000, 2_750));
+        let bare = Parameters::BARE.with_receive_ns(2_000);
+        assert_eq!((bare.receive_interrupt_ns, bare.receive_frame_ns), (0, 2_000));
+        let none = bare.with_receive_ns(0).with_receive_ns(7);
+        assert_eq!((none.receive_interrupt_ns, none.receive_frame_ns), (0, 7));
+    }
+}

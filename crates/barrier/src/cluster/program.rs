@@ -1,0 +1,115 @@
+//! What runs on a node: the member of a barrier.
+
+use std::collections::BTreeSet;
+
+use crate::group::Rank;
+use crate::schedule::{Network, Schedule, Source, Step, Target};
+
+/// A member of a barrier as the program of a simulated node: it has no clock and does no I/O.
+///
+/// The node calls [`enter`](Self::enter), and then [`next`](Self::next) whenever its processor has nothing else to do; messages
+/// come in between.
+pub trait Program {
+    /// What a frame carries.
+    type Message: Clone;
+
+    /// Enters the barrier at this time.
+    fn enter(&mut self, now_ns: u64);
+
+    /// Returns what the program does next. Outside of a barrier that is nothing, but to answer others.
+    fn next(&mut self, now_ns: u64) -> Action<Self::Message>;
+
+    /// A message lies in its buffer. It may be one for a later barrier.
+    fn deliver(&mut self, now_ns: u64, message: Self::Message);
+
+    /// Returns when [`handle_deadline`](Self::handle_deadline) is to be called if the program is still blocked.
+    fn next_deadline(&self) -> Option<u64> {
+        None
+    }
+
+    /// It is time.
+    fn handle_deadline(&mut self, _now_ns: u64) {}
+}
+
+/// What a program does next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Action<M> {
+    /// Posts a message, which takes o_s of the processor.
+    Send {
+        /// To whom.
+        to: Target,
+        /// By which network.
+        network: Network,
+        /// What.
+        message: M,
+    },
+    /// Has got what it waited for, which takes the user's part of a wait.
+    Waited,
+    /// Waits for a message.
+    Blocked,
+    /// Leaves the barrier.
+    Exit,
+    /// Cannot go on, for this reason; the simulation ends.
+    Failed(String),
+}
+
+/// The bare steps of a schedule: no colours, no recovery. A frame that is lost is missing for ever.
+#[derive(Clone, Debug)]
+pub struct StepProgram<'a> {
+    rank: Rank,
+    steps: &'a [Step],
+    /// The next step; `None`: outside of a barrier.
+    position: Option<usize>,
+    epoch: u32,
+    arrived: BTreeSet<(u32, Source)>,
+}
+
+impl<'a> StepProgram<'a> {
+    /// Takes the steps of one member.
+    #[must_use]
+    pub fn new(schedule: &'a Schedule, rank: Rank) -> Self {
+        let steps = schedule.steps(rank);
+        Self { rank, steps, position: None, epoch: 0, arrived: BTreeSet::new() }
+    }
+}
+
+impl Program for StepProgram<'_> {
+    /// The barrier and the sender's number of the message.
+    type Message = (u32, Source);
+
+    fn enter(&mut self, _now_ns: u64) {
+        self.position = Some(0);
+    }
+
+    fn next(&mut self, _now_ns: u64) -> Action<Self::Message> {
+        let Some(position) = self.position else { return Action::Blocked };
+        let action = match self.steps.get(position) {
+            None => {
+                self.position = None;
+                self.epoch += 1;
+                return Action::Exit;
+            }
+            Some(Step::Send { to, round, network }) => {
+                let source = Source::new(self.rank, *round, *network);
+                Action::Send { to: *to, network: *network, message: (self.epoch, source) }
+            }
+            Some(Step::Receive(sources)) => {
+                let key = |source: &Source| (self.epoch, *source);
+                if !sources.iter().all(|source| self.arrived.contains(&key(source))) {
+                    return Action::Blocked;
+                }
+                for source in sources {
+                    self.arrived.remove(&(self.epoch, *source));
+                }
+                Action::Waited
+            }
+        };
+        self.position = Some(position + 1);
+        action
+    }
+
+    fn deliver(&mut self, _now_ns: u64, message: Self::Message) {
+        self.arrived.insert(message);
+    }
+}

@@ -1,0 +1,62 @@
+//! Barriers, as a subcommand: live ones, and the simulated cluster.
+
+mod live;
+mod simulated;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use vigie_barrier::Algorithm;
+use vigie_barrier::algorithm::NameError;
+use vigie_bench::BenchError;
+use vigie_bench::machine::Machine;
+
+use super::{Output, duration};
+
+#[derive(Debug, Args)]
+pub(super) struct Barrier {
+    /// Simulate the paper's cluster of 2000: nodes with their interrupts, a switch, a repeater hub. It takes no time of
+    /// this machine, and gives the same times on every one.
+    #[arg(long)]
+    simulate: bool,
+    /// Algorithms, such as shuffle-exchange, binary, ternary, concurrent, ternary-two-networks, dissemination-3, nomial-4,
+    /// optimal-34500-7360. Default: the paper's figures 5 to 10. Over a network: of concurrent, ternary, binary,
+    /// dissemination and central, beside the planner's choice; default all.
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…", value_parser = algorithm)]
+    algorithm: Vec<Algorithm>,
+    /// Numbers of members. Default: 2, 8 and 32, or 2 to 32 in simulation.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "N,…",
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(MEMBERS_MAX))
+    )]
+    members: Vec<u32>,
+    /// One member is late in each barrier by so much.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    late: Option<Duration>,
+    #[command(flatten)]
+    live: live::Live,
+    #[command(flatten)]
+    simulated: simulated::Simulated,
+    #[command(flatten)]
+    pub(super) output: Output,
+}
+
+/// Members of a barrier, at most.
+const MEMBERS_MAX: u32 = 1024;
+
+fn algorithm(name: &str) -> Result<Algorithm, NameError> {
+    name.parse()
+}
+
+impl Barrier {
+    pub(super) fn run(self, machine: Machine) -> Result<ExitCode, BenchError> {
+        if self.simulate { simulated::run(self, machine) } else { live::run(self, machine) }
+    }
+
+    fn members(&self, default: &[u32]) -> Vec<u32> {
+        if self.members.is_empty() { default.to_vec() } else { self.members.clone() }
+    }
+}

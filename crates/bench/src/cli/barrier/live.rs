@@ -1,0 +1,100 @@
+//! Barriers of members on this host.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use vigie_bench::BenchError;
+use vigie_bench::barriers::{BarrierPlan, Laps, Over, PEERS};
+use vigie_bench::compute::ParseDurationError;
+use vigie_bench::machine::Machine;
+use vigie_bench::report::Report;
+
+use super::super::{duration, measure};
+use super::Barrier;
+
+#[derive(Debug, Args)]
+pub(super) struct Live {
+    /// What the members are: tasks on two workers, threads, processes over shared memory (shm), or processes in network
+    /// namespaces on a bridge, over UDP with multicast (udp) or raw Ethernet (ether), which needs root.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "KIND,…",
+        default_value = "tasks,threads,shm",
+        conflicts_with = "simulate"
+    )]
+    over: Vec<Over>,
+    /// Peers to measure in the same run: openmpi (with each of its algorithms), mpich, std, hurdles,
+    /// pthread, tokio; one that is not on this machine is skipped, and the table says how to get it.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "PEER,…",
+        value_parser = clap::builder::PossibleValuesParser::new(PEERS),
+        default_value = "openmpi,mpich,std,hurdles,pthread,tokio",
+        conflicts_with = "simulate"
+    )]
+    peers: Vec<String>,
+    /// Dummy loop between two barriers; 0 for barriers that follow on each other at once.
+    #[arg(
+        long,
+        value_name = "TIME",
+        default_value = "30us",
+        value_parser = pause,
+        conflicts_with = "simulate"
+    )]
+    dummy: Duration,
+    /// Skewed arrival: each member's loop is longer by this much than that of the member before.
+    #[arg(
+        long,
+        value_name = "TIME",
+        default_value = "0",
+        value_parser = pause,
+        conflicts_with = "simulate"
+    )]
+    skew: Duration,
+    /// Time per system and number of members.
+    #[arg(
+        long,
+        value_name = "TIME",
+        default_value = "300ms",
+        value_parser = duration,
+        conflicts_with = "simulate"
+    )]
+    budget: Duration,
+    /// Turns in which the budget is spent.
+    #[arg(
+        long,
+        default_value_t = 3,
+        value_parser = clap::value_parser!(u32).range(1..),
+        conflicts_with = "simulate"
+    )]
+    rounds: u32,
+}
+
+/// A duration, or none at all.
+fn pause(text: &str) -> Result<Duration, ParseDurationError> {
+    if text == "0" { Ok(Duration::ZERO) } else { duration(text) }
+}
+
+pub(super) fn run(barrier: Barrier, machine: Machine) -> Result<ExitCode, BenchError> {
+    let members = barrier.members(&[2, 8, 32]);
+    let Barrier { live, late, output, algorithm, .. } = barrier;
+    let laps = members.into_iter().map(|members| {
+        let mut laps = Laps::new(members);
+        laps.budget = live.budget;
+        laps.dummy = live.dummy;
+        laps.skew = live.skew;
+        laps.late = late.unwrap_or_default();
+        laps
+    });
+    let mut plan = BarrierPlan::new(live.over, laps.collect());
+    plan.peers = live.peers;
+    plan.rounds = live.rounds;
+    plan.algorithms = algorithm.iter().map(ToString::to_string).collect();
+    let outcome = measure(plan.cases(), |progress| plan.run(progress))?;
+    println!("\n{}", plan.tables(&outcome.rows));
+    output.finish(Report::new(machine, output.seed, outcome), &[])?;
+    Ok(ExitCode::SUCCESS)
+}

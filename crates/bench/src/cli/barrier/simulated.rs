@@ -1,0 +1,168 @@
+//! The simulated cluster.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use vigie_barrier::cluster::paper::Case;
+use vigie_barrier::cluster::{Arrival, Medium};
+use vigie_bench::BenchError;
+use vigie_bench::barrier::plot;
+use vigie_bench::barrier::simulation::{Set, SimulationPlan};
+use vigie_bench::machine::Machine;
+use vigie_bench::report::Report;
+
+use super::super::{draw, duration, measure};
+use super::Barrier;
+
+#[derive(Debug, Args)]
+pub(super) struct Simulated {
+    /// The networks of the algorithms that are asked for.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_enum,
+        value_name = "NETWORK,…",
+        default_value = "switch,hub",
+        requires = "simulate"
+    )]
+    network: Vec<Network>,
+    /// What everything costs; for the algorithms that are asked for, or instead of figures 5 to 10 with the calibrated and the
+    /// bare set.
+    #[arg(long, value_delimiter = ',', value_enum, value_name = "SET,…", requires = "simulate")]
+    parameters: Vec<Parameters>,
+    /// Run the member machine, with colours and recovery, instead of the bare steps.
+    #[arg(long, requires = "simulate")]
+    recovery: bool,
+    /// After which time a member asks for what it misses.
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "10ms", requires = "recovery")]
+    repeat_after: Duration,
+    /// Probability that a receiver does not get a frame; the bare steps do not get over that.
+    #[arg(long, value_name = "PART", default_value_t = 0.0, requires = "simulate")]
+    loss: f64,
+    /// Members enter later by a random time of up to this.
+    #[arg(
+        long,
+        value_name = "TIME",
+        value_parser = duration,
+        conflicts_with = "late",
+        requires = "simulate"
+    )]
+    spread: Option<Duration>,
+    /// Barriers of a run.
+    #[arg(
+        long,
+        default_value_t = 100,
+        value_parser = clap::value_parser!(u32).range(1..),
+        requires = "simulate"
+    )]
+    barriers: u32,
+    /// Seeds of which a time with chance in it is the mean.
+    #[arg(
+        long,
+        default_value_t = 8,
+        value_parser = clap::value_parser!(u32).range(1..),
+        requires = "simulate"
+    )]
+    seeds: u32,
+    /// Draw each figure to a file beside this one, as SVG.
+    #[arg(long, value_name = "FILE", requires = "simulate")]
+    plot: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Network {
+    /// A store-and-forward switch, or two.
+    Switch,
+    /// A CSMA/CD repeater hub, or two.
+    Hub,
+}
+
+impl From<Network> for Medium {
+    fn from(network: Network) -> Self {
+        match network {
+            Network::Switch => Self::Switch,
+            Network::Hub => Self::Hub,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Parameters {
+    /// The paper's cluster, with four fitted constants.
+    Calibrated,
+    /// The paper's LogP alone, and what the standard says of Ethernet.
+    Bare,
+    /// Calibrated, but no sender waits until its frames have left.
+    NoCompletionWait,
+    /// Calibrated, but each frame has an interrupt of its own.
+    OneFrame,
+}
+
+impl From<Parameters> for Set {
+    fn from(parameters: Parameters) -> Self {
+        match parameters {
+            Parameters::Calibrated => Self::Calibrated,
+            Parameters::Bare => Self::Bare,
+            Parameters::NoCompletionWait => Self::NoCompletionWait,
+            Parameters::OneFrame => Self::OneFrame,
+        }
+    }
+}
+
+pub(super) fn run(barrier: Barrier, machine: Machine) -> Result<ExitCode, BenchError> {
+    let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    let mut plan = planned(&barrier);
+    let Barrier { simulated, late, output, .. } = barrier;
+    plan.barriers = simulated.barriers;
+    plan.seeds = simulated.seeds;
+    plan.seed = output.seed;
+    plan.loss = simulated.loss;
+    plan.repeat_after = simulated.recovery.then_some(simulated.repeat_after);
+    if let Some(most) = simulated.spread {
+        plan.arrival = Arrival::Spread(nanoseconds(most));
+    } else if let Some(late) = late {
+        plan.arrival = Arrival::OneLate(nanoseconds(late));
+    }
+    let outcome = measure(plan.cases(), |progress| Ok(plan.run(progress)))?;
+    println!("\n{}", plan.tables(&outcome.rows));
+    if let Some(path) = &simulated.plot {
+        for figure in plot::figures(&outcome.rows) {
+            let extension = format!("{figure}.svg");
+            draw(&path.with_extension(extension), plot::means(&outcome.rows, figure))?;
+        }
+    }
+    output.finish(Report::new(machine, output.seed, outcome), &[])?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The paper's figures, or what was asked for.
+fn planned(barrier: &Barrier) -> SimulationPlan {
+    let Simulated { network, parameters, .. } = &barrier.simulated;
+    let sets: Vec<Set> = parameters.iter().map(|set| Set::from(*set)).collect();
+    if barrier.algorithm.is_empty() {
+        let figures = SimulationPlan::figures();
+        if sets.is_empty() {
+            return figures;
+        }
+        let is_first = |(_, set): &&(Case, Set)| *set == Set::Calibrated;
+        let mut cases = Vec::new();
+        for (mut case, _) in figures.cases.iter().filter(is_first).copied() {
+            case.figure = 0;
+            cases.extend(sets.iter().map(|set| (case, *set)));
+        }
+        return SimulationPlan::new(cases);
+    }
+    let sets = if sets.is_empty() { vec![Set::Calibrated] } else { sets };
+    let mut cases = Vec::new();
+    for algorithm in &barrier.algorithm {
+        for medium in network {
+            for members in barrier.members(&[2, 4, 8, 16, 32]) {
+                let case = Case::new(0, *algorithm, members, (*medium).into());
+                cases.extend(sets.iter().map(|set| (case, *set)));
+            }
+        }
+    }
+    SimulationPlan::new(cases)
+}
