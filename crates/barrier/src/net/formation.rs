@@ -165,7 +165,7 @@ impl NetBuilder {
     }
 
     /// Sets after how long a member asks for what it misses: as [`Settings::repeat_after`]. By default 10 ms; on one
-    /// host, 10 ms for each member that shares a processor, up to 100 ms, and at most a 32nd of the failure timeout.
+    /// host, 10 ms for each member that shares a processor, up to 200 ms, and at most a 32nd of the failure timeout.
     pub const fn repeat_after(mut self, time: Duration) -> Self {
         self.repeat_after = Some(time);
         self
@@ -368,7 +368,7 @@ impl NetBuilder {
         let mut settings = Settings::new(id);
         // On one host, those who wait for somebody late would all ask at once, and keep him from coming.
         let crowd = match cores {
-            Cores::Shared(cores) => group.size().div_ceil(cores.get()).clamp(1, 10),
+            Cores::Shared(cores) => group.size().div_ceil(cores.get()).clamp(1, 20),
             Cores::Own => 1,
         };
         let patient = settings.repeat_after * crowd;

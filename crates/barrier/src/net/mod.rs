@@ -8,6 +8,10 @@
 //!      engine: member machine ◀─▶ transport  │ watch: the engine as a detector, hosted by the scheduler
 //!                                 datagrams (UDP, link; unicast and multicast) | messages
 //! ```
+//!
+//! [`NetBuilder`] forms groups and has the example. A member answers for its process while that computes: the server that
+//! hosts the barrier does it. Failures are those of the [member machine](crate::member); members that leave in order
+//! fail no barrier that they have entered. `docs/design/barrier-net.md` says why it is made so.
 
 mod barrier;
 mod datagrams;
