@@ -68,10 +68,10 @@ pub mod cluster;
 mod error;
 mod group;
 pub mod local;
+pub mod logp;
 #[cfg(loom)]
 #[doc(hidden)]
 pub mod loom_exports;
-pub mod logp;
 pub mod member;
 pub mod packet;
 pub mod reduction;
