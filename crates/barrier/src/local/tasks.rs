@@ -92,7 +92,8 @@ struct Team {
     wakers: Padded<Wakers>,
     /// Whether its last member looks: [`LOOKING`] from before that counts for the team, or [`AWAY`]. Whoever passes
     /// the barrier last puts [`DONE`] there, and wakes the team unless it found [`LOOKING`]; who looked and finds
-    /// that it was passed, or `DONE`, wakes the team. If the exchange is late, the team may be in the next barrier
+    /// that it was passed, or `DONE`, wakes the team. Both exchanges order what was before them (`SeqCst` is more
+    /// than that takes): who finds `DONE` sees the count. If the exchange is late, the team may be in the next barrier
     /// already, and is woken once more than needed by the one or the other, but never less: the two sides
     /// exchange one word.
     watch: Padded<AtomicU32>,

@@ -56,6 +56,7 @@ impl Wakers {
         let mut taken = Taken { wakers: self, list, replaced: Vec::new() };
         taken.wake(except);
         while taken.must_go_on() {
+            // The one at `except` is awake, and would look by itself: it costs a wake-up too many, seldom.
             taken.wake(None);
         }
     }

@@ -8,7 +8,10 @@ use std::{
 };
 
 use loom::{
-    sync::{Condvar, Mutex},
+    sync::{
+        Condvar, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
     thread,
 };
 use vigie_barrier::{
@@ -48,41 +51,87 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
+/// What members do before they enter, without any order of its own: passing too early shows.
+struct Marks(Vec<AtomicU32>);
+
+impl Marks {
+    fn new(size: u32) -> Arc<Self> {
+        Arc::new(Self((0..size).map(|_| AtomicU32::new(0)).collect()))
+    }
+
+    fn enter(&self, rank: Rank, epoch: u32) {
+        self.0[rank.index()].store(epoch + 1, Ordering::Relaxed);
+    }
+
+    fn passed(&self, epoch: u32) {
+        assert!(self.0.iter().all(|mark| mark.load(Ordering::Relaxed) > epoch), "too early");
+    }
+
+    /// Waits in barrier `epoch`, which all are to enter.
+    async fn wait(&self, member: &mut TaskMember, epoch: u32) {
+        self.enter(member.rank(), epoch);
+        assert_eq!(member.wait().await.expect("all live").epoch, epoch);
+        self.passed(epoch);
+    }
+}
+
 fn members(size: u32) -> Vec<TaskMember> {
     TaskBarrier::new(Group::new(size).expect("small")).into_members().collect()
 }
 
-/// Goal: no task misses its waking, also where a barrier follows on another at once, or a member arrives first and
-/// waits later. Method: two members and two barriers, one of them in two phases; three members and one.
+/// Goal: no task misses its waking or passes before all have entered, also where a barrier follows on another at
+/// once, or a member arrives first and waits later. Method: two members and two barriers, one of them in two phases; three members and one.
 #[test]
 fn tasks_are_woken() {
     loom::model(|| {
         let mut members = members(2).into_iter();
         let (mut one, mut other) = (members.next().expect("0"), members.next().expect("1"));
+        let marks = Marks::new(2);
+        let own = Arc::clone(&marks);
         let thread = thread::spawn(move || {
             block_on(async {
-                assert_eq!(one.wait().await.expect("all live").epoch, 0);
+                own.wait(&mut one, 0).await;
+                own.enter(one.rank(), 1);
                 let token = one.arrive().expect("all live");
                 assert_eq!(one.depart(token).await.expect("all live").epoch, 1);
+                own.passed(1);
                 one
             })
         });
         block_on(async {
-            assert_eq!(other.wait().await.expect("all live").epoch, 0);
-            assert_eq!(other.wait().await.expect("all live").epoch, 1);
+            marks.wait(&mut other, 0).await;
+            marks.wait(&mut other, 1).await;
         });
         drop(thread.join().expect("no panic"));
     });
     loom::model(|| {
+        let marks = Marks::new(3);
         let threads: Vec<_> = members(3)
             .into_iter()
             .map(|mut member| {
-                thread::spawn(move || {
-                    block_on(member.wait()).expect("all live");
-                })
+                let marks = Arc::clone(&marks);
+                thread::spawn(move || block_on(marks.wait(&mut member, 0)))
             })
             .collect();
         threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+    });
+}
+
+/// Goal: a task that has arrived and leaves its waker only then misses nothing that came in between. Method: two
+/// members, one of which does so.
+#[test]
+fn a_late_waker_is_woken() {
+    loom::model(|| {
+        let mut members = members(2).into_iter();
+        let (mut one, mut other) = (members.next().expect("0"), members.next().expect("1"));
+        let marks = Marks::new(2);
+        let own = Arc::clone(&marks);
+        let thread = thread::spawn(move || block_on(own.wait(&mut other, 0)));
+        marks.enter(one.rank(), 0);
+        let token = one.arrive().expect("all live");
+        block_on(one.depart(token)).expect("all live");
+        marks.passed(0);
+        thread.join().expect("no panic");
     });
 }
 
@@ -100,27 +149,51 @@ fn a_dropped_member_is_told_of() {
     });
 }
 
-/// Goal: a member that leaves while another one still wakes its team is told of, to one who was woken before it
-/// left. Method: two of a team and one who may be the last, who stays.
+/// Goal: an exchange that is late, and found by its team in the next barrier, lets nobody pass that one. Method: two
+/// members and two barriers, with a pause before the second one for whoever may have been late.
+#[test]
+fn a_late_exchange_lets_nobody_pass() {
+    loom::model(|| {
+        let marks = Marks::new(2);
+        let threads: Vec<_> = members(2)
+            .into_iter()
+            .map(|mut member| {
+                let marks = Arc::clone(&marks);
+                thread::spawn(move || {
+                    block_on(marks.wait(&mut member, 0));
+                    if member.rank() == Rank(1) {
+                        thread::yield_now();
+                    }
+                    block_on(marks.wait(&mut member, 1));
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+    });
+}
+
+/// Goal: a member that leaves while another one still wakes a team is told of, to one who was woken before it
+/// left. Method: two of a team and one of another, of whom the one or the other leaves.
 #[test]
 fn a_member_that_leaves_during_the_waking_is_told_of() {
-    loom::model(|| {
-        let mut members = members(3).into_iter();
-        let mut next = || members.next().expect("one of three");
-        let (mut one, mut gone, mut last) = (next(), next(), next());
-        let leaver = thread::spawn(move || {
-            block_on(gone.wait()).expect("all live");
+    for leaver in [Rank(1), Rank(2)] {
+        loom::model(move || {
+            let mut members = members(3).into_iter();
+            let mut one = members.next().expect("one of three");
+            let threads: Vec<_> = members
+                .map(|mut member| {
+                    thread::spawn(move || {
+                        block_on(member.wait()).expect("all live");
+                        (member.rank() != leaver).then_some(member)
+                    })
+                })
+                .collect();
+            block_on(one.wait()).expect("all live");
+            let error = block_on(one.wait()).expect_err("one leaves");
+            assert_eq!(error.lost(), [leaver]);
+            threads.into_iter().for_each(|thread| drop(thread.join().expect("no panic")));
         });
-        let waker = thread::spawn(move || {
-            block_on(last.wait()).expect("all live");
-            last
-        });
-        block_on(one.wait()).expect("all live");
-        let error = block_on(one.wait()).expect_err("one leaves");
-        assert_eq!(error.lost(), [Rank(1)]);
-        leaver.join().expect("no panic");
-        drop(waker.join().expect("no panic"));
-    });
+    }
 }
 
 /// Goal: the model would see a waker that is left too late. Method: a mutant that leaves it after it has entered,
