@@ -1,6 +1,6 @@
 //! Packets that are lost, doubled and reordered.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use vigie_barrier::{Algorithm, net::Faults};
 
@@ -9,25 +9,25 @@ use crate::stage::{Entries, play};
 fn survives(name: &str, size: u32, faults: Faults, turns: u32) -> u64 {
     let algorithm: Algorithm = name.parse().expect("a name");
     let entries = Entries::default();
+    // Nobody leaves before all have passed, since others may have lost the last message.
+    let passed = Arc::new(tokio::sync::Barrier::new(usize::try_from(size).expect("few")));
     let builder = |_, builder: vigie_barrier::net::NetBuilder| {
         builder
             .algorithm(algorithm)
             .faults(faults)
             .repeat_after(Duration::from_millis(2))
-            .failure_timeout(Duration::from_secs(60))
+            .failure_timeout(Duration::from_secs(12))
     };
     let repeated = play(size, builder, move |mut barrier| {
-        let entries = entries.clone();
+        let (entries, passed) = (entries.clone(), Arc::clone(&passed));
         async move {
             for turn in 0..turns {
                 entries.enter();
                 barrier.wait().await?;
                 entries.check(turn, size);
             }
-            let counters = barrier.counters();
-            // Others may have lost the last message.
-            barrier.leave(Duration::from_secs(2)).await?;
-            Ok(counters.member.repeated)
+            passed.wait().await;
+            Ok(barrier.counters().member.repeated)
         }
     });
     repeated.iter().sum()
