@@ -248,11 +248,15 @@ fn survivors_go_on() {
 fn strangers() {
     const TEST: &str = "strangers";
     const REFUSED: &str = "VIGIE_TEST_REFUSED";
+    const JOINED: &str = "VIGIE_TEST_JOINED";
     if is_rank_of(TEST) {
         run(async |deadline| {
             let joined = World::join(deadline).await;
             let Ok(expected) = env::var(REFUSED) else {
                 let world = joined.expect("the rendezvous is there");
+                if let Some(path) = env::var_os(JOINED) {
+                    fs::write(path, "").expect("a file");
+                }
                 world.put("here", b"", deadline).await.expect("it hears");
                 world.barrier(deadline).await.expect("all come");
                 world.leave(deadline).await.expect("it hears");
@@ -265,7 +269,8 @@ fn strangers() {
         });
     }
     let server = Server::start(TEST, &["-n", "2"]);
-    let mut first = Process::start(&mut server.rank(TEST, 0, 2));
+    let joined = server.secret_file.with_extension("joined");
+    let mut first = Process::start(server.rank(TEST, 0, 2).env(JOINED, &joined));
     let mut callers = Vec::new();
     for index in 0..200 {
         let mut caller = TcpStream::connect(server.address).expect("somebody listens");
@@ -286,7 +291,12 @@ fn strangers() {
     let mut stranger = server.rank(TEST, 1, 2);
     refused(stranger.env("VIGIE_SECRET", wrong), Refusal::WrongSecret);
     refused(&mut server.rank(TEST, 1, 3), Refusal::OtherSize);
-    // The first has called before any stranger, and is there by now.
+    let end = Instant::now() + BOUND;
+    while !joined.exists() {
+        assert!(Instant::now() < end, "the first rank does not join");
+        thread::yield_now();
+    }
+    fs::remove_file(&joined).expect("it is there");
     refused(&mut server.rank(TEST, 0, 2), Refusal::Taken);
     let mut second = Process::start(&mut server.rank(TEST, 1, 2));
     assert_eq!([first.code(), second.code()], [Some(0); 2]);
