@@ -23,7 +23,7 @@
 //! ```
 //!
 //! ```text
-//!   group, measured LogP parameters
+//!   group, LogP parameters
 //!          |
 //!       planner ----> schedule (a value: who sends to whom in which round)
 //!                        |
@@ -40,11 +40,10 @@
 //!   duplicate from the next episode [eth-barrier, §2.3]. Timeouts send again. A member that is
 //!   gone becomes an error that names it, on every survivor.
 //! - **Cost model**: LogP's closed forms [eth-barrier, §5.1.2], fed with overheads, latency and gap
-//!   measured on the live transport. The planner picks algorithm and arity, and says afterwards
-//!   what it expected and what it got.
+//!   that are typical of the transport, or given. The planner picks algorithm and arity, and says
+//!   why. Measuring them on the live transport does not exist yet.
 //! - **Simulated cluster**: nodes with the costs of sending, receiving and interrupts, a switch, a
-//!   repeater hub; it drives the same members and is to reproduce the figures of
-//!   [eth-barrier, §4.3].
+//!   repeater hub; it drives the same members and reproduces the figures of [eth-barrier, §4.3].
 //!
 //! # Its place
 //!
