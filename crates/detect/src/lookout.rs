@@ -309,15 +309,15 @@ impl Shared {
         events
     }
 
-    /// Copies the table if it has changed, and the shortest polling interval if one has.
-    fn refresh(&self, driver: &mut Driver) {
+    /// Copies the table if it has changed, and the shortest polling interval if one has. Returns whether anything had.
+    fn refresh(&self, driver: &mut Driver) -> bool {
         if !driver.stale.is_empty() {
             self.reconsider(driver);
         }
         if !self.frequencies_changed.load(Ordering::Relaxed)
             || !self.frequencies_changed.swap(false, Ordering::AcqRel)
         {
-            return;
+            return false;
         }
         let version = self.version.load(Ordering::Acquire);
         if version != driver.version {
@@ -352,6 +352,7 @@ impl Shared {
         self.look_every_ns.store(every_ns, Ordering::Relaxed);
         driver.spin = Duration::from_nanos(spin_ns);
         self.look_switches.store(switches, Ordering::Relaxed);
+        true
     }
 
     /// Asks the policies of those handles that were due when an event came: not then, since its task
@@ -472,6 +473,24 @@ impl Shared {
         events
     }
 
+    /// Finds the next deadline anew, before a sleep: the one that is known may be of something that is over, and would
+    /// end the sleep for nothing. Returns false if a handle came meanwhile.
+    fn find_deadline(&self, driver: &mut Driver) -> bool {
+        // As in `poll_deadlines`; whoever lowers it from here on finds the host parked, and rings.
+        self.next_deadline.swap(u64::MAX, Ordering::SeqCst);
+        let is_same = !self.refresh(driver);
+        for &index in &driver.with_deadlines {
+            let row = driver.rows.get(index as usize);
+            let Some(handle) = row.and_then(|row| row.handle.as_ref()) else { continue };
+            if handle.watch_state().known_count.load(Ordering::Acquire) > 0
+                && let Some(deadline) = handle.next_deadline()
+            {
+                self.next_deadline.fetch_min(deadline.as_nanos(), Ordering::SeqCst);
+            }
+        }
+        is_same
+    }
+
     /// Polls for as long as the policies find that cheaper than sleeping.
     ///
     /// Whoever rings ends this as it would end a sleep: a host that polls is no less willing to work.
@@ -536,6 +555,10 @@ impl Shared {
             return Prepared::Events(events);
         }
         // SeqCst: see `ParkWord::begin_park`.
+        let known = self.next_deadline.load(Ordering::SeqCst);
+        if known > now.as_nanos() && known < wake_at && !self.find_deadline(driver) {
+            wake_at = 0;
+        }
         wake_at = wake_at.min(self.next_deadline.load(Ordering::SeqCst));
         if self.frequencies_changed.load(Ordering::Acquire) {
             // A handle came while we armed the others: look again.
@@ -585,5 +608,47 @@ impl Driver {
         rows.filter_map(|row| row.handle.as_ref())
             // SeqCst: see `ParkWord::begin_park`.
             .filter(|handle| handle.watch_state().known_count.load(Ordering::SeqCst) > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        future::Future,
+        pin::pin,
+        task::{Context, Waker},
+    };
+
+    use super::*;
+    use crate::{Flavor, Server, VirtualClock};
+
+    /// Goal: what is over ends no sleep, and what is left does. Method: in virtual time, a host with two timers makes
+    /// ready for a sleep, after the earlier one was given up, and then the other one too.
+    #[test]
+    fn a_deadline_that_is_over_ends_no_sleep() {
+        let server = Server::new_virtual(Flavor::UserLevel, Arc::new(VirtualClock::new()))
+            .expect("a virtual server");
+        let (mut lookout, timers) = (server.lookout(), server.timers());
+        let at = |millis| Instant::from_nanos(0) + Duration::from_millis(millis);
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut sleep = || {
+            // The first one of all may be ended by handles that are new.
+            let _ = lookout.detect();
+            lookout.prepare().expect("nothing has come")
+        };
+        {
+            let mut late = pin!(timers.wait(at(9)));
+            assert!(late.as_mut().poll(&mut cx).is_pending());
+            {
+                let mut early = pin!(timers.wait(at(2)));
+                assert!(early.as_mut().poll(&mut cx).is_pending());
+                assert_eq!(sleep(), Some(at(2)));
+            }
+            assert_eq!(sleep(), Some(at(9)));
+            let mut again = pin!(timers.wait(at(5)));
+            assert!(again.as_mut().poll(&mut cx).is_pending());
+            assert_eq!(sleep(), Some(at(5)), "it is lowered again");
+        }
+        assert_eq!(sleep(), None);
     }
 }
