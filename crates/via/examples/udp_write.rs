@@ -1,13 +1,13 @@
 //! Measures RDMA writes over UDP on the loopback interface, beside bare UDP sockets and TCP.
 //!
 //! Run with `cargo run --release -p vigie-via --example udp_write`, on two processors or more. Two threads, each
-//! pinned to a processor of its own, spin. Latencies are medians over short rounds in which the bare socket and the VI
-//! take turns. Expected output: the one-way time of 8 B, whose ratio should be below 1.3, and of larger writes, for
-//! which the bare socket sends one datagram; then the bandwidth of many writes of 256 KiB beside TCP's.
+//! pinned to a processor of its own, spin. Latencies are medians over short rounds in which a bare socket, a connected
+//! one and the VI take turns. Expected output: the one-way time of 8 B, whose ratio to a connected socket should be below
+//! 1.3, and of larger writes, for which the bare sockets send one datagram; then the bandwidth of many writes of 256 KiB beside TCP's.
 //!
 //! With `ONE` and `TWO` set to addresses the two ends have those, and with `NETNS` the second end is in that network
 //! namespace (`NETNS=/run/netns/far`, as root). `PACKET_BYTES`, `WINDOW_BYTES` and `TAGGED` change the configuration, `ROUNDS` and `FLOOD`
-//! how much is measured.
+//! how much is measured; with `SMALL` only 8 B are.
 
 use std::{
     env, error,
@@ -49,23 +49,32 @@ fn main() -> Result<()> {
     let own = (bare_one.local_addr()?, one.nic.address());
     let (sender, receiver) = channel();
     let echo = thread::spawn(move || echo(own, config, &sender));
-    let (to, to_two, tcp) = receiver.recv().map_err(|_| "the other end did not begin")?;
+    let ([to, to_wired], to_two, tcp) =
+        receiver.recv().map_err(|_| "the other end did not begin")?;
     pin(0)?;
     one.meet(&to_two)?;
-    println!("{:>24} {:>12} {:>12} {:>8}", "", "bare", "VI", "ratio");
-    for size in SIZES {
-        let (mut bares, mut vis) = (Vec::new(), Vec::new());
+    println!("{:>24} {:>12} {:>12} {:>12} {:>8}", "", "bare", "connected", "VI", "ratio");
+    let wired_one = bare(&address("ONE")?)?;
+    wired_one.connect(to_wired)?;
+    wired_one.send(&[])?;
+    for size in sizes() {
+        let (mut bares, mut wireds, mut vis) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..rounds() {
             bares.push(time(|| {
                 bare_one.send_to(&vec![0; size], to)?;
                 bare_receive(&bare_one)
+            })?);
+            wireds.push(time(|| {
+                wired_one.send(&vec![0; size])?;
+                wired_receive(&wired_one)
             })?);
             vis.push(time(|| {
                 one.send(size, 0)?;
                 one.receive()
             })?);
         }
-        row(&format!("{size} B one way, ns"), median(bares) / 2.0, median(vis) / 2.0);
+        let found = [median(bares) / 2.0, median(wireds) / 2.0, median(vis) / 2.0];
+        row(&format!("{size} B one way, ns"), &found);
     }
     let mut stream = TcpStream::connect(tcp)?;
     let started = Instant::now();
@@ -78,7 +87,7 @@ fn main() -> Result<()> {
     let started = Instant::now();
     one.flood()?;
     one.receive()?;
-    row("TCP and VI, GB/s", rate(tcp)?, rate(started.elapsed())?);
+    row("TCP and VI, GB/s", &[rate(tcp)?, rate(started.elapsed())?]);
     println!("{:?}", one.nic.counters());
     one.linger();
     echo.join().map_err(|_| "the other thread panicked")?
@@ -107,7 +116,7 @@ fn config() -> Config {
 }
 
 /// What the second end tells the first: where its bare socket, its NIC and its listener for TCP are.
-type Places = (SocketAddr, Address, SocketAddr);
+type Places = ([SocketAddr; 2], Address, SocketAddr);
 
 fn echo(
     (to, to_one): (SocketAddr, Address),
@@ -120,15 +129,27 @@ fn echo(
     }
     pin(1)?;
     let bare_two = bare(&address("TWO")?)?;
+    let wired_two = bare(&address("TWO")?)?;
     let mut two = End::new(Udp::bind(address("TWO")?, secret(), config)?)?;
     let listener = TcpListener::bind(address("TWO")?)?;
-    places.send((bare_two.local_addr()?, two.nic.address(), listener.local_addr()?))?;
+    let sockets = [bare_two.local_addr()?, wired_two.local_addr()?];
+    places.send((sockets, two.nic.address(), listener.local_addr()?))?;
     two.meet(&to_one)?;
-    for size in SIZES {
+    let from = loop {
+        if let Ok((_, from)) = wired_two.recv_from(&mut []) {
+            break from;
+        }
+    };
+    wired_two.connect(from)?;
+    for size in sizes() {
         for _ in 0..rounds() {
             for _ in 0..COUNT {
                 bare_receive(&bare_two)?;
                 bare_two.send_to(&vec![0; size], to)?;
+            }
+            for _ in 0..COUNT {
+                wired_receive(&wired_two)?;
+                wired_two.send(&vec![0; size])?;
             }
             for _ in 0..COUNT {
                 two.receive()?;
@@ -171,10 +192,17 @@ fn rate(time: Duration) -> Result<f64> {
     Ok(f64::from(u32::try_from(flood() * CHUNK)?) / time.as_secs_f64() / 1e9)
 }
 
-fn row(what: &str, bare: f64, vi: f64) {
-    println!("{what:>24} {bare:>12.2} {vi:>12.2} {:>8.2}", vi / bare);
+fn row(what: &str, found: &[f64]) {
+    print!("{what:>24}");
+    found.iter().for_each(|one| print!(" {one:>12.2}"));
+    if let [.., socket, vi] = found {
+        println!(" {:>8.2}", vi / socket);
+    }
 }
 
+fn sizes() -> Vec<usize> {
+    if env::var_os("SMALL").is_some() { vec![8] } else { SIZES.to_vec() }
+}
 fn median(mut samples: Vec<f64>) -> f64 {
     samples.sort_by(f64::total_cmp);
     samples[samples.len() / 2]
@@ -199,6 +227,16 @@ fn bare_receive(socket: &UdpSocket) -> Result<()> {
     let mut buffer = [0; 1 << 14];
     loop {
         match socket.recv_from(&mut buffer) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            found => return Ok(found.map(drop)?),
+        }
+    }
+}
+
+fn wired_receive(socket: &UdpSocket) -> Result<()> {
+    let mut buffer = [0; 1 << 14];
+    loop {
+        match socket.recv(&mut buffer) {
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
             found => return Ok(found.map(drop)?),
         }

@@ -30,8 +30,8 @@ impl Fixture for Loopback {
     }
 
     fn profile(&self) -> Profile {
-        // On the loopback interface a few looks suffice to see what comes.
-        Profile::new().calm(Duration::from_millis(5))
+        // On the loopback interface a few looks suffice to see what comes, where the machine has time for us.
+        Profile::new().calm(Duration::from_millis(5)).patience(Duration::from_secs(60))
     }
 }
 

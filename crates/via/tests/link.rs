@@ -439,6 +439,39 @@ fn xdp_frames_are_looked_for_in_every_way() {
     });
 }
 
+/// Goal: as many frames are kept as was asked for, whatever was taken before: places go back to the kernel late, but
+/// none is missing, and no frame comes twice. Method: bursts of every size up to that, for few and for many frames, so
+/// that places go round several times.
+#[test]
+#[ignore = "needs privilege: CAP_BPF in the first user namespace"]
+fn xdp_places_go_back() {
+    inside("xdp_places_go_back", &[&["-n"]], || {
+        make_veth();
+        for kept in [1_u32, 8, 64, 100] {
+            let builder = |name: &str| Link::builder(name).back_end(BackEnd::Xdp);
+            let mut left = open_when_free(builder("v0"));
+            let mut right = open_when_free(builder("v1").receive_frames(kept));
+            let mut number = 0_u32;
+            for burst in (1..=kept).cycle().take(300) {
+                let first = number;
+                for _ in 0..burst {
+                    left.send(right.address(), &[&number.to_be_bytes()]).expect("room");
+                    left.flush().expect("sent");
+                    number += 1;
+                }
+                for expected in first..number {
+                    // One by one: what is not looked at keeps its place.
+                    let taken = wait_for_frame_of(&mut right, 1);
+                    assert_eq!(payload(&taken)[..4], expected.to_be_bytes());
+                }
+            }
+            assert_eq!(take(&mut right), Vec::<Vec<u8>>::new());
+            let statistics = right.statistics().expect("counters");
+            assert_eq!((statistics.received, statistics.dropped), (number.into(), 0));
+        }
+    });
+}
+
 /// Goal: the program goes with its process, however that ends, and the next owner is served. Method: another
 /// process opens the queue, is seen to have it, and is killed.
 #[test]
@@ -549,9 +582,19 @@ fn xdp_has_a_generic_path() {
 
 /// Takes the next frame, looking again and again.
 fn wait_for_frame(link: &mut Link) -> Vec<u8> {
+    wait_for_frame_of(link, usize::MAX)
+}
+
+/// Takes at most so many frames, looking again and again, and returns the first.
+fn wait_for_frame_of(link: &mut Link, count: usize) -> Vec<u8> {
     in_tokio(async {
         loop {
-            if let Some(frame) = take(link).into_iter().next() {
+            let mut first = None;
+            link.receive(count, |frame| {
+                first.get_or_insert_with(|| frame.to_vec());
+            })
+            .expect("frames");
+            if let Some(frame) = first {
                 return frame;
             }
             tokio::task::yield_now().await;

@@ -21,8 +21,9 @@ use vigie_via::{
     protocol::{Config, Mode},
     verbs::{OpenError, Secret, Verbs, VerbsConfig},
     vi::{
-        Address, NicEvent, Provider, Reason, ReceiveDescriptor, Reliability, ViAttributes, ViId,
-        ViState,
+        Address, Data, LocalSegment, MemoryAttributes, NicEvent, Operation, ProtectionTag,
+        Provider, Queue, Reason, ReceiveDescriptor, Region, Reliability, RemoteKey, RemoteSegment,
+        SendDescriptor, Status, ViAttributes, ViId, ViState,
     },
     world::{World, local},
 };
@@ -36,6 +37,11 @@ fn address(number: usize) -> IpAddr {
     let addresses: Vec<IpAddr> =
         text.split(',').map(|ip| ip.parse().expect("addresses, with commas")).collect();
     addresses[number % addresses.len()]
+}
+
+/// Whether the devices' network loses packets.
+fn is_lossy() -> bool {
+    env::var_os("VIGIE_VERBS_LOSSY").is_some()
 }
 
 fn open(number: usize, secret: [u8; 32]) -> Verbs {
@@ -82,7 +88,8 @@ impl Fixture for Devices {
 
     fn profile(&self) -> Profile {
         // An unreliable queue pair drops what the network loses, and on an emulated processor all takes longer.
-        let profile = Profile::new().loses().calm(Duration::from_millis(5));
+        let profile = Profile::new().calm(Duration::from_millis(5));
+        let profile = if is_lossy() { profile.loses() } else { profile };
         profile.notice(Duration::from_millis(500)).patience(Duration::from_secs(30))
     }
 }
@@ -98,7 +105,8 @@ fn the_contract_is_kept() {
     };
     println!("{report}");
     assert!(report.cases.len() > 60, "{report}");
-    assert!(report.cases.iter().all(|(_, level)| *level != Reliability::Unreliable));
+    let tries_unreliable = report.cases.iter().any(|(_, level)| *level == Reliability::Unreliable);
+    assert_eq!(tries_unreliable, !is_lossy(), "{report}");
 }
 
 // -------------------------------------------------------------------------------------------- messages
@@ -217,12 +225,150 @@ fn messages_over_unreliable_vis() {
     on_ranks(3, config, all_to_all);
 }
 
+// -------------------------------------------------------------------------------------------- losses
+
+/// One end of an unreliable connection.
+struct Party {
+    nic: Verbs,
+    vi: ViId,
+    region: Region,
+}
+
+impl Party {
+    fn new(number: usize) -> Self {
+        let mut nic = open(number, [4; 32]);
+        let tag = nic.create_tag();
+        let vi = create_vi(&mut nic, tag, Reliability::Unreliable);
+        let rights = MemoryAttributes { tag, allows_write: true, allows_read: false };
+        let region = nic.allocate(REGION_BYTES, rights).expect("memory");
+        Self { nic, vi, region }
+    }
+
+    /// Takes the number of the next message, if there is one.
+    fn receive(&mut self) -> Option<i32> {
+        self.nic.progress(Instant::now());
+        let found = self.nic.completed(self.vi, Queue::Receive)?;
+        assert_eq!(found.status, Status::Done, "what is lost fails no descriptor");
+        self.nic
+            .post_receive(self.vi, &ReceiveDescriptor { cookie: 0, segments: &[] })
+            .expect("room");
+        found.immediate
+    }
+}
+
+/// Four packets of the longest kind.
+const REGION_BYTES: usize = 4 * 4096;
+
+/// Returns the two ends of a connection, and the key of the second one's memory.
+fn unreliable_parties() -> (Party, Party, RemoteKey) {
+    let (mut one, mut two) = (Party::new(0), Party::new(1));
+    for _ in 0..63 {
+        two.nic
+            .post_receive(two.vi, &ReceiveDescriptor { cookie: 0, segments: &[] })
+            .expect("room");
+    }
+    let deadline = Instant::now() + BOUND;
+    let (of_one, of_two) = (one.nic.address(), two.nic.address());
+    one.nic.connect_peer(one.vi, &of_two, b"door", b"", deadline).expect("begun");
+    two.nic.connect_peer(two.vi, &of_one, b"door", b"", deadline).expect("begun");
+    for (first, second) in [(0, 1), (1, 0)] {
+        let mut nics = [&mut one.nic, &mut two.nic];
+        let [near, far] = nics.get_disjoint_mut([first, second]).expect("two");
+        let event = event_of(&mut [near, far]);
+        assert!(matches!(event, NicEvent::Connected { .. }), "{event:?}");
+    }
+    let key = two.region.key;
+    (one, two, key)
+}
+
+/// Writes `count` times `length` bytes to the other end, with a number as immediate data, a few at a time. Returns the
+/// numbers that arrive.
+fn write(one: &mut Party, two: &mut Party, key: RemoteKey, count: i32, length: u64) -> Vec<i32> {
+    let mut received = Vec::new();
+    for number in 0..count {
+        let segments = [LocalSegment { memory: one.region.handle, offset: 0, length }];
+        let write = SendDescriptor {
+            operation: Operation::RdmaWrite,
+            cookie: 0,
+            immediate: Some(number),
+            is_signaled: true,
+            remote: Some(RemoteSegment { key, offset: 0 }),
+            data: Data::Segments(&segments),
+        };
+        one.nic.post_send(one.vi, &write).expect("room");
+        // One after the other: nothing is lost but what the network loses.
+        let end = Instant::now() + Duration::from_millis(20);
+        let mut is_sent = false;
+        while !is_sent || (received.last() != Some(&number) && Instant::now() < end) {
+            one.nic.progress(Instant::now());
+            if let Some(found) = one.nic.completed(one.vi, Queue::Send) {
+                assert_eq!(
+                    found.status,
+                    Status::Done,
+                    "a lost message is done when it has departed"
+                );
+                is_sent = true;
+            }
+            received.extend(two.receive());
+            assert!(Instant::now() < end + BOUND, "it hangs");
+        }
+    }
+    received
+}
+
+/// Goal: over an unreliable VI a lost message is a lost message, and nothing breaks. Method: many writes of one packet
+/// each, of which the network loses some where it is said to: those that come are in order and each once.
+#[test]
+#[ignore = "needs an RDMA device"]
+fn an_unreliable_vi_loses_what_the_network_loses() {
+    bounded(|| {
+        let count = if is_lossy() { 1500 } else { 200 };
+        let (mut one, mut two, key) = unreliable_parties();
+        let packet = one.nic.attributes().unreliable_bytes;
+        let received = write(&mut one, &mut two, key, count, packet);
+        let lost = usize::try_from(count).expect("small") - received.len();
+        println!("{lost} of {count} messages of {packet} B were lost");
+        assert!(received.is_sorted_by(|one, next| one < next), "in order and once: {received:?}");
+        assert_eq!(lost > 0, is_lossy(), "as many as the network loses");
+        assert!(lost < 200, "no more than the network loses: {lost}");
+        for party in [&one, &two] {
+            assert_eq!(party.nic.state(party.vi).expect("it is there"), ViState::Connected);
+        }
+    });
+}
+
+/// Goal: know what befalls messages of several packets, for which the engine above sends none: Soft-RoCE of Linux 6.1 never
+/// gets over the loss of a packet behind the first. It is wrong, and not ours: when this fails, that has been mended, and
+/// `docs/design/verbs.md` has to be. Method: many writes of several packets; then writes of one packet, which all come
+/// where nothing is lost.
+#[test]
+#[ignore = "needs an RDMA device"]
+fn a_lost_packet_of_a_longer_message_is_not_got_over() {
+    bounded(|| {
+        let (mut one, mut two, key) = unreliable_parties();
+        let packet = one.nic.attributes().unreliable_bytes;
+        let arrived = write(&mut one, &mut two, key, 400, 4 * packet).len();
+        let after = write(&mut one, &mut two, key, 50, packet).len();
+        println!(
+            "{arrived} of 400 messages of 4 packets arrived, then {after} of 50 of one packet"
+        );
+        let expected = if is_lossy() { 0 } else { 50 };
+        assert_eq!(after, expected, "of one packet, after {arrived} longer ones");
+        assert_eq!(one.nic.state(one.vi).expect("it is there"), ViState::Connected);
+    });
+}
+
 // -------------------------------------------------------------------------------------------- who may connect
 
 fn idle_vi(nic: &mut Verbs) -> ViId {
     let tag = nic.create_tag();
+    create_vi(nic, tag, Reliability::ReliableDelivery)
+}
+
+/// Makes a VI without completion queues, with one receive descriptor.
+fn create_vi(nic: &mut Verbs, tag: ProtectionTag, reliability: Reliability) -> ViId {
     let attributes = ViAttributes {
-        reliability: Reliability::ReliableDelivery,
+        reliability,
         tag,
         send_cq: None,
         receive_cq: None,

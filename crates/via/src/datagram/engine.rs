@@ -49,6 +49,8 @@ pub(super) struct PortState {
 #[derive(Debug, Default)]
 pub(super) struct Ports {
     states: BTreeMap<u8, PortState>,
+    /// Where a look keeps its buffers: empty in between.
+    pub(super) batch: Vec<Vec<u8>>,
     pub(super) counters: Counters,
 }
 
@@ -181,6 +183,14 @@ impl DatagramEngine {
         }
     }
 
+    pub(super) fn quiet_loop(&self) -> Result<(), DatagramError> {
+        match &self.carrier {
+            // It hears nothing of its own.
+            Carrier::Link(_) => Ok(()),
+            Carrier::Udp(udp) => udp.quiet_loop(),
+        }
+    }
+
     pub(super) fn node(&self) -> Node {
         match &self.carrier {
             Carrier::Link(link) => link.node(),
@@ -214,6 +224,14 @@ impl DatagramEngine {
                 Ok(())
             }
             _ => Err(PostError { buffer }),
+        }
+    }
+
+    /// Posts a buffer of which the datagram has been seen, to be the next one: it is in the cache.
+    #[inline]
+    pub(super) fn post_again(&mut self, number: u8, buffer: Vec<u8>) {
+        if let Some(port) = self.ports.state(number) {
+            port.posted.push_front(buffer);
         }
     }
 

@@ -54,8 +54,11 @@ impl From<IpAddr> for Node {
 pub enum DatagramError {
     /// The port has an owner.
     #[error(
-        "port {number} belongs to {}: let it go there, or take another one",
-        owner.map_or_else(|| "another process".to_owned(), |owner| format!("process {owner}"))
+        "port {number} has an owner already, {}: end that, or take another port number, address or base port",
+        owner.map_or_else(
+            || "this process or another one of the host (`ss -uanp` names it)".to_owned(),
+            |owner| format!("process {owner}")
+        )
     )]
     PortTaken {
         /// The port.

@@ -41,6 +41,7 @@
 //! One [`Device`] is one detector: inside a vigie runtime the scheduler polls it or sleeps on it; elsewhere a
 //! host thread, and the futures work in any runtime.
 
+mod batch;
 mod engine;
 mod error;
 mod header;

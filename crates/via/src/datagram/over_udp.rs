@@ -3,7 +3,8 @@
 
 use std::{
     collections::BTreeMap,
-    io::{IoSlice, IoSliceMut},
+    io::IoSlice,
+    mem,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
@@ -12,13 +13,14 @@ use rustix::{
     event::epoll,
     io::Errno,
     net::{
-        AddressFamily, RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendFlags,
-        SocketFlags, SocketType, bind, recv, recvmsg, sendmsg_addr, socket_with, sockopt,
+        AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, bind,
+        recv, sendmsg_addr, socket_with, sockopt,
     },
 };
 
 use super::{
     HEADER_BYTES, Header, UdpSettings,
+    batch::{self, BATCH, FEW, Front},
     engine::{Incoming, LOOK, Ports},
     error::{DatagramError, Node},
 };
@@ -26,6 +28,11 @@ use crate::link::set_option;
 
 /// Errors of earlier sends that are taken in with one look.
 const ERRORS_MAX: usize = 64;
+/// After so many looks at a socket in vain, while others of its port had something, most looks leave it out: who waits
+/// for a multicast hears nothing else, and the other way round. Before sleep the wait point tells of all.
+const VAIN_MAX: u8 = 4;
+/// One look of so many leaves none out.
+const SELDOM: u32 = 8;
 
 #[derive(Debug)]
 pub(super) struct OverUdp {
@@ -37,10 +44,34 @@ pub(super) struct OverUdp {
     awaits_room: Option<u8>,
 }
 
+/// The sockets of a port.
 #[derive(Debug)]
 struct PortSockets {
-    own: OwnedFd,
-    groups: Vec<OwnedFd>,
+    /// Its own, and one for each group.
+    all: Vec<Socket>,
+    /// Counts looks.
+    turn: u32,
+}
+
+impl PortSockets {
+    fn own(&self) -> Option<&OwnedFd> {
+        self.all.first().map(|socket| &socket.descriptor)
+    }
+}
+
+#[derive(Debug)]
+struct Socket {
+    descriptor: OwnedFd,
+    /// Looks since it had anything, in which another one of the port had.
+    vain: u8,
+    /// There were several when there was something for the last time.
+    is_crowded: bool,
+}
+
+impl From<OwnedFd> for Socket {
+    fn from(descriptor: OwnedFd) -> Self {
+        Self { descriptor, vain: 0, is_crowded: false }
+    }
 }
 
 fn family(address: IpAddr) -> AddressFamily {
@@ -122,9 +153,11 @@ impl OverUdp {
             Err(Errno::ADDRINUSE) => return Err(taken),
             own => own.map_err(failed)?,
         };
-        let groups: Result<_, _> =
-            self.groups.iter().map(|group| self.group_socket(*group, number)).collect();
-        self.sockets.insert(number, PortSockets { own, groups: groups.map_err(failed)? });
+        let mut all = vec![Socket::from(own)];
+        for group in &self.groups {
+            all.push(self.group_socket(*group, number).map_err(failed)?.into());
+        }
+        self.sockets.insert(number, PortSockets { all, turn: 0 });
         Ok(())
     }
 
@@ -151,9 +184,19 @@ impl OverUdp {
             made.push(socket.map_err(|error| DatagramError::kernel("joining a group", error))?);
         }
         for (sockets, socket) in self.sockets.values_mut().zip(made) {
-            sockets.groups.push(socket);
+            sockets.all.push(socket.into());
         }
         self.groups.push(address);
+        Ok(())
+    }
+
+    /// What is sent to groups does not come back to this host.
+    pub(super) fn quiet_loop(&self) -> Result<(), DatagramError> {
+        for own in self.sockets.values().filter_map(PortSockets::own) {
+            sockopt::set_ip_multicast_loop(own, false).map_err(|error| {
+                DatagramError::kernel("keeping multicasts from this host", error)
+            })?;
+        }
         Ok(())
     }
 
@@ -181,7 +224,7 @@ impl OverUdp {
         let too_long = || DatagramError::TooLong { length: payload.len(), max: self.payload_max() };
         let length = u16::try_from(payload.len()).map_err(|_| too_long())?;
         // A send that waited may outlive its port.
-        let Some(sockets) = self.sockets.get(&from_port) else {
+        let Some(own) = self.sockets.get(&from_port).and_then(PortSockets::own) else {
             return Err(DatagramError::Removed);
         };
         let header = Header::new(from_port, to_port, length).bytes();
@@ -190,13 +233,13 @@ impl OverUdp {
         for _ in 0..ERRORS_MAX {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             let mut control = SendAncillaryBuffer::default();
-            match sendmsg_addr(&sockets.own, &to, &parts, &mut control, flags) {
+            match sendmsg_addr(own, &to, &parts, &mut control, flags) {
                 Ok(_) => return Ok(()),
                 Err(Errno::AGAIN | Errno::NOBUFS) => return Err(DatagramError::Full),
                 Err(Errno::MSGSIZE) => return Err(too_long()),
                 Err(Errno::NETDOWN) => return Err(DatagramError::Down),
                 // What became of an earlier one.
-                Err(Errno::CONNREFUSED | Errno::HOSTUNREACH) => take_errors(&sockets.own, ports),
+                Err(Errno::CONNREFUSED | Errno::HOSTUNREACH) => take_errors(own, ports),
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(DatagramError::kernel("sending a datagram", error)),
             }
@@ -206,89 +249,28 @@ impl OverUdp {
 
     /// Takes in the datagrams of one port.
     #[inline]
-    pub(super) fn look(&self, number: u8, ports: &mut Ports) -> Result<(), DatagramError> {
-        let Some(sockets) = self.sockets.get(&number) else { return Ok(()) };
-        self.look_at(&sockets.own, number, false, ports)?;
-        for socket in &sockets.groups {
-            self.look_at(socket, number, true, ports)?;
-        }
-        Ok(())
-    }
-
-    fn look_at(
-        &self,
-        socket: &OwnedFd,
-        number: u8,
-        is_multicast: bool,
-        ports: &mut Ports,
-    ) -> Result<(), DatagramError> {
-        for _ in 0..LOOK {
-            let mut front = [0; HEADER_BYTES];
-            let posted = ports.state(number).and_then(|port| port.posted.pop_front());
-            let has_buffer = posted.is_some();
-            let mut buffer = posted.unwrap_or_default();
-            let mut parts = [IoSliceMut::new(&mut front), IoSliceMut::new(&mut buffer)];
-            let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
-            let mut control = RecvAncillaryBuffer::default();
-            let received = recvmsg(socket, &mut parts, &mut control, flags);
-            let back = |ports: &mut Ports, buffer| {
-                if let Some(port) = ports.state(number).filter(|_| has_buffer) {
-                    port.posted.push_front(buffer);
-                }
-            };
-            let message = match received {
-                Ok(message) => message,
-                Err(error) => {
-                    back(ports, buffer);
-                    match error {
-                        Errno::AGAIN => return Ok(()),
-                        Errno::INTR => {}
-                        Errno::CONNREFUSED | Errno::HOSTUNREACH => take_errors(socket, ports),
-                        error => return Err(DatagramError::kernel("receiving a datagram", error)),
-                    }
-                    continue;
-                }
-            };
-            let from = message.address.and_then(|from| SocketAddr::try_from(from).ok());
-            let incoming = from.and_then(|from| self.parse(&front, message.bytes, from, number));
-            let Some(mut incoming) = incoming else {
-                back(ports, buffer);
-                ports.counters.malformed += 1;
-                continue;
-            };
-            incoming.is_multicast = is_multicast;
-            // What goes to a group comes back to its sender.
-            if is_multicast && incoming.from == self.node() && incoming.from_port == number {
-                back(ports, buffer);
-                continue;
+    pub(super) fn look(&mut self, number: u8, ports: &mut Ports) -> Result<(), DatagramError> {
+        let base = self.settings.base_port;
+        let place = Place { node: self.node(), base, number };
+        let Some(sockets) = self.sockets.get_mut(&number) else { return Ok(()) };
+        sockets.turn = sockets.turn.wrapping_add(1);
+        let is_thorough = sockets.turn.is_multiple_of(SELDOM);
+        let mut found = 0_u64;
+        for (index, socket) in sockets.all.iter_mut().enumerate() {
+            if (socket.vain < VAIN_MAX || is_thorough)
+                && place.look_at(socket, index > 0, ports)? > 0
+            {
+                socket.vain = 0;
+                found |= 1 << index.min(63);
             }
-            let Some(port) = ports.state(number) else { return Ok(()) };
-            if !has_buffer {
-                port.count_no_buffer();
-            } else if message.flags.contains(ReturnFlags::TRUNC) {
-                port.count_too_small();
-                port.posted.push_front(buffer);
-            } else {
-                port.arrive(&incoming, buffer);
+        }
+        if found > 0 {
+            for (index, socket) in sockets.all.iter_mut().enumerate() {
+                let is_vain = found & (1 << index.min(63)) == 0;
+                socket.vain = socket.vain.saturating_add(u8::from(is_vain));
             }
         }
         Ok(())
-    }
-
-    /// Checks what stands in front of a datagram against where it came from and where it arrived. Over UDP
-    /// nothing is padded: the length is exact.
-    fn parse(&self, front: &[u8], total: usize, from: SocketAddr, number: u8) -> Option<Incoming> {
-        let header = Header::parse(front.get(..total.min(front.len()))?, total).ok()?;
-        let is_right = header.to == number
-            && from.port() == self.udp_port(header.from)
-            && usize::from(header.length) + HEADER_BYTES == total;
-        is_right.then_some(Incoming {
-            from: Node::Ip(from.ip()),
-            from_port: header.from,
-            to_port: header.to,
-            is_multicast: false,
-            length: usize::from(header.length),
-        })
     }
 
     /// Prepares for sleep; the descriptor tells of room at the socket of one port, if asked. Returns whether
@@ -299,24 +281,149 @@ impl OverUdp {
                 (self.awaits_room, epoll::EventFlags::IN),
                 (awaits_room, epoll::EventFlags::IN | epoll::EventFlags::OUT),
             ] {
-                if let Some((number, sockets)) =
-                    number.and_then(|number| Some((number, self.sockets.get(&number)?)))
+                if let Some((number, own)) =
+                    number.and_then(|number| Some((number, self.sockets.get(&number)?.own()?)))
                 {
                     let data = epoll::EventData::new_u64(number.into());
-                    epoll::modify(&self.point, &sockets.own, data, flags)
+                    epoll::modify(&self.point, own, data, flags)
                         .map_err(|error| DatagramError::kernel("watching a port", error))?;
                 }
             }
             self.awaits_room = awaits_room;
         }
-        let mut events = [const { std::mem::MaybeUninit::uninit() }; 1];
+        let mut events = [const { mem::MaybeUninit::uninit() }; 1];
         let now = rustix::time::Timespec::default();
         let ready = epoll::wait(&self.point, &mut events, Some(&now));
-        Ok(ready.is_ok_and(|(ready, _)| !ready.is_empty()))
+        let is_ready = ready.is_ok_and(|(ready, _)| !ready.is_empty());
+        if is_ready {
+            // It may be where looks are rare.
+            for socket in self.sockets.values_mut().flat_map(|sockets| &mut sockets.all) {
+                socket.vain = 0;
+            }
+        }
+        Ok(is_ready)
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
         self.point.as_fd()
+    }
+}
+
+/// A port, whose sockets are looked at.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    node: Node,
+    base: u16,
+    number: u8,
+}
+
+impl Place {
+    /// Takes in what is at a socket. Returns how many datagrams there were.
+    fn look_at(
+        &self,
+        socket: &mut Socket,
+        is_multicast: bool,
+        ports: &mut Ports,
+    ) -> Result<usize, DatagramError> {
+        let Socket { descriptor: socket, is_crowded, .. } = socket;
+        let mut found = 0;
+        let mut buffers: Vec<Vec<u8>> = mem::take(&mut ports.batch);
+        while found < LOOK {
+            let posted = ports.state(self.number).map(|port| &mut port.posted);
+            if let Some(posted) = posted {
+                // All of one length: it does not matter then which of them the next datagram goes to.
+                let length = posted.front().map_or(0, Vec::len);
+                let most = if *is_crowded { BATCH } else { FEW };
+                let alike = posted.iter().take(most).take_while(|buffer| buffer.len() == length);
+                let count = alike.count();
+                buffers.extend(posted.drain(..count));
+            }
+            let has_buffers = !buffers.is_empty();
+            if !has_buffers {
+                buffers.push(Vec::new());
+            }
+            let mut fronts = [Front::EMPTY; BATCH];
+            let (wanted, received) =
+                (buffers.len(), batch::receive(socket.as_fd(), &mut buffers, &mut fronts));
+            let count = *received.as_ref().unwrap_or(&0);
+            found += count;
+            for (front, buffer) in fronts.iter().zip(buffers.drain(..count)) {
+                let unused = self.take(front, buffer, is_multicast, has_buffers, ports);
+                if let Some(buffer) = unused.filter(|_| has_buffers)
+                    && let Some(port) = ports.state(self.number)
+                {
+                    port.posted.push_front(buffer);
+                }
+            }
+            let mut port = ports.state(self.number).filter(|_| has_buffers);
+            for buffer in buffers.drain(..).rev() {
+                if let Some(port) = &mut port {
+                    port.posted.push_front(buffer);
+                }
+            }
+            match received.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::INVAL)) {
+                Ok(count) if count < wanted => break,
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => break,
+                Err(Errno::CONNREFUSED | Errno::HOSTUNREACH) => take_errors(socket, ports),
+                Err(error) => {
+                    return Err(DatagramError::kernel("receiving a datagram", error));
+                }
+            }
+        }
+        if found > 0 {
+            *is_crowded = found >= FEW;
+        }
+        ports.batch = buffers;
+        Ok(found)
+    }
+
+    /// Hands a datagram to its port. Returns the buffer if that is still to be posted.
+    fn take(
+        &self,
+        front: &Front,
+        buffer: Vec<u8>,
+        is_multicast: bool,
+        has_buffer: bool,
+        ports: &mut Ports,
+    ) -> Option<Vec<u8>> {
+        let Some(mut incoming) = front.from.and_then(|from| self.parse(front, from)) else {
+            ports.counters.malformed += 1;
+            return Some(buffer);
+        };
+        incoming.is_multicast = is_multicast;
+        // What goes to a group comes back to its sender.
+        if is_multicast && incoming.from == self.node && incoming.from_port == self.number {
+            return Some(buffer);
+        }
+        let port = ports.state(self.number)?;
+        if !has_buffer {
+            port.count_no_buffer();
+            return Some(buffer);
+        }
+        if front.is_cut {
+            port.count_too_small();
+            return Some(buffer);
+        }
+        port.arrive(&incoming, buffer);
+        None
+    }
+
+    /// Checks what stands in front of a datagram against where it came from and where it arrived. Over UDP
+    /// nothing is padded: the length is exact.
+    fn parse(&self, front: &Front, from: SocketAddr) -> Option<Incoming> {
+        let total = front.length;
+        let header = Header::parse(front.bytes.get(..total.min(HEADER_BYTES))?, total).ok()?;
+        let is_right = header.to == self.number
+            && from.port() == self.base + u16::from(header.from)
+            && usize::from(header.length) + HEADER_BYTES == total;
+        is_right.then_some(Incoming {
+            from: Node::Ip(from.ip()),
+            from_port: header.from,
+            to_port: header.to,
+            is_multicast: false,
+            length: usize::from(header.length),
+        })
     }
 }
 

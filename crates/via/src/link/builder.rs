@@ -45,6 +45,7 @@ pub struct LinkBuilder {
     is_promiscuous: bool,
     bypasses_queue: bool,
     queue: u32,
+    takes_segments: bool,
 }
 
 /// Frames of a ring, at most.
@@ -64,6 +65,7 @@ impl LinkBuilder {
             is_promiscuous: false,
             bypasses_queue: false,
             queue: 0,
+            takes_segments: false,
         }
     }
 
@@ -114,6 +116,14 @@ impl LinkBuilder {
         self
     }
 
+    /// Receives segments whole that no network card has cut yet, of up to 64 KiB: places of 128 KiB, so that
+    /// fewer [`receive_frames`](Self::receive_frames) are advised. Default: no, and such frames are cut off.
+    /// AF_XDP never sees them whole, and its program makes the kernel of this host cut them where it can.
+    pub const fn segments(mut self) -> Self {
+        self.takes_segments = true;
+        self
+    }
+
     /// Sets which receive queue of the interface is taken, for [`BackEnd::Xdp`]. Default: 0.
     pub const fn queue(mut self, queue: u32) -> Self {
         self.queue = queue;
@@ -149,6 +159,7 @@ impl LinkBuilder {
             busy_poll_us: u32::try_from(busy_poll_us).unwrap_or(u32::MAX),
             is_promiscuous: self.is_promiscuous,
             bypasses_queue: self.bypasses_queue,
+            takes_segments: self.takes_segments,
         };
         let carrier = match self.back_end {
             BackEnd::Xdp => self.open_xdp(&monitor, &settings)?,

@@ -14,6 +14,8 @@ pub enum Capability {
     NetAdmin,
     /// Loading programs into the kernel; in the first user namespace, which alone can give it.
     Bpf,
+    /// Loading programs that calculate with addresses; in the first user namespace too.
+    PerfMon,
 }
 
 impl Capability {
@@ -22,17 +24,21 @@ impl Capability {
         match self {
             Self::NetAdmin => 12,
             Self::NetRaw => 13,
+            Self::PerfMon => 38,
             Self::Bpf => 39,
         }
     }
 
-    /// Returns the first of `needed` that is not in this thread's effective set.
-    pub(super) fn missing(needed: &[Self]) -> Option<Self> {
+    /// Returns the first of `needed` that is not in this thread's effective set, or means nothing in its user
+    /// namespace.
+    #[must_use]
+    pub fn missing(needed: &[Self]) -> Option<Self> {
         let status = std::fs::read_to_string("/proc/thread-self/status").ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
         let effective = u64::from_str_radix(line.trim(), 16).ok()?;
         let is_held = |capability: &Self| {
-            effective >> capability.bit() & 1 != 0 && (*capability != Self::Bpf || is_first())
+            let is_of_first = matches!(capability, Self::Bpf | Self::PerfMon);
+            effective >> capability.bit() & 1 != 0 && (!is_of_first || is_first())
         };
         needed.iter().copied().find(|capability| !is_held(capability))
     }
@@ -50,6 +56,7 @@ impl fmt::Display for Capability {
             Self::NetRaw => "CAP_NET_RAW",
             Self::NetAdmin => "CAP_NET_ADMIN",
             Self::Bpf => "CAP_BPF",
+            Self::PerfMon => "CAP_PERFMON",
         })
     }
 }

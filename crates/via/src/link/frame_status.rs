@@ -1,5 +1,7 @@
 //! What the kernel says of a frame beside its bytes.
 
+use super::address::EtherType;
+
 /// What is known of the checksum of the packet in a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -14,6 +16,16 @@ pub enum Checksum {
     Missing,
 }
 
+/// A VLAN tag that the kernel has taken out of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct VlanTag {
+    /// The protocol that announced it: 0x8100 (802.1Q), or 0x88a8 for an outer tag (802.1ad).
+    pub protocol: EtherType,
+    /// Priority, drop eligibility, number.
+    pub control: u16,
+}
+
 /// The status word of AF_PACKET.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Status(pub(super) u32);
@@ -23,6 +35,7 @@ impl Status {
     pub(super) const USER: u32 = 1;
     const CHECKSUM_MISSING: u32 = 1 << 3;
     const TAG_VALID: u32 = 1 << 4;
+    const TAG_PROTOCOL_VALID: u32 = 1 << 6;
     const CHECKSUM_VALID: u32 = 1 << 7;
 
     pub(super) const fn checksum(self) -> Checksum {
@@ -35,7 +48,13 @@ impl Status {
         }
     }
 
-    pub(super) const fn has_tag(self) -> bool {
-        self.0 & Self::TAG_VALID != 0
+    /// What the kernel says of a tag that it has taken out: `control` and `protocol` count if it says so.
+    pub(super) const fn tag(self, control: u16, protocol: u16) -> Option<VlanTag> {
+        if self.0 & Self::TAG_VALID == 0 {
+            return None;
+        }
+        let is_known = self.0 & Self::TAG_PROTOCOL_VALID != 0;
+        let protocol = if is_known { EtherType(protocol) } else { EtherType(0x8100) };
+        Some(VlanTag { protocol, control })
     }
 }

@@ -73,7 +73,7 @@ pub use self::{
     builder::{BackEnd, LinkBuilder},
     error::{Capability, LinkError, OpenError},
     frame::{FrameError, HEADER_BYTES, Header, complete_checksum},
-    frame_status::Checksum,
+    frame_status::{Checksum, VlanTag},
     hosted_link::{HostedLink, OwnedFrame},
     monitor::LinkEvent,
     xdp::XdpMode,
@@ -87,7 +87,7 @@ pub struct Frame<'a> {
     length: usize,
     wire_length: usize,
     checksum: Checksum,
-    tag: Option<u16>,
+    tag: Option<VlanTag>,
 }
 
 enum Source<'a> {
@@ -123,7 +123,22 @@ impl Frame<'_> {
     /// Returns the VLAN tag that the kernel has taken out of the frame, for [`EtherType::ALL`].
     #[must_use]
     pub const fn tag(&self) -> Option<u16> {
+        match self.tag {
+            Some(tag) => Some(tag.control),
+            None => None,
+        }
+    }
+
+    /// Returns that tag with the protocol that announced it, as it must be put back to pass the frame on.
+    #[must_use]
+    pub const fn vlan_tag(&self) -> Option<VlanTag> {
         self.tag
+    }
+
+    /// Returns the length that the frame had before it was cut to a slot, in bytes.
+    #[must_use]
+    pub const fn wire_length(&self) -> usize {
+        self.wire_length
     }
 
     /// Copies bytes from `at` on; fewer if the frame ends before. Returns how many.
@@ -310,7 +325,35 @@ impl Link {
             self.check_up()?;
         }
         let header = Header::bytes(destination, self.address(), self.ether_type);
-        match self.carrier.send(&header, parts) {
+        self.give(&header, parts)
+    }
+
+    /// Takes a whole frame to be sent, with the header of Ethernet that it has: of any protocol, and from any
+    /// address. VLAN tags in it do not count to its length. It goes out with the next [`flush`](Self::flush)
+    /// at the latest.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send); [`LinkError::TooLong`] also for what is no frame.
+    #[inline]
+    pub fn send_frame(&mut self, frame: &[u8]) -> Result<(), LinkError> {
+        let max = self.payload_max();
+        // Tags are looked for in long frames alone.
+        if frame.len() > max + HEADER_BYTES || frame.len() < HEADER_BYTES {
+            let length = Header::parse(frame)
+                .map_or(usize::MAX, |header| frame.len().saturating_sub(header.payload_offset));
+            if length > max {
+                return Err(LinkError::TooLong { length, max });
+            }
+        }
+        if !self.is_up() || self.is_removed() {
+            self.check_up()?;
+        }
+        self.give(frame, &[])
+    }
+
+    #[inline]
+    fn give(&mut self, header: &[u8], parts: &[&[u8]]) -> Result<(), LinkError> {
+        match self.carrier.send(header, parts) {
             Ok(true) => {
                 self.counted.sent += 1;
                 Ok(())
@@ -422,8 +465,10 @@ impl Link {
         Ok(())
     }
 
-    /// Returns whether something may be there, without a call where that is possible.
-    pub(crate) fn is_ready(&self) -> bool {
+    /// Returns whether something may be there, without a call where that is possible. Asked before a sleep on
+    /// the descriptor, nothing is slept over.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
         if self.carrier.has_frame() || self.monitor.has_event() {
             return true;
         }
@@ -443,7 +488,8 @@ impl Link {
     }
 
     /// Returns whether the kernel has not taken all frames yet, and a flush is to be tried again.
-    pub(crate) fn has_unsent(&self) -> bool {
+    #[must_use]
+    pub fn has_unsent(&self) -> bool {
         self.carrier.is_kick_due()
     }
 
@@ -471,7 +517,9 @@ impl Link {
         }
     }
 
-    pub(crate) const fn is_removed(&self) -> bool {
+    /// Returns whether the interface is gone, as of the last look at its events.
+    #[must_use]
+    pub const fn is_removed(&self) -> bool {
         self.monitor.interface().is_gone
     }
 }

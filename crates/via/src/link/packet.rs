@@ -65,6 +65,8 @@ pub(super) struct Settings {
     pub(super) busy_poll_us: u32,
     pub(super) is_promiscuous: bool,
     pub(super) bypasses_queue: bool,
+    /// Places are for the longest packet, whatever the MTU.
+    pub(super) takes_segments: bool,
 }
 
 /// Frames in slots that the kernel fills and empties.
@@ -123,7 +125,7 @@ impl Packet {
         }
         let mut batch = None;
         if rings.is_none() {
-            let bytes = frame_bytes(settings.mtu);
+            let bytes = frame_bytes(settings);
             option(&socket, OPTION_AUXILIARY, 1).map_err(failed)?;
             set_buffers(&socket, settings, bytes);
             batch = Some(Batch::new(bytes));
@@ -264,7 +266,7 @@ fn receive_batches(
     let mut taken = 0;
     while taken < count {
         let received = batch.receive(socket.as_fd(), count - taken, |one| {
-            let tag = one.status.has_tag().then_some(one.tag);
+            let tag = one.status.tag(one.tag.0, one.tag.1);
             take(&Frame {
                 source: Source::Slice(one.bytes),
                 length: one.bytes.len(),
@@ -345,14 +347,17 @@ fn membership(
 }
 
 /// The size of a slot that takes a whole frame of the interface, with a tag.
-fn frame_bytes(mtu: u32) -> usize {
-    let mtu = usize::try_from(mtu).unwrap_or(usize::MAX).clamp(1500, BLOCK_BYTES - 128);
+fn frame_bytes(settings: &Settings) -> usize {
+    if settings.takes_segments {
+        return (RECEIVE_OFFSET_MAX + super::HEADER_BYTES + 8 + BLOCK_BYTES).next_power_of_two();
+    }
+    let mtu = usize::try_from(settings.mtu).unwrap_or(usize::MAX).clamp(1500, BLOCK_BYTES - 128);
     (RECEIVE_OFFSET_MAX + super::HEADER_BYTES + 8 + mtu).next_power_of_two()
 }
 
 impl Rings {
     fn make(socket: &OwnedFd, settings: &Settings) -> io::Result<Self> {
-        let frame_bytes = frame_bytes(settings.mtu);
+        let frame_bytes = frame_bytes(settings);
         let block_bytes = BLOCK_BYTES.max(frame_bytes);
         let frames_of_block = block_bytes / frame_bytes;
         let blocks = |frames: u32| {
@@ -437,12 +442,13 @@ impl Rings {
             if status & Status::USER == 0 {
                 return taken;
             }
-            // struct tpacket2_hdr: status, length, snap length, two offsets, time, tag.
+            // struct tpacket2_hdr: status, length, snap length, two offsets, time, tag, its protocol.
             let mut header = [0; 32];
             if self.memory.read(slot, &mut header).is_ok() {
                 let length = u32::from_ne_bytes([header[8], header[9], header[10], header[11]]);
                 let begin = u16::from_ne_bytes([header[12], header[13]]);
                 let tag = u16::from_ne_bytes([header[24], header[25]]);
+                let protocol = u16::from_ne_bytes([header[26], header[27]]);
                 let status = Status(status);
                 let bound = self.frame_bytes.saturating_sub(usize::from(begin));
                 take(&Frame {
@@ -450,7 +456,7 @@ impl Rings {
                     length: usize::try_from(length).unwrap_or(0).min(bound),
                     wire_length: usize::try_from(wire_length).unwrap_or(0),
                     checksum: status.checksum(),
-                    tag: status.has_tag().then_some(tag),
+                    tag: status.tag(tag, protocol),
                 });
             }
             self.set_status(slot, 0, 0);

@@ -124,7 +124,8 @@ pub(super) struct Taken<'a> {
     /// Its length on the wire; more than `bytes` have if it was cut off.
     pub(super) wire_length: usize,
     pub(super) status: Status,
-    pub(super) tag: u16,
+    /// The tag and its protocol.
+    pub(super) tag: (u16, u16),
 }
 
 impl Batch {
@@ -175,7 +176,7 @@ impl Batch {
 }
 
 /// Finds the status and the VLAN tag in a control message (`struct cmsghdr`, `struct tpacket_auxdata`).
-fn auxiliary(control: &[u64], length: usize) -> (Status, u16) {
+fn auxiliary(control: &[u64], length: usize) -> (Status, (u16, u16)) {
     // On 64 bits, 16 bytes of header: length, level, type. Then status, length, snap length, two offsets,
     // tag, and its protocol.
     let mut bytes = [0; CONTROL_BYTES];
@@ -188,8 +189,9 @@ fn auxiliary(control: &[u64], length: usize) -> (Status, u16) {
     let is_auxiliary =
         length >= 36 && int_at(8) == libc::SOL_PACKET && int_at(12) == libc::PACKET_AUXDATA;
     if !is_auxiliary {
-        return (Status::default(), 0);
+        return (Status::default(), (0, 0));
     }
     let tag = u16::from_ne_bytes([bytes[32], bytes[33]]);
-    (Status(int_at(16).cast_unsigned()), tag)
+    let protocol = u16::from_ne_bytes([bytes[34], bytes[35]]);
+    (Status(int_at(16).cast_unsigned()), (tag, protocol))
 }

@@ -96,6 +96,13 @@ impl<P: Provider> Communicator<P> {
         Ok(Self { inner: Arc::clone(&self.inner), context, rank: self.rank, size: self.size })
     }
 
+    /// Returns the ranks that have failed, in the order in which that was found, without the first `known` of them: for
+    /// those who poll for messages, and so are told by no receive.
+    #[must_use]
+    pub fn failures(&self, known: usize) -> Vec<u32> {
+        self.inner.shared.with(|engine| engine.failures_after(known).to_vec())
+    }
+
     pub(super) const fn context(&self) -> u16 {
         self.context
     }

@@ -10,6 +10,9 @@ use super::{
 };
 use crate::vi::{Reason, Reliability, ViError};
 
+/// The shortest frames that a configuration may ask for, in bytes.
+pub(super) const FRAME_BYTES_MIN: u32 = 128;
+
 /// How an engine is set up. Both ends of a connection may differ in all but the reliability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -22,7 +25,8 @@ pub struct Config {
     /// Entries of the ring for control messages of each peer, 4 to 1024. Default 64.
     pub control_entries: u32,
     /// The longest frame, in bytes with its envelope, at most 48 less than half the area: longer messages are sent in
-    /// several, so that both sides copy at the same time. Default 32 KiB and 64 bytes.
+    /// several, so that both sides copy at the same time. Default 32 KiB and 64 bytes. Over unreliable VIs frames are no
+    /// longer than what the provider carries in [one packet](crate::vi::Attributes::unreliable_bytes).
     pub frame_bytes_max: u32,
     /// So much of a message is sent before a receive matched it, and so much is on its way to a receive
     /// that nobody polls, in bytes. Default 128 KiB.
@@ -80,7 +84,7 @@ impl Config {
         {
             return bad("area_bytes: a multiple of 64 from 4 KiB to 64 MiB");
         }
-        if !(128..=longest_frame(self.area_bytes)).contains(&self.frame_bytes_max) {
+        if !(FRAME_BYTES_MIN..=longest_frame(self.area_bytes)).contains(&self.frame_bytes_max) {
             return bad("frame_bytes_max: from 128 bytes to 48 less than half the area");
         }
         if !(4..=1024).contains(&self.control_entries) {

@@ -5,7 +5,9 @@ use std::{collections::VecDeque, io, os::fd::BorrowedFd};
 use vigie_detect::{Armed, Instant};
 
 use super::{
-    Config, EngineError, RequestId, greeting,
+    Config, EngineError, RequestId,
+    config::FRAME_BYTES_MIN,
+    greeting,
     incoming::{Arrival, Direct, Origin},
     link::{self, COOKIE_STAGED, Own, Sent, Staging, cookie_of, rank_of},
     matching::{Posted, Unexpected},
@@ -151,6 +153,11 @@ impl<P: Provider> Engine<P> {
         let holds = u32::try_from(attributes.max_descriptors).unwrap_or(u32::MAX);
         config.descriptors = config.descriptors.min(holds);
         config.control_entries = config.control_entries.min(holds / 4);
+        if config.is_unreliable() {
+            let most = attributes.unreliable_bytes.saturating_sub(wide(HEADER_BYTES));
+            let most = u32::try_from(most).unwrap_or(u32::MAX).max(FRAME_BYTES_MIN);
+            config.frame_bytes_max = config.frame_bytes_max.min(most);
+        }
         config.check()?;
         if attributes.reliability < config.reliability {
             return lacks("its VIs are less reliable than asked for");

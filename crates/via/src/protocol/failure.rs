@@ -114,6 +114,11 @@ impl<P: Provider> Engine<P> {
         self.failures.len()
     }
 
+    /// Returns the ranks that have failed, in the order in which that was found, without the first `known`.
+    pub(crate) fn failures_after(&self, known: usize) -> &[u32] {
+        self.failures.get(known..).unwrap_or_default()
+    }
+
     /// Returns why a probe that has waited since `failure_count` ranks had failed waits no longer: as a posted
     /// receive with its pattern would.
     pub(crate) fn gave_up(&self, pattern: &Pattern, failure_count: usize) -> Option<RequestError> {

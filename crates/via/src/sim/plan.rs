@@ -114,6 +114,8 @@ impl Default for FaultPlan {
 pub struct FaultCounts {
     /// Packets that left a NIC, also acknowledgements and those of connections.
     pub transmissions: u64,
+    /// The longest packet of an unreliable VI, in bytes without its header.
+    pub unreliable_bytes_max: u64,
     /// Packets of unreliable VIs that never arrived.
     pub lost: u64,
     /// Packets of unreliable VIs that arrived a second time.

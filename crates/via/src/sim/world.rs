@@ -273,6 +273,8 @@ impl World {
 
     fn transmit_unreliably(&mut self, packet: Packet, arrival: u64) {
         let plan = self.plan;
+        let longest = &mut self.counts.unreliable_bytes_max;
+        *longest = packet.body.size().saturating_sub(HEADER_BYTES).max(*longest);
         if self.occurs(plan.duplication) {
             let mut copy = packet.clone();
             if let Body::Data { is_copy, .. } = &mut copy.body {

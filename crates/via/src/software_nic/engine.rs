@@ -83,6 +83,8 @@ pub(super) struct Engine<P> {
     /// Whether data, and not only receipts, waits to be sent since packets arrived.
     is_urgent: bool,
     ready: VecDeque<ViId>,
+    /// Whose packets were made last: what that changes is looked at when they have departed.
+    departing: Option<ViId>,
     alarms: BTreeSet<(Nanos, Alarm)>,
     is_sweeping: bool,
     /// Paths of which somebody should find out what they take.
@@ -115,6 +117,7 @@ impl<P: Path> Engine<P> {
             outbox: VecDeque::new(),
             is_urgent: false,
             ready: VecDeque::new(),
+            departing: None,
             alarms: BTreeSet::new(),
             is_sweeping: false,
             unmeasured: Vec::new(),
@@ -321,6 +324,7 @@ impl<P: Path> Engine<P> {
         out: &mut Gather,
     ) -> Option<Batch<P>> {
         self.is_urgent = false;
+        self.departed(now);
         if let Some((to, packet)) = self.outbox.pop_front() {
             self.counters.packets_sent += 1;
             out.push(&packet);
@@ -343,14 +347,22 @@ impl<P: Path> Engine<P> {
             if let Some(Failure { reason, failed }) = made.failure {
                 self.break_vi(now, id, reason, failed, Tells::Peer);
             } else {
-                self.settle(now, id);
-                self.set_alarm(id);
+                self.departing = Some(id);
             }
             if made.sent > 0 {
                 return Some(Batch { to, packet_bytes: made.packet_bytes });
             }
+            self.departed(now);
         }
         None
+    }
+
+    /// The packets that were made have departed, or wait outside.
+    pub(super) fn departed(&mut self, now: Nanos) {
+        if let Some(id) = self.departing.take() {
+            self.settle(now, id);
+            self.set_alarm(id);
+        }
     }
 
     // -------------------------------------------------------------- paths

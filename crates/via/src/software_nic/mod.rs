@@ -331,6 +331,7 @@ impl<W: Wire> SoftwareNic<W> {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.batch = Some(batch);
                     self.blocked_until = Some(Instant::from_nanos(now) + BLOCKED);
+                    self.engine.departed(now);
                     return;
                 }
                 Err(_) => {

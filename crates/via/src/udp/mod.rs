@@ -23,6 +23,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod line;
 mod sys;
 
 use std::{
@@ -33,6 +34,7 @@ use std::{
 
 use vigie_detect::Instant;
 
+use self::line::Lines;
 pub(crate) use self::sys::random;
 use crate::software_nic::{Config, Gather, Path, Secret, SoftwareNic, Wire};
 
@@ -65,15 +67,11 @@ impl Udp {
     }
 }
 
-/// A UDP socket, as a software NIC uses it.
+/// UDP sockets at one address, as a software NIC uses them.
 #[derive(Debug)]
 pub struct UdpWire {
-    socket: UdpSocket,
-    address: SocketAddr,
-    /// Into packets of which length the kernel cuts what it is given; 0: not at all.
-    segment_bytes: usize,
+    lines: Lines,
     packets_max: usize,
-    is_glued: bool,
 }
 
 impl UdpWire {
@@ -87,15 +85,10 @@ impl UdpWire {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
         let socket = UdpSocket::bind(address)?;
-        socket.set_nonblocking(true)?;
-        rustix::net::sockopt::set_socket_recv_buffer_size(&socket, BUFFER_BYTES)?;
-        rustix::net::sockopt::set_socket_send_buffer_size(&socket, BUFFER_BYTES)?;
-        let address = socket.local_addr()?;
         // Setting the length to none is allowed exactly where setting one is.
         let cuts = sys::set_segment(socket.as_fd(), 0).is_ok();
-        let is_glued = sys::set_gluing(socket.as_fd()).is_ok();
         let packets_max = if cuts { SEGMENTS_MAX } else { 1 };
-        Ok(Self { socket, address, segment_bytes: 0, packets_max, is_glued })
+        Ok(Self { lines: Lines::new(socket)?, packets_max })
     }
 
     /// Returns whether the kernel sends many packets in one call.
@@ -107,25 +100,7 @@ impl UdpWire {
     /// Returns whether the kernel hands over many packets in one call.
     #[must_use]
     pub const fn has_gluing(&self) -> bool {
-        self.is_glued
-    }
-
-    /// Has the kernel cut what follows; not every time anew.
-    fn cut(&mut self, bytes: usize) -> io::Result<()> {
-        if self.segment_bytes != bytes {
-            sys::set_segment(self.socket.as_fd(), bytes)?;
-            self.segment_bytes = bytes;
-        }
-        Ok(())
-    }
-
-    fn send_one(&self, to: SocketAddr, packet: &[u8]) -> io::Result<()> {
-        loop {
-            match self.socket.send_to(packet, to) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                sent => return sent.map(drop),
-            }
-        }
+        self.lines.is_glued()
     }
 }
 
@@ -139,32 +114,11 @@ impl Wire for UdpWire {
     }
 
     fn path(&self) -> SocketAddr {
-        self.address
+        self.lines.address()
     }
 
     fn send(&mut self, to: SocketAddr, packets: &[u8], packet_bytes: usize) -> io::Result<()> {
-        if packets.len() <= packet_bytes {
-            if self.segment_bytes != 0 && packets.len() > self.segment_bytes {
-                self.cut(0)?;
-            }
-            return self.send_one(to, packets);
-        }
-        self.cut(packet_bytes)?;
-        match self.send_one(to, packets) {
-            Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
-                // The path has become shorter, or its interface does not do that: one by one IP can help.
-                self.cut(0)?;
-                for packet in packets.chunks(packet_bytes) {
-                    match self.send_one(to, packet) {
-                        // What does not fit into the buffer is lost, and sent again in time.
-                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                        sent => sent?,
-                    }
-                }
-                Ok(())
-            }
-            sent => sent,
-        }
+        self.lines.send(to, packets, packet_bytes)
     }
 
     fn send_gathered(
@@ -173,32 +127,11 @@ impl Wire for UdpWire {
         packets: &Gather,
         packet_bytes: usize,
     ) -> io::Result<()> {
-        let is_one = packets.len() <= packet_bytes;
-        if !is_one || (self.segment_bytes != 0 && packets.len() > self.segment_bytes) {
-            self.cut(if is_one { 0 } else { packet_bytes })?;
-        }
-        match sys::send_parts(self.socket.as_fd(), &to.into(), packets) {
-            Some(Ok(())) => return Ok(()),
-            Some(Err(error)) if is_one || error.kind() == io::ErrorKind::WouldBlock => {
-                return Err(error);
-            }
-            _ => {}
-        }
-        // As one, then one by one.
-        let mut bytes = Vec::with_capacity(packets.len());
-        packets.copy_onto(&mut bytes)?;
-        self.send(to, &bytes, packet_bytes)
+        self.lines.send_gathered(to, packets, packet_bytes)
     }
 
     fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Option<(usize, SocketAddr)>> {
-        loop {
-            match self.socket.recv_from(buffer) {
-                Ok(found) => return Ok(Some(found)),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
+        self.lines.receive(buffer)
     }
 
     fn packets_max(&self) -> usize {
@@ -206,11 +139,15 @@ impl Wire for UdpWire {
     }
 
     fn packet_bytes(&mut self, to: SocketAddr) -> usize {
-        route_bytes(self.address.ip(), to).unwrap_or(PACKET_BYTES_UNKNOWN)
+        route_bytes(self.path().ip(), to).unwrap_or(PACKET_BYTES_UNKNOWN)
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.socket.as_fd())
+        Some(self.lines.descriptor())
+    }
+
+    fn arm(&mut self) -> io::Result<bool> {
+        self.lines.watch()
     }
 }
 

@@ -41,7 +41,7 @@ const PARTS_MAX: usize = 160;
 /// Sends one datagram of parts; `None`: they are too many.
 pub(super) fn send_parts(
     socket: BorrowedFd<'_>,
-    to: &SocketAddrAny,
+    to: Option<&SocketAddrAny>,
     packets: &Gather,
 ) -> Option<io::Result<()>> {
     if packets.parts_max() > PARTS_MAX {
@@ -59,8 +59,10 @@ pub(super) fn send_parts(
     }
     // SAFETY: a structure of numbers and pointers, of which all may be zero.
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
-    message.msg_name = to.as_ptr().cast_mut().cast();
-    message.msg_namelen = to.addr_len();
+    if let Some(to) = to {
+        message.msg_name = to.as_ptr().cast_mut().cast();
+        message.msg_namelen = to.addr_len();
+    }
     message.msg_iov = parts.as_mut_ptr();
     message.msg_iovlen = count;
     loop {

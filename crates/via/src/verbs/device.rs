@@ -117,6 +117,7 @@ impl Device {
         attributes.max_segments = wide(segments);
         attributes.max_descriptors = wide(descriptors);
         attributes.reliability = Reliability::ReliableReception;
+        attributes.unreliable_bytes = limits.packet_bytes();
         Ok(device)
     }
 

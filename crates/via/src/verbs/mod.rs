@@ -33,7 +33,9 @@
 //! # Limits
 //! What the device says of itself, and at most 256 descriptors a queue, 16 segments and 256 bytes inline. An
 //! unreliable VI loses data where the network does, and devices differ in what they do to a message that is longer
-//! than its receive descriptor: Soft-RoCE drops it and leaves the descriptor.
+//! than its receive descriptor: Soft-RoCE drops it and leaves the descriptor. Nor does Soft-RoCE get over a lost packet inside
+//! of a message of several: where packets are lost, messages over unreliable VIs should be no longer than
+//! [`Attributes::unreliable_bytes`](crate::vi::Attributes::unreliable_bytes), as those of the message layer are.
 
 mod config;
 mod connecting;

@@ -144,6 +144,14 @@ pub(super) struct Limits {
     pub(super) reads: u8,
 }
 
+impl Limits {
+    /// The most bytes of data in a packet: `mtu` counts from 1, which is 256.
+    pub(super) const fn packet_bytes(&self) -> u64 {
+        let mtu = if self.mtu > 5 { 5 } else { self.mtu };
+        128 << mtu
+    }
+}
+
 impl Context {
     pub(super) fn open(name: &str) -> io::Result<Option<Arc<Self>>> {
         let list = DeviceList::new()?;

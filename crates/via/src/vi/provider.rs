@@ -79,6 +79,9 @@ pub struct Attributes {
     pub has_rdma_read: bool,
     /// Whether peers' memory may be mapped here: see [`Provider::window`].
     pub has_window: bool,
+    /// How long a transfer over an unreliable VI may be, in bytes, without being more easily lost than a shorter one: what
+    /// travels as one packet. `u64::MAX`, the default: that does not matter.
+    pub unreliable_bytes: u64,
 }
 
 impl Attributes {
@@ -95,6 +98,7 @@ impl Attributes {
             reliability: Reliability::ReliableReception,
             has_rdma_read: true,
             has_window: false,
+            unreliable_bytes: u64::MAX,
         }
     }
 }

@@ -119,6 +119,27 @@ fn a_crash_at_every_transmission() {
     assert!(errors > 20, "{errors}");
 }
 
+/// Goal: over unreliable VIs nothing is longer than what the provider carries in one packet. Method: random traffic with
+/// messages of many times that length, with and without the limit.
+#[test]
+fn frames_fit_one_packet_of_an_unreliable_vi() {
+    const LIMIT: u64 = 1000;
+    let longest = |limit| {
+        let mut config = Config::default();
+        config.reliability = Reliability::Unreliable;
+        let mut attributes = Attributes::named("sim");
+        attributes.unreliable_bytes = limit;
+        let cluster = Cluster::with(1, FaultPlan::lossy(0.01), 2, config, attributes);
+        let mut traffic = Traffic::new(1, cluster, [8, 500, 2000, 6000, 20_000, 60_000]);
+        let outcome = traffic.run(150);
+        assert!(outcome.errors == 0 && outcome.messages > 10, "{} messages", outcome.messages);
+        traffic.cluster.network.counts().unreliable_bytes_max
+    };
+    let (bounded, free) = (longest(LIMIT), longest(u64::MAX));
+    assert!(bounded <= LIMIT, "{bounded} bytes");
+    assert!(bounded > LIMIT / 2 && free > 4 * LIMIT, "{bounded} and {free} bytes");
+}
+
 /// Goal: over unreliable VIs every message arrives once, whole and in order, at each rate of faults. Method:
 /// the same random traffic; the counters show that each kind of fault happened and was met.
 #[test]

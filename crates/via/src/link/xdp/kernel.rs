@@ -104,11 +104,17 @@ impl Ring {
         true
     }
 
+    /// As the consumer: returns whether there is an entry.
+    #[inline]
+    pub(super) fn has_entry(&self) -> bool {
+        // Acquire, with the kernel's release of the entry that it has put in.
+        self.index(self.producer).load(Ordering::Acquire) != self.at
+    }
+
     /// As the consumer: returns the words of the oldest entry without taking it.
     #[inline]
     pub(super) fn peek(&self) -> Option<[u64; 2]> {
-        // Acquire, with the kernel's release of the entry that it has put in.
-        if self.index(self.producer).load(Ordering::Acquire) == self.at {
+        if !self.has_entry() {
             return None;
         }
         let word = |number| self.entry(self.at, number).load(Ordering::Relaxed);

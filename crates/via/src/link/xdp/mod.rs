@@ -3,7 +3,7 @@
 mod kernel;
 
 use std::{
-    io,
+    hint, io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
@@ -30,6 +30,13 @@ use crate::vi::Memory;
 
 /// A frame's place: a page, which is the most that the kernel takes.
 const FRAME_BYTES: u64 = 4096;
+/// Where the kernel puts a frame in its place.
+const HEADROOM_BYTES: u64 = 256;
+/// Places more than frames are kept: those that were looked at, which go back to the kernel many at a time. One by one,
+/// each would take the line of the fill ring away from the core on which the kernel is about to read its next entry.
+const SPENT_MAX: usize = 64;
+/// So many go back when there is nothing else to do.
+const SPENT_IDLE: usize = 32;
 /// The kernel keeps room in front of a frame.
 const PAYLOAD_MAX: usize = 4096 - 256 - HEADER_BYTES - 8;
 const NEEDED: [Capability; 3] = [Capability::NetRaw, Capability::NetAdmin, Capability::Bpf];
@@ -66,6 +73,12 @@ pub(super) struct Xdp {
     /// Places of frames that can be filled.
     free: Vec<u64>,
     send_count: usize,
+    /// Places of frames that were looked at, and are the kernel's again soon.
+    spent: Vec<u64>,
+    /// Where the next frame is likely to be: places come in the order in which they were given.
+    likely: u64,
+    /// The end of the places for received frames.
+    receive_end: u64,
     mode: XdpMode,
     /// The kernel looks at the network card when it is called.
     polls: bool,
@@ -83,6 +96,7 @@ struct Unbound {
     memory: Memory,
     /// Places of frames to be sent; those before them were given to the kernel.
     free: Vec<u64>,
+    receive_end: u64,
 }
 
 fn wide(value: usize) -> u64 {
@@ -92,7 +106,8 @@ fn wide(value: usize) -> u64 {
 fn make(receive_count: u32, send_count: u32) -> io::Result<Unbound> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::XDP, SocketType::RAW, flags, None)?;
-    let bytes = u64::from(receive_count + send_count) * FRAME_BYTES;
+    let receive_places = receive_count + u32::try_from(SPENT_MAX).map_err(io::Error::other)?;
+    let bytes = u64::from(receive_places + send_count) * FRAME_BYTES;
     // A file, since its mapping begins at a page.
     let file = memfd_create("vigie-xdp", MemfdFlags::CLOEXEC)?;
     ftruncate(&file, bytes)?;
@@ -107,22 +122,25 @@ fn make(receive_count: u32, send_count: u32) -> io::Result<Unbound> {
         tx_metadata_len: 0,
     };
     sockopt::set_xdp_umem_reg(&socket, registration)?;
-    sockopt::set_xdp_umem_fill_ring_size(&socket, receive_count)?;
+    // Room for all of them, also while the kernel has not yet said that it has taken one.
+    let fill_count = (receive_places + 1).next_power_of_two();
+    sockopt::set_xdp_umem_fill_ring_size(&socket, fill_count)?;
     sockopt::set_xdp_umem_completion_ring_size(&socket, send_count)?;
     sockopt::set_xdp_rx_ring_size(&socket, receive_count)?;
     sockopt::set_xdp_tx_ring_size(&socket, send_count)?;
     let offsets = sockopt::xdp_mmap_offsets(&socket)?;
     let ring = |page, offsets, count, bytes| Ring::map(socket.as_fd(), page, offsets, count, bytes);
-    let mut fill = ring(XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, receive_count, 8)?;
+    let mut fill = ring(XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, fill_count, 8)?;
     let completion = ring(XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr, send_count, 8)?;
     let receive = ring(XDP_PGOFF_RX_RING, &offsets.rx, receive_count, 16)?;
     let send = ring(XDP_PGOFF_TX_RING, &offsets.tx, send_count, 16)?;
-    for number in 0..receive_count {
+    for number in 0..receive_places {
         fill.put(&[u64::from(number) * FRAME_BYTES]);
     }
-    let places = receive_count..receive_count + send_count;
+    let places = receive_places..receive_places + send_count;
     let free = places.map(|number| u64::from(number) * FRAME_BYTES).collect();
-    Ok(Unbound { socket, fill, completion, receive, send, memory, free })
+    let receive_end = u64::from(receive_places) * FRAME_BYTES;
+    Ok(Unbound { socket, fill, completion, receive, send, memory, free, receive_end })
 }
 
 /// Binds sockets to a queue of an interface until one way works.
@@ -214,7 +232,8 @@ impl Xdp {
             groups = Some(socket);
         }
         kernel::lead(map.as_fd(), queue, unbound.socket.as_fd()).map_err(failed)?;
-        let Unbound { socket, fill, completion, receive, send, memory, free } = unbound;
+        let Unbound { socket, fill, completion, receive, send, memory, free, receive_end } =
+            unbound;
         Ok(Self {
             _attached: attached,
             socket,
@@ -226,6 +245,9 @@ impl Xdp {
             memory,
             send_count: free.len(),
             free,
+            spent: Vec::with_capacity(SPENT_MAX),
+            likely: 0,
+            receive_end,
             mode,
             polls: settings.busy_poll_us > 0,
             is_kick_due: false,
@@ -253,7 +275,7 @@ impl Xdp {
         }
         let mut taken = 0;
         while taken < count {
-            let Some([place, length]) = self.receive.peek() else { break };
+            let Some([place, length]) = self.next_frame() else { break };
             // struct xdp_desc: the length is the first half of the second word, options the other.
             let [a, b, c, d, ..] = length.to_ne_bytes();
             let length = u32::from_ne_bytes([a, b, c, d]);
@@ -267,11 +289,43 @@ impl Xdp {
             });
             taken += 1;
             self.receive.take();
-            // As many entries as places: there is room.
-            self.fill.put(&[place / FRAME_BYTES * FRAME_BYTES]);
+            self.spend(place / FRAME_BYTES * FRAME_BYTES);
+        }
+        if taken == 0 && self.spent.len() >= SPENT_IDLE {
+            self.refill();
         }
         self.received += wide(taken);
         taken
+    }
+
+    /// Returns the next entry. It and the frame come from another core's cache, one after the other: the frame is asked
+    /// for at once, where it is likely to be.
+    #[inline]
+    fn next_frame(&self) -> Option<[u64; 2]> {
+        if !self.receive.has_entry() {
+            return None;
+        }
+        let mut word = [0; 8];
+        let _ = self.memory.read(self.likely + HEADROOM_BYTES, &mut word);
+        hint::black_box(word);
+        self.receive.peek()
+    }
+
+    #[inline]
+    fn spend(&mut self, place: u64) {
+        self.spent.push(place);
+        self.likely = if place + FRAME_BYTES < self.receive_end { place + FRAME_BYTES } else { 0 };
+        if self.spent.len() == SPENT_MAX {
+            self.refill();
+        }
+    }
+
+    #[cold]
+    fn refill(&mut self) {
+        for place in self.spent.drain(..) {
+            let is_put = self.fill.put(&[place]);
+            debug_assert!(is_put, "a ring with more entries than places");
+        }
     }
 
     /// Makes the kernel look at the network card's queue, for as long as it was told to.
@@ -283,7 +337,7 @@ impl Xdp {
     }
 
     pub(super) fn has_frame(&self) -> bool {
-        self.receive.peek().is_some()
+        self.receive.has_entry()
     }
 
     /// Looks which frames were sent: their places are free again.
@@ -297,7 +351,9 @@ impl Xdp {
     /// Takes a frame to be sent: `false` if there is no room.
     #[inline]
     pub(super) fn send(&mut self, header: &[u8], parts: &[&[u8]]) -> bool {
-        self.reap();
+        if self.free.is_empty() {
+            self.reap();
+        }
         let Some(place) = self.free.pop() else { return false };
         let mut at = place;
         for part in [header].iter().chain(parts) {
@@ -325,7 +381,11 @@ impl Xdp {
                 break;
             }
             match send(&self.socket, &[], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                Ok(_) => self.is_kick_due = false,
+                Ok(_) => {
+                    self.is_kick_due = false;
+                    // Now, and not before the next frame: that would wait for it.
+                    self.reap();
+                }
                 // A batch went out, and more is there.
                 Err(Errno::AGAIN) => self.reap(),
                 Err(Errno::BUSY | Errno::NOBUFS) => break,
