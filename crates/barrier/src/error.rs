@@ -34,11 +34,42 @@ pub enum BarrierError {
         /// The barrier that could not be passed.
         epoch: u32,
     },
+    /// Too few members are left for a smaller group, while the others may have made one: with
+    /// [`Quorum::Majority`](crate::member::Quorum::Majority).
+    #[error(
+        "{survivors} of the first {size} members are left, and the others may go on without them: form a new group, or let any \
+         number go on (`Quorum::Any`)"
+    )]
+    Minority {
+        /// How many are left.
+        survivors: u32,
+        /// How many the group had when it was formed.
+        size: u32,
+    },
     /// The member has entered already, and not departed: depart, or wait, before it enters again.
     #[error("this member has entered barrier {epoch} already: depart from it first")]
     AlreadyEntered {
         /// The barrier in which it is.
         epoch: u32,
+    },
+    /// A measurement of this member was cancelled, and the others wait for the rest of it.
+    #[error(
+        "a measurement was cancelled, in which the others wait for this member: call `{call}` again, until it returns"
+    )]
+    Measuring {
+        /// What was cancelled: `measure` or `replan`.
+        call: &'static str,
+    },
+    /// The value has not the length of those that the group reduces: this member has not entered, and may with another
+    /// value.
+    #[error(
+        "a value of {found} bytes, and the group reduces {expected}: enter with `reduce`, or `arrive`, and a value of that length"
+    )]
+    Value {
+        /// How long all values are, in bytes.
+        expected: usize,
+        /// How long this one is.
+        found: usize,
     },
     /// The token is not of this member's present barrier: it was made by another member, or its barrier is over.
     #[error("the token is of {token}, and not of the barrier in which this member is")]
@@ -76,7 +107,13 @@ impl BarrierError {
     /// Returns whether the group can be used no more.
     #[must_use]
     pub const fn is_final(&self) -> bool {
-        !matches!(self, Self::AlreadyEntered { .. } | Self::ForeignToken { .. })
+        !matches!(
+            self,
+            Self::AlreadyEntered { .. }
+                | Self::ForeignToken { .. }
+                | Self::Measuring { .. }
+                | Self::Value { .. }
+        )
     }
 
     #[cfg(not(loom))]

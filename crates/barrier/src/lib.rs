@@ -40,8 +40,8 @@
 //!   duplicate from the next episode [eth-barrier, §2.3]. Timeouts send again. A member that is
 //!   gone becomes an error that names it, on every survivor.
 //! - **Cost model**: LogP's closed forms [eth-barrier, §5.1.2], fed with overheads, latency and gap
-//!   that are typical of the transport, or given. The planner picks algorithm and arity, and says
-//!   why. Measuring them on the live transport does not exist yet.
+//!   that are typical of the transport, given, or measured on it. The planner picks algorithm and
+//!   arity, and says why; a barrier reports what was expected and what was observed.
 //! - **Simulated cluster**: nodes with the costs of sending, receiving and interrupts, a switch, a
 //!   repeater hub; it drives the same members and reproduces the figures of [eth-barrier, §4.3].
 //!

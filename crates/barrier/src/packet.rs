@@ -25,7 +25,7 @@ pub const PACKET_BYTES_MAX: usize = HEADER_BYTES + PAYLOAD_BYTES_MAX + TAG_BYTES
 /// The most dead members that a packet names.
 pub const DEAD_MAX: usize = PAYLOAD_BYTES_MAX / 2;
 
-const TAG_BYTES: usize = 8;
+pub(crate) const TAG_BYTES: usize = 8;
 const MAGIC: [u8; 2] = *b"vB";
 const VERSION: u8 = 1;
 
@@ -41,7 +41,7 @@ const DECIDED: u8 = 5;
 pub struct GroupId(pub u64);
 
 impl GroupId {
-    /// Returns the name of the group that is left without these: whoever knows this name and agrees on who is dead knows
+    /// Returns the name of the group that is left without these, or of the one that comes after if all stay: whoever knows this name and agrees on who is dead knows
     /// that name too, and nobody else does.
     pub(crate) fn without(self, dead: &BTreeSet<Rank>) -> Self {
         let mut hasher = SipHasher24::new_with_keys(self.0, !self.0);
@@ -69,7 +69,7 @@ impl Key {
         Self(bytes)
     }
 
-    fn tag(&self, bytes: &[u8]) -> [u8; TAG_BYTES] {
+    pub(crate) fn tag(&self, bytes: &[u8]) -> [u8; TAG_BYTES] {
         SipHasher24::new_with_key(&self.0).hash(bytes).to_le_bytes()
     }
 }
@@ -300,7 +300,7 @@ impl<'a> Body<'a> {
 }
 
 /// Whether two tags are the same; how long that takes does not tell where they differ.
-fn is_same(one: &[u8], other: &[u8]) -> bool {
+pub(crate) fn is_same(one: &[u8], other: &[u8]) -> bool {
     let differing = one.iter().zip(other).fold(0, |sum, (one, other)| sum | (one ^ other));
     one.len() == other.len() && differing == 0
 }

@@ -111,7 +111,8 @@ fn in_a_role() {
     let [rank, victim] = [rank, victim].map(|word| Rank(word.parse().expect("a rank")));
     let death = Death::decode(death);
     let group = Group::new(SIZE).expect("small");
-    let meeting = Meeting::new(group, rank, MeetingPoint::new(name, *b"0123456789abcdef"));
+    let point = MeetingPoint::new(name, *b"0123456789abcdef").expect("a name");
+    let meeting = Meeting::new(group, rank, point);
     let deadline = Instant::now() + PATIENCE;
     let fail = |error: &BarrierError| {
         let lost: Vec<_> = error.lost().iter().map(|rank| rank.0.to_string()).collect();

@@ -1,4 +1,4 @@
-//! Fuzz targets: packets, and members that hostile peers talk to.
+//! Fuzz targets: packets, members that hostile peers talk to, and groups that are formed through a hostile network.
 //!
 //! Each target starts from its corpus in `tests/corpus` and mutates, from one seed, for as long as
 //! `VIGIE_FUZZ_SECONDS` says (by default so many inputs that it takes about a second). What leads to an outcome that was
@@ -7,13 +7,17 @@
 //!
 //! Ten minutes of each: `VIGIE_FUZZ_SECONDS=600 cargo test --release -p vigie-barrier --test fuzz`.
 
+#[cfg(not(loom))]
+#[path = "fuzz/formation.rs"]
+mod formation;
+
 use std::{collections::BTreeSet, env, fs, path::Path, sync::Arc, time::Duration};
 
 use fastrand::Rng;
 use vigie_barrier::{
     Algorithm, Group, Member, Rank, Round,
     algorithm::Networks,
-    member::{Event, Settings},
+    member::{Event, Quorum, Settings},
     packet::{Body, GroupId, Key, PACKET_BYTES_MAX, Packet},
     reduction::{Builtin, Element, Reduction},
 };
@@ -191,6 +195,7 @@ fn play(input: &[u8]) -> Result<String, String> {
     let group = GroupId(0x5eed);
     let mut settings = Settings::new(group);
     settings.failure_timeout = Some(Duration::from_secs(1));
+    settings.quorum = if algorithm < 128 { Quorum::Majority } else { Quorum::Any };
     settings.reduction = Some(Reduction::builtin(Builtin::Max, Element::U64, 1).expect("short"));
     let rank = Rank(u32::from(script.byte().unwrap_or(0)) % SIZE);
     let mut member = Member::new(schedule(algorithm, SIZE), rank, settings)
@@ -284,6 +289,13 @@ fn drain(member: &mut Member, tally: &mut Tally) -> Result<(), String> {
                 }
                 tally.outcome.insert("agreed".to_owned());
             }
+            Event::Minority { survivors } => {
+                shrinks += 1;
+                if !survivors.contains(&member.rank()) || survivors.len() > 2 {
+                    return Err(format!("too few: {survivors:?}"));
+                }
+                tally.outcome.insert("minority".to_owned());
+            }
             other => return Err(format!("{other:?}")),
         }
     }
@@ -306,6 +318,7 @@ fn members_stand_hostile_peers() {
         "taken 3",
         "taken 4",
         "taken 5",
+        "minority",
         "failed: Silent",
         "failed: Reported",
         "failed: Left",

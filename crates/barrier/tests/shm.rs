@@ -12,7 +12,7 @@ use std::{
 
 use vigie_barrier::{
     BarrierError, Group, Rank,
-    local::shm::{FormError, Meeting, MeetingPoint, ShmMember},
+    local::shm::{FormError, Meeting, MeetingPoint, NameError, ShmMember},
 };
 use vigie_detect::{HostThread, Instant, Server};
 use vigie_runtime::{Flavor, Runtime};
@@ -202,7 +202,8 @@ fn a_world_meets() {
 fn strangers_are_turned_away() {
     let point = MeetingPoint::random().expect("random numbers");
     let name = format!("vigie-barrier-test-{}", std::process::id());
-    let (right, wrong) = (MeetingPoint::new(&name, [1; 16]), MeetingPoint::new(&name, [2; 16]));
+    let named = |secret| MeetingPoint::new(&name, [secret; 16]).expect("a name");
+    let (right, wrong) = (named(1), named(2));
     let host = host();
     let server = host.server();
     let join = |group, rank, point: &MeetingPoint, deadline| {
@@ -218,9 +219,9 @@ fn strangers_are_turned_away() {
     thread::scope(|scope| {
         let leader = scope.spawn(|| {
             let deadline = Instant::now() + Duration::from_secs(3);
-            block_on(join(group(3), 0, &right, deadline))
+            block_on(join(group(5), 0, &right, deadline))
         });
-        for (size, rank, point) in [(3, 1, &wrong), (4, 1, &right), (3, 0, &right)] {
+        for (size, rank, point) in [(5, 1, &wrong), (4, 1, &right), (5, 0, &right)] {
             if rank == 0 {
                 // The name is taken.
                 let other = block_on(join(group(size), 0, point, soon()));
@@ -230,18 +231,37 @@ fn strangers_are_turned_away() {
             let refused = block_on(join(group(size), rank, point, soon()));
             assert!(matches!(refused, Err(FormError::Refused { .. })), "{refused:?}");
         }
-        let first = scope.spawn(|| block_on(join(group(3), 1, &right, soon())));
-        let second = block_on(join(group(3), 1, &right, soon()));
+        let first = scope.spawn(|| block_on(join(group(5), 1, &right, soon())));
+        let second = block_on(join(group(5), 1, &right, soon()));
         let first = first.join().expect("no panic");
         // Both are refused in the end: one as the second of its rank, one as rank 0 gives up.
         assert!(matches!(first, Err(FormError::Refused { .. })), "{first:?}");
         assert!(matches!(second, Err(FormError::Refused { .. })), "{second:?}");
         let missing = leader.join().expect("no panic");
-        assert!(
-            matches!(missing, Err(FormError::Missing { count: 1, rank: Some(Rank(2)) })),
-            "{missing:?}"
-        );
+        let Err(FormError::Missing { ranks }) = &missing else { panic!("{missing:?}") };
+        assert_eq!(ranks.ranks(), [Rank(2), Rank(3), Rank(4)]);
+        let said = missing.expect_err("not formed").to_string();
+        assert!(said.starts_with("ranks 2, 3, 4 are missing"), "{said}");
     });
+}
+
+/// Goal: a name that no socket can have, or that nobody could read, is refused at once, and the error says what to do.
+/// Method: empty, too long by a byte, a zero, a line break, a space; the longest one meets.
+#[test]
+fn names_are_checked() {
+    let refused = |name: &str| MeetingPoint::new(name, [1; 16]).expect_err("refused");
+    let long = "é".repeat(MeetingPoint::NAME_MAX / 2);
+    assert_eq!(refused(""), NameError::Empty);
+    let too_long = refused(&(long.clone() + "x"));
+    assert_eq!(too_long, NameError::TooLong { length: MeetingPoint::NAME_MAX + 1 });
+    assert!(too_long.to_string().ends_with("shorten it to 100 at most"), "{too_long}");
+    for (name, character, at) in [("a\0b", '\0', 1), ("\n", '\n', 0), ("é b", ' ', 2)] {
+        assert_eq!(refused(name), NameError::Character { character, at });
+    }
+    let point = MeetingPoint::new(&long, [1; 16]).expect("as long as a name may be");
+    let host = host();
+    let alone = Meeting::new(group(1), Rank(0), point).join_on(host.server(), soon());
+    drop(block_on(alone).expect("the kernel takes it"));
 }
 
 /// Goal: nothing is left behind: no descriptor, no mapping. Method: count both before and after groups have come and

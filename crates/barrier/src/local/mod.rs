@@ -9,6 +9,14 @@
 //! all others with [`BarrierError::Lost`](crate::BarrierError::Lost), which names it, and the group can be used
 //! no more. Success on any member means that all had entered.
 //!
+//! There is no `shrink` here. The error names who is gone, and whoever has made the barrier makes a new one for the rest:
+//! tasks and threads are handed its members, processes meet again under another name. Where members must agree by
+//! themselves on who is left, take [`net`](crate::net).
+//!
+//! # Reductions
+//! Tasks and threads [reduce](Reducing) a value of each member along, in a type of its own, so that plain barriers do not
+//! pay for it. Processes over shared memory do not; [`net`](crate::net) does.
+//!
 //! # Which one
 //! Tasks never enter the kernel for a barrier, and threads and processes only to sleep or to let others run. All are
 //! one central counter in a cache line: on the few processors that share it, nothing that sends more messages is
@@ -16,6 +24,8 @@
 
 #[cfg(not(loom))]
 pub(crate) mod patience;
+#[cfg(not(loom))]
+mod reducing;
 #[cfg(not(loom))]
 pub mod shm;
 #[cfg(not(loom))]
@@ -31,7 +41,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use self::tasks::{Depart, TaskBarrier, TaskMember};
 #[cfg(not(loom))]
-pub use self::threads::{ThreadBarrier, ThreadMember};
+pub use self::{
+    reducing::Reducing,
+    threads::{ThreadBarrier, ThreadMember},
+};
 
 /// Returns a number that no other barrier of this process has.
 pub(crate) fn next_group() -> u64 {

@@ -24,7 +24,7 @@ const YIELDING_MAX: Duration = Duration::from_micros(500);
 
 /// The same, over a network.
 const NETWORK_EACH: Duration = Duration::from_micros(30);
-const NETWORK_MAX: Duration = Duration::from_millis(1);
+const NETWORK_MAX: Duration = Duration::from_micros(600);
 
 /// A wait that lasted longer was not to be shortened by looking.
 const FAR: Duration = Duration::from_millis(2);
@@ -65,7 +65,9 @@ impl Patience {
     /// For members that meet over a network: a barrier of many takes as long as one of them needs to send to all.
     pub(crate) fn over_network(self, size: u32) -> Self {
         let yielding = NETWORK_EACH.saturating_mul(size).clamp(YIELDING_MIN, NETWORK_MAX);
-        Self { yielding, ..self }
+        // A look is a system call there, and with others on the same processor the first one is in vain.
+        let looks = if self.looks == 1 { 0 } else { self.looks };
+        Self { looks, yielding, ..self }
     }
 
     /// Gives the processor away no longer than this in one wait.

@@ -22,12 +22,23 @@
 //! The closed forms suppose that each member has a processor of its own. Where they share few, as processes on one
 //! machine do, a barrier takes at least its work: what all sendings and receptions cost together, divided by the cores.
 //! The [planner](plan) takes the larger of both.
+//!
+//! [`Readings`] of a live transport give its [parameters](Measured), as `NetBarrier::measure` does; a [`Report`] says what a
+//! barrier was expected to take, and what it took.
 
+mod measured;
+mod observed;
 mod planner;
 
 use std::time::Duration;
 
-pub use self::planner::{Advice, Candidate, Cores, PlanError, candidates, plan};
+#[cfg(not(loom))]
+pub(crate) use self::observed::Waits;
+pub use self::{
+    measured::{Measured, Readings, Spread},
+    observed::{Observed, Report},
+    planner::{Advice, Candidate, Cores, PlanError, candidates, plan},
+};
 use crate::{
     algorithm::{Algorithm, Pace, partners},
     group::Group,

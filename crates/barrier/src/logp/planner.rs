@@ -8,7 +8,11 @@ use super::LogP;
 use crate::{
     algorithm::{Algorithm, AlgorithmError, Networks},
     group::Group,
+    schedule::Step,
 };
+
+/// Members beyond which waits are not counted.
+const COUNTED_MAX: u32 = 256;
 
 /// How many processors the members have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,6 +34,8 @@ pub struct Candidate {
     pub predicted: Duration,
     /// All members' work, divided by their cores; nothing if each has its own.
     pub work: Duration,
+    /// How often its members wait for messages, all together; 0 for groups of more than 256.
+    pub waits: u64,
 }
 
 impl Candidate {
@@ -39,9 +45,11 @@ impl Candidate {
         self.predicted.max(self.work)
     }
 
-    /// Orders by time; of equals, by work, and otherwise the simpler one stays, which comes first.
-    fn order(&self) -> (Duration, Duration) {
-        (self.expected(), self.predicted.min(self.work))
+    /// Orders by time; of equals, by waits where the work counts, each of which is a switch to another member, then by
+    /// LogP, and otherwise the simpler one stays, which comes first.
+    fn order(&self) -> (Duration, u64, Duration) {
+        let waits = if self.work > self.predicted { self.waits } else { 0 };
+        (self.expected(), waits, self.predicted.min(self.work))
     }
 }
 
@@ -133,7 +141,7 @@ pub fn plan(
             Cores::Shared(cores) => logp.work(algorithm, group) / cores.get(),
         };
         let predicted = logp.predict(algorithm, group);
-        found.push(Candidate { algorithm, predicted, work });
+        found.push(Candidate { algorithm, predicted, work, waits: waits(algorithm, group) });
     }
     found.sort_by_key(Candidate::order);
     let best = *found.first().ok_or(PlanError::Nothing)?;
@@ -144,6 +152,18 @@ pub fn plan(
         candidates: found,
         observed: None,
     })
+}
+
+/// Counts the waits of a barrier, where so many members may well share a host.
+///
+/// Each of them gives a processor to another member, which LogP does not know.
+fn waits(algorithm: Algorithm, group: Group) -> u64 {
+    if group.size() > COUNTED_MAX {
+        return 0;
+    }
+    let Ok(schedule) = algorithm.schedule(group) else { return 0 };
+    let steps = group.ranks().flat_map(|rank| schedule.steps(rank));
+    steps.filter(|step| matches!(step, Step::Receive(_))).map(|_| 1).sum()
 }
 
 fn reason(found: &[Candidate], best: Candidate, group: Group, cores: Cores) -> String {

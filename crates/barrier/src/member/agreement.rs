@@ -6,6 +6,11 @@
 //! otherwise, it would need the word of this one, which says nothing else any more. Should one more member die on the
 //! way, so that some decide with it and others without, those that have decided answer the others, which take it over.
 //!
+//! Under [`Quorum::Majority`](super::Quorum::Majority) those that are left over from a smaller part than that have no say: nobody believes their
+//! sets, they answer only each other, and once they agree they are told that they are too few. Sets only grow, so that
+//! they stay too few, unless somebody that has decided takes them in. Two decisions with a quorum have a member in
+//! common, and that one enters the barriers of one of them only.
+//!
 //! The name of the smaller group is made of the old name and of the dead. Its barriers succeed only among members that
 //! have decided the same, whatever happened before.
 
@@ -17,7 +22,7 @@ use std::{
 
 use vigie_detect::Instant;
 
-use super::{Transmit, settings::Settings};
+use super::{Transmit, settings::Settings, waiting::earlier};
 use crate::{
     group::{Group, Rank},
     packet::{Body, DEAD_MAX, GroupId, Key, Packet, list},
@@ -51,6 +56,8 @@ pub(super) struct Agreement {
     own: Rank,
     id: GroupId,
     key: Option<Key>,
+    /// The barrier that this member was in, or would have entered next: all have entered those before.
+    epoch: u32,
     dead: BTreeSet<Rank>,
     /// What each other has said last.
     views: BTreeMap<Rank, BTreeSet<Rank>>,
@@ -59,6 +66,7 @@ pub(super) struct Agreement {
     /// Of whom the transport has seen the end after the decision.
     late: BTreeSet<Rank>,
     standing: Standing,
+    settings: Settings,
     interval_min: Duration,
     interval_max: Duration,
     silence_max: Option<Duration>,
@@ -68,17 +76,19 @@ pub(super) struct Agreement {
 }
 
 impl Agreement {
-    pub(super) fn new(group: Group, own: Rank, settings: &Settings) -> Self {
+    pub(super) fn new(group: Group, own: Rank, epoch: u32, settings: &Settings) -> Self {
         Self {
             group,
             own,
             id: settings.group,
             key: settings.key.clone(),
+            epoch,
             dead: BTreeSet::new(),
             views: BTreeMap::new(),
             silent: BTreeMap::new(),
             late: BTreeSet::new(),
             standing: Standing::Undecided,
+            settings: settings.clone(),
             interval_min: settings.repeat_after,
             interval_max: settings.interval_max(),
             silence_max: settings.silence_max(),
@@ -102,6 +112,11 @@ impl Agreement {
 
     pub(super) fn is_out(&self) -> bool {
         self.standing == Standing::Out
+    }
+
+    /// Whether enough are left to go on.
+    pub(super) fn has_quorum(&self) -> bool {
+        self.settings.may_go_on(self.group, &self.dead)
     }
 
     /// Whether more members are dead than can be named.
@@ -137,6 +152,11 @@ impl Agreement {
             }
             Standing::Out => Heard::Nothing,
         }
+    }
+
+    /// The clock has gone back by so much.
+    pub(super) fn set_back(&mut self, back: Duration) {
+        self.deadline = self.deadline.map(|deadline| earlier(deadline, back));
     }
 
     /// Another member has said who is dead.
@@ -216,6 +236,10 @@ impl Agreement {
 
     /// Tells a member how things stand.
     pub(super) fn inform(&mut self, rank: Rank) {
+        // Those who may go on without this one are not to be disturbed.
+        if self.dead.contains(&rank) && !self.has_quorum() {
+            return;
+        }
         self.say(Target::Member(rank), false);
     }
 
@@ -286,7 +310,7 @@ impl Agreement {
             Standing::Decided => Body::decided(&list),
             Standing::Undecided | Standing::Out => Body::view(&list, wants_reply),
         };
-        let packet = Packet::new(self.id, 0, self.own, body).encode(self.key.as_ref());
+        let packet = Packet::new(self.id, self.epoch, self.own, body).encode(self.key.as_ref());
         self.transmits.push(Transmit { to, network: Network::First, packet });
     }
 }

@@ -38,6 +38,8 @@ pub struct Counters {
     pub stale: u64,
     /// Packets of barriers that cannot have begun.
     pub future: u64,
+    /// Words of members that are too few to go on, against this one.
+    pub minority: u64,
 }
 
 /// Why a packet was dropped.
@@ -65,6 +67,9 @@ pub enum Dropped {
     /// Of a barrier that is over.
     #[error("a packet of the past")]
     Stale,
+    /// Members that are too few to go on take this one for dead.
+    #[error("the word of a minority")]
+    Minority,
     /// Of a barrier that cannot have begun.
     #[error("a packet of a barrier that cannot have begun")]
     Future,
@@ -82,6 +87,7 @@ impl Counters {
             Dropped::Duplicate => &mut self.duplicates,
             Dropped::Stale => &mut self.stale,
             Dropped::Future => &mut self.future,
+            Dropped::Minority => &mut self.minority,
         };
         *counter += 1;
     }
@@ -98,5 +104,6 @@ impl Counters {
             + self.duplicates
             + self.stale
             + self.future
+            + self.minority
     }
 }

@@ -22,20 +22,25 @@
 //! While nothing is lost, nothing is sent but the schedule's messages: that a member enters the next barrier
 //! acknowledges everything before. Who waits for longer than [`Settings::repeat_after`] asks for the messages that it
 //! misses, less and less often; who has sent them sends them again to the one that asks, and who has not says that it
-//! is alive. Each member keeps what it has sent in this barrier and in the last one. If a schedule has two networks,
-//! questions and their answers take both in turn: one may be down.
+//! is alive, and sends twice when it gets so far. What loses packets answers seldom: a few questions in a row without an
+//! answer are no reason to ask less often, nor is one after which something came. Each member keeps what it has sent in
+//! this barrier and in the last one. If a schedule has two networks, questions and their answers take both in turn: one
+//! may be down.
 //!
 //! # Failures
 //! A member that does not answer for half of [`Settings::failure_timeout`] while somebody waits for its message is dead;
 //! transports that know better [report](Member::report_dead) it. Silence is counted in intervals between questions, not
-//! in time: if the clock jumps, or this process was stopped, nobody is dead for that. Whoever learns of a death tells all
-//! others, and asks those that do not confirm; the rest of the timeout is for this. That a member leaves a barrier with
-//! success means that all have entered, even if others then learn of a failure instead of leaving. After a failure the
-//! group is of no use, until its survivors have agreed on who they are, which they do by themselves, and every one of
-//! them has [shrunk](Member::shrink) its member.
+//! in time: if the clock jumps, or this process was stopped, nobody is dead for that. A clock that leaps ahead costs one
+//! question; one that goes back takes the deadlines along, as soon as the machine is called. To be taken for dead wrongly,
+//! a member must be silent for as many questions, of which the last ones come a 64th of the timeout apart, or the clock
+//! must leap as often. A host that is suspended for longer than the timeout is really silent: the others go on without it,
+//! and it is told so when it is back. Whoever learns of a death tells all others, and asks those that do not confirm; the
+//! rest of the timeout is for this. That a member leaves a barrier with success means that all have entered, even if
+//! others then learn of a failure instead of leaving. After a failure the group is of no use, until its survivors have
+//! agreed on who they are, which they do by themselves, and every one of them has [shrunk](Member::shrink) its member.
 //!
 //! A member must be driven (packets delivered, deadlines handled) also while it is outside: it answers for its process.
-//! Where the network falls apart, each part takes the others for dead, and may go on with a group of its own.
+//! Where the network falls apart, each part takes the others for dead; which of them may go on is up to the [`Quorum`].
 
 mod agreement;
 mod counters;
@@ -46,6 +51,7 @@ mod waiting;
 use std::{
     collections::{BTreeSet, VecDeque},
     sync::Arc,
+    time::Duration,
 };
 
 use thiserror::Error;
@@ -58,7 +64,7 @@ use self::{
 };
 pub use self::{
     counters::{Counters, Dropped},
-    settings::{MemberError, Settings},
+    settings::{MemberError, Quorum, Settings},
 };
 use crate::{
     checker::Join,
@@ -66,6 +72,9 @@ use crate::{
     packet::{Body, DEAD_MAX, Packet},
     schedule::{Network, Round, Schedule, Target},
 };
+
+/// A clock that goes back by less stands still: threads that read it one after the other may come in another order.
+const BACK_MAX: Duration = Duration::from_secs(1);
 
 /// A packet to be sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,6 +109,12 @@ pub enum Event {
     /// The survivors agree on who they are: the group can be shrunk.
     Agreed {
         /// The ranks that are left, in order: their places are their ranks in the smaller group.
+        survivors: Vec<Rank>,
+    },
+    /// Those that are left agree on who they are, and are too few for a group of their own: the others may go on
+    /// without them.
+    Minority {
+        /// Who is left.
         survivors: Vec<Rank>,
     },
 }
@@ -159,6 +174,17 @@ pub enum ShrinkError {
     /// The others believe that this member is dead, or it has left.
     #[error("this member is no longer of the group")]
     Excluded,
+    /// Too few are left, while the others may have made a smaller group.
+    #[error(
+        "{survivors} of the first {size} members are left, and the others may go on without them: form a new group, or \
+         let any number go on (`Quorum::Any`)"
+    )]
+    Minority {
+        /// How many are left.
+        survivors: u32,
+        /// How many the group had when it was formed: more than half of them are enough, or the half with its rank 0.
+        size: u32,
+    },
     /// More are dead than members can tell each other.
     #[error("more than {DEAD_MAX} members are dead: form a new group")]
     TooMany,
@@ -222,6 +248,8 @@ pub struct Member {
     counters: Counters,
     /// That of the larger group before: others may still ask for its outcome.
     ancestor: Option<Box<Agreement>>,
+    /// Who has asked in this barrier for a message that it had not sent.
+    owed: BTreeSet<Rank>,
 }
 
 impl Member {
@@ -255,6 +283,7 @@ impl Member {
             events: VecDeque::new(),
             counters: Counters::default(),
             ancestor: None,
+            owed: BTreeSet::new(),
         })
     }
 
@@ -294,6 +323,24 @@ impl Member {
             Phase::Inside { step, .. } => Some(*step),
             Phase::Outside | Phase::Failing(_) => None,
         }
+    }
+
+    /// Returns to whom it sends messages, and from whom it gets some.
+    pub(crate) fn neighbours(&self) -> (BTreeSet<Rank>, BTreeSet<Rank>) {
+        let others = self.schedule.group().ranks().filter(|rank| *rank != self.rank);
+        let is_sent = |rank: &Rank| {
+            let is_for = |to| to == Target::Everyone || to == Target::Member(*rank);
+            self.plan.sends.iter().any(|sending| is_for(sending.to))
+        };
+        let sources = self.plan.sources.iter().map(|source| source.rank);
+        (others.filter(is_sent).collect(), sources.collect())
+    }
+
+    /// Returns whether it sends messages to that one, or gets some from it.
+    pub(crate) fn exchanges_with(&self, rank: Rank) -> bool {
+        let is_for = |to| to == Target::Everyone || to == Target::Member(rank);
+        self.plan.sends.iter().any(|sending| is_for(sending.to))
+            || self.plan.sources.iter().any(|source| source.rank == rank)
     }
 
     /// Returns what it has counted.
@@ -412,6 +459,10 @@ impl Member {
         }
         let Some((survivors, id)) = agreement.outcome() else { return Err(ShrinkError::Undecided) };
         let expected = u32::try_from(survivors.len()).unwrap_or(u32::MAX);
+        if !agreement.has_quorum() {
+            let size = self.settings.size_at_first(self.schedule.group());
+            return Err(ShrinkError::Minority { survivors: expected, size });
+        }
         let found = schedule.group().size();
         if expected != found {
             return Err(ShrinkError::Size { expected, found });
@@ -421,6 +472,8 @@ impl Member {
         let rank = Rank(place.ok_or(ShrinkError::Excluded)?);
         let mut settings = self.settings.clone();
         settings.group = id;
+        settings.lost += agreement.dead().len();
+        settings.has_first &= !agreement.dead().contains(&Rank(0));
         let mut smaller = Self::new(schedule, rank, settings)?;
         smaller.now = self.now;
         smaller.counters = self.counters;
@@ -440,9 +493,18 @@ impl Member {
 
     // ------------------------------------------------------------ the barrier
 
-    /// Time never goes back here, whatever the clock does.
+    /// A clock that goes back a little stands still here; one that goes back far takes the deadlines along.
     fn see(&mut self, now: Instant) {
-        self.now = self.now.max(now);
+        let back = self.now - now;
+        if back < BACK_MAX {
+            self.now = self.now.max(now);
+            return;
+        }
+        self.now = now;
+        self.waiting.set_back(back);
+        if let Phase::Failing(agreement) = &mut self.phase {
+            agreement.set_back(back);
+        }
     }
 
     const fn colour(&mut self, epoch: u32) -> &mut Colour {
@@ -462,6 +524,9 @@ impl Member {
                     let (to, network) = (self.plan.sends[index].to, self.plan.sends[index].network);
                     self.counters.signals += 1;
                     self.signal(self.epoch, index, to, network);
+                    if !self.owed.is_empty() {
+                        self.settle(index, to, network);
+                    }
                 }
                 Some(Action::Receive(range)) => {
                     let arrived = &colour.arrived[range.clone()];
@@ -491,6 +556,7 @@ impl Member {
         let epoch = self.epoch;
         self.events.push_back(Event::Exited { epoch, value: value.into_vec() });
         self.colour(epoch).arrived.fill(None);
+        self.owed.clear();
         self.epoch = epoch.wrapping_add(1);
         // All have entered this epoch, so all have left the one before it: nobody asks for its messages any more.
         self.colour(self.epoch).sent.fill(None);
@@ -502,6 +568,23 @@ impl Member {
         let Some(value) = self.colour(epoch).sent[index].take() else { return };
         self.send(to, network, epoch, Body::Signal { round, value: &value });
         self.colour(epoch).sent[index] = Some(value);
+    }
+
+    /// Sends a message once more to those that have asked for it before: they ask seldom by now, so that it would cost
+    /// them much if it were lost.
+    fn settle(&mut self, index: usize, to: Target, network: Network) {
+        let is_for = |rank: &Rank| to == Target::Everyone || to == Target::Member(*rank);
+        let due: Vec<Rank> = self.owed.iter().copied().filter(is_for).collect();
+        self.owed.retain(|rank| !due.contains(rank));
+        let targets = match (&due[..], to) {
+            // One more multicast is less work than many messages.
+            ([_, _, ..], Target::Everyone) => vec![to],
+            _ => due.into_iter().map(Target::Member).collect(),
+        };
+        for target in targets {
+            self.counters.repeated += 1;
+            self.signal(self.epoch, index, target, network);
+        }
     }
 
     fn send(&mut self, to: Target, network: Network, epoch: u32, body: Body<'_>) {
@@ -601,6 +684,7 @@ impl Member {
         }
         *slot = Some(value.into());
         if packet.epoch == self.epoch {
+            self.waiting.progress();
             self.advance();
         }
         Ok(())
@@ -631,6 +715,9 @@ impl Member {
             // It has left that barrier, so it has sent everything: nobody has ever been there.
             return Err(Dropped::Stale);
         } else {
+            if epoch == self.epoch {
+                self.owed.insert(sender);
+            }
             self.counters.answered += 1;
             self.reply(sender, network, epoch, Body::Here { attempt });
         }
@@ -678,8 +765,15 @@ impl Member {
     // ------------------------------------------------------------ failures
 
     fn check_dead(&self, dead: &BTreeSet<Rank>) -> Result<(), Dropped> {
-        let is_of_group = dead.iter().all(|rank| self.schedule.group().contains(*rank));
-        if is_of_group && !dead.is_empty() { Ok(()) } else { Err(Dropped::Unexpected) }
+        let group = self.schedule.group();
+        if dead.is_empty() || !dead.iter().all(|rank| group.contains(*rank)) {
+            return Err(Dropped::Unexpected);
+        }
+        // Who takes this member for dead, and has too few left to go on without it, does not stop it.
+        if dead.contains(&self.rank) && !self.settings.may_go_on(group, dead) {
+            return Err(Dropped::Minority);
+        }
+        Ok(())
     }
 
     fn take_view(
@@ -708,7 +802,8 @@ impl Member {
     /// Begins to fail, if it has not. With its own rank it leaves.
     fn fail_quietly(&mut self, own: &BTreeSet<Rank>) {
         if !matches!(self.phase, Phase::Failing(_)) {
-            let agreement = Agreement::new(self.schedule.group(), self.rank, &self.settings);
+            let group = self.schedule.group();
+            let agreement = Agreement::new(group, self.rank, self.epoch, &self.settings);
             self.phase = Phase::Failing(Box::new(agreement));
         }
         if let Phase::Failing(agreement) = &mut self.phase
@@ -738,7 +833,12 @@ impl Member {
         if let (Some((survivors, _)), Heard::Decided | Heard::MoreAndDecided) =
             (agreement.outcome(), heard)
         {
-            self.events.push_back(Event::Agreed { survivors });
+            let event = if agreement.has_quorum() {
+                Event::Agreed { survivors }
+            } else {
+                Event::Minority { survivors }
+            };
+            self.events.push_back(event);
         }
     }
 

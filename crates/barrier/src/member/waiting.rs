@@ -10,6 +10,9 @@ use vigie_detect::Instant;
 use super::settings::Settings;
 use crate::group::Rank;
 
+/// So many questions without an answer are asked again soon.
+const QUICK: u32 = 4;
+
 /// What is known of one that is waited for.
 #[derive(Clone, Copy, Debug, Default)]
 struct Silence {
@@ -17,6 +20,14 @@ struct Silence {
     lasts: Duration,
     /// How many questions of this wait are answered, or too old to be: the same answer counts once.
     answered: u32,
+}
+
+/// Returns an instant that is earlier by so much.
+pub(super) fn earlier(instant: Instant, by: Duration) -> Instant {
+    Instant::from_nanos(
+        u64::try_from((instant - Instant::from_nanos(0)).saturating_sub(by).as_nanos())
+            .unwrap_or(0),
+    )
 }
 
 /// The state of one wait.
@@ -31,6 +42,8 @@ pub(super) struct Waiting {
     /// The number of the next question, and of the first one of this wait.
     attempt: u32,
     first: u32,
+    /// Questions in a row that somebody has not answered.
+    unanswered: u32,
 }
 
 impl Waiting {
@@ -44,6 +57,7 @@ impl Waiting {
             silent: BTreeMap::new(),
             attempt: 0,
             first: 0,
+            unanswered: 0,
         }
     }
 
@@ -56,7 +70,13 @@ impl Waiting {
         self.interval = self.interval_min;
         self.deadline = Some(now.saturating_add(self.interval));
         self.silent.clear();
+        self.unanswered = 0;
         self.first = self.attempt;
+    }
+
+    /// The clock has gone back by so much.
+    pub(super) fn set_back(&mut self, back: Duration) {
+        self.deadline = self.deadline.map(|deadline| earlier(deadline, back));
     }
 
     /// If it is time to ask, counts the interval for each of those that are waited for. Returns the question's number.
@@ -69,14 +89,32 @@ impl Waiting {
             return None;
         }
         let missing: BTreeSet<Rank> = missing.collect();
+        let is_answered = self.is_answered(&missing);
         for rank in missing {
             // However late this is called, only the interval counts: nobody was asked for longer.
             self.silent.entry(rank).or_default().lasts += self.interval;
         }
-        self.interval = (self.interval * 2).min(self.interval_max);
+        // A question without an answer is lost, or its answer: that is no reason to wait for longer, for a while.
+        self.unanswered = if is_answered { 0 } else { self.unanswered + 1 };
+        if !(1..=QUICK).contains(&self.unanswered) {
+            self.interval = (self.interval * 2).min(self.interval_max);
+        }
         self.deadline = Some(now.saturating_add(self.interval));
         self.attempt = self.attempt.wrapping_add(1);
         Some(self.attempt.wrapping_sub(1))
+    }
+
+    /// Returns whether all those that are waited for have answered the last question, if there was one.
+    fn is_answered(&self, missing: &BTreeSet<Rank>) -> bool {
+        let asked = self.attempt.wrapping_sub(self.first);
+        let has_answered = |rank| self.silent.get(rank).is_some_and(|one| one.answered == asked);
+        asked == 0 || missing.iter().all(has_answered)
+    }
+
+    /// Something that was waited for has come, though not all.
+    pub(super) fn progress(&mut self) {
+        self.unanswered = 0;
+        self.interval = self.interval_min;
     }
 
     /// Returns those that have been silent for too long.

@@ -1,12 +1,14 @@
 //! The user's side: one member's place in a barrier over the network.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, task::Poll, time::Duration};
 
 use vigie_detect::{EventStream, Handle, HostThread, Registration, Server};
 
 use super::{
     engine::{Engine, Exit, NetCounters},
+    measure::Progress,
     meeting::within,
+    plan::{Basis, Waiting},
     transport::Transport,
     watch::{Shared, Want, Watch},
 };
@@ -15,9 +17,13 @@ use crate::{
     error::{Arrived, BarrierError, Passed},
     group::{Group, Rank},
     local::{next_group, patience::Patience},
+    logp::Waits,
     member::{Member, ShrinkError},
     sync::lock,
 };
+
+/// Looks at the transport for each one at the clock.
+const LOOKS_PER_TIME: u32 = 4;
 
 /// How packets for everyone are sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,19 +46,23 @@ pub enum MulticastState {
 ///
 /// # How it waits
 /// Who waits looks by himself for up to a millisecond, giving his processor away between two looks; then he sleeps, by
-/// the decision of the scheduler that hosts the barrier. While the member is outside of the barrier, or computes between
+/// the decision of the scheduler that hosts the barrier; [`Waiting`](super::Waiting) says otherwise. While the member is outside of the barrier, or computes between
 /// [`arrive`](Self::arrive) and [`depart`](Self::depart), the host answers for it.
 #[must_use = "dropping a member leaves the group"]
 pub struct NetBarrier {
-    shared: Arc<Shared>,
-    handle: Handle<Watch>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) handle: Handle<Watch>,
     background: Option<EventStream<Watch>>,
-    server: Server,
+    pub(super) server: Server,
     patience: Patience,
-    algorithm: Algorithm,
     multicast: MulticastState,
-    number: u64,
-    waker: std::task::Waker,
+    pub(super) basis: Basis,
+    /// What waits have taken.
+    pub(super) waits: Waits,
+    pub(super) number: u64,
+    /// How far a measurement has come.
+    pub(super) progress: Option<Progress>,
+    pub(super) waker: std::task::Waker,
     /// Ends after the rest, if nobody else hosts.
     _host: Option<HostThread>,
 }
@@ -61,11 +71,12 @@ impl NetBarrier {
     pub(super) fn new(
         (server, host): (Server, Option<HostThread>),
         (algorithm, multicast): (Algorithm, MulticastState),
+        basis: Basis,
         member: Member,
         transport: Box<dyn Transport>,
     ) -> Result<Self, BarrierError> {
         let size = member.schedule().group().size();
-        let shared = Shared::new(Engine::new(member, transport));
+        let shared = Shared::new(Engine::new(member, algorithm, transport));
         let watch = Watch::new(&shared).map_err(BarrierError::io("watching the transport"))?;
         let handle = server.register(watch, Registration::named("barrier"))?;
         let background = Some(handle.stream(Want::Background)?);
@@ -76,9 +87,11 @@ impl NetBarrier {
             background,
             server,
             patience: Patience::new(size).over_network(size),
-            algorithm,
             multicast,
+            basis,
+            waits: Waits::default(),
             number: next_group(),
+            progress: None,
             waker,
             _host: host,
         })
@@ -98,8 +111,8 @@ impl NetBarrier {
 
     /// Returns the algorithm.
     #[must_use]
-    pub const fn algorithm(&self) -> Algorithm {
-        self.algorithm
+    pub fn algorithm(&self) -> Algorithm {
+        lock(&self.shared.engine).algorithm
     }
 
     /// Returns how packets for everyone are sent.
@@ -121,26 +134,31 @@ impl NetBarrier {
     ///
     /// # Errors
     /// [`BarrierError::Lost`] if members are gone, or if the others take this one for gone: then its own rank is named.
-    /// [`shrink`](Self::shrink) makes a smaller group of those that are left.
+    /// [`shrink`](Self::shrink) makes a smaller group of those that are left. [`BarrierError::Value`] if the group reduces:
+    /// take [`reduce`](Self::reduce). [`BarrierError::Measuring`] if a measurement was cancelled.
     pub async fn wait(&mut self) -> Result<Passed, BarrierError> {
-        if lock(&self.shared.engine).entered().is_none() {
-            self.enter(&[])?;
+        self.is_measured()?;
+        if lock(&self.shared.engine).entered().is_some() {
+            return self.exit().await.map(|(passed, _)| passed);
         }
-        self.exit().await.map(|(passed, _)| passed)
+        self.enter_and_exit(&[]).await.map(|(passed, _)| passed)
     }
 
     /// As [`wait`](Self::wait), and reduces a value of each member by the [reduction](super::NetBuilder::reduction) of
     /// the group. Returns the result, the same at all members.
     ///
     /// # Cancel safety
-    /// As [`wait`](Self::wait): the value was given.
+    /// Cancel safe: this member has entered with this value then. The next call waits for the same barrier and returns its
+    /// result, and its own value does not count; so it is too after [`arrive`](Self::arrive).
     ///
     /// # Errors
-    /// As [`wait`](Self::wait); [`BarrierError::Io`] if the value has not the reduction's length;
-    /// [`BarrierError::AlreadyEntered`] if it was entered without a value that could be changed now.
+    /// As [`wait`](Self::wait); [`BarrierError::Value`].
     pub async fn reduce(&mut self, value: &[u8]) -> Result<(Passed, Vec<u8>), BarrierError> {
-        self.enter(value)?;
-        self.exit().await
+        self.is_measured()?;
+        if lock(&self.shared.engine).entered().is_some() {
+            return self.exit().await;
+        }
+        self.enter_and_exit(value).await
     }
 
     /// Enters the barrier without waiting, with a value if the group has a reduction: the first half of a split phase.
@@ -149,6 +167,7 @@ impl NetBarrier {
     /// # Errors
     /// [`BarrierError::AlreadyEntered`]; as [`wait`](Self::wait).
     pub fn arrive(&mut self, value: &[u8]) -> Result<Arrived, BarrierError> {
+        self.is_measured()?;
         let epoch = self.enter(value)?;
         self.shared.ring();
         Ok(Arrived { rank: self.rank(), epoch, group: self.number })
@@ -183,8 +202,9 @@ impl NetBarrier {
     /// Cancel safe: call it again.
     ///
     /// # Errors
-    /// [`BarrierError::Io`] if nobody is gone, or too many are; [`BarrierError::Lost`] with this member's own rank if
-    /// the others take it for gone.
+    /// [`BarrierError::Minority`] if too few are left by the [quorum](super::NetBuilder::quorum); [`BarrierError::Lost`]
+    /// with this member's own rank if the others take it for gone; [`BarrierError::Io`] if nobody is gone, or more than
+    /// members can tell each other.
     pub async fn shrink(&mut self) -> Result<Vec<Rank>, BarrierError> {
         let refused = |what: String| BarrierError::Io {
             doing: "shrinking the group",
@@ -196,20 +216,32 @@ impl NetBarrier {
         self.shared.ring();
         self.handle.wait(Want::Agreement).await?;
         let mut engine = lock(&self.shared.engine);
-        let epoch = engine.member.epoch();
         if engine.survivors.is_none() {
-            return Err(engine.lost(epoch));
+            return Err(engine.refusal());
         }
-        let (survivors, algorithm) = engine.shrink(self.algorithm).map_err(refused)?;
+        let survivors = engine.shrink().map_err(refused)?;
         drop(engine);
-        self.algorithm = algorithm;
         self.number = next_group();
+        self.progress = None;
         self.shared.ring();
         Ok(survivors)
     }
 
-    /// Leaves in order: tells the others, and serves them until they have left too, or for `patience` at most. Who drops
-    /// a member tells the others as well, but cannot repeat any more what they have lost of the last barrier.
+    /// Errs if others wait for the rest of a measurement. After a failure nobody does.
+    fn is_measured(&self) -> Result<(), BarrierError> {
+        match &self.progress {
+            Some(progress) if !lock(&self.shared.engine).has_failed() => {
+                Err(BarrierError::Measuring { call: progress.call })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Leaves in order: tells the others, and serves them until nobody can need that any more, or for `patience` at most:
+    /// until all have passed this member's last barrier that get messages of it there, or have left or died; and until
+    /// those know that it leaves that wait for word of it. Where all leave, or stay, and nothing is lost, that takes one
+    /// round trip after the last has passed. Who drops a member tells the others as well, but cannot repeat any more what
+    /// they have lost of the last barrier.
     ///
     /// # Cancel safety
     /// The member has left.
@@ -220,29 +252,43 @@ impl NetBarrier {
         lock(&self.shared.engine).leave(self.server.now());
         self.shared.ring();
         let until = self.server.now() + patience;
-        within(&self.server, until, self.handle.wait(Want::Solitude)).await.transpose()?;
+        within(&self.server, until, self.handle.wait(Want::Freedom)).await.transpose()?;
         Ok(())
     }
 
-    fn enter(&mut self, value: &[u8]) -> Result<u32, BarrierError> {
+    pub(super) fn enter(&mut self, value: &[u8]) -> Result<u32, BarrierError> {
         lock(&self.shared.engine).enter(self.server.now(), value)
     }
 
+    /// A whole barrier, which is timed.
+    async fn enter_and_exit(&mut self, value: &[u8]) -> Result<Exit, BarrierError> {
+        let entered = self.server.now();
+        lock(&self.shared.engine).enter(entered, value)?;
+        let exit = self.exit().await?;
+        self.waits.add(self.server.now() - entered);
+        Ok(exit)
+    }
+
     /// Waits for the end of the barrier that was entered.
-    async fn exit(&mut self) -> Result<Exit, BarrierError> {
+    pub(super) async fn exit(&mut self) -> Result<Exit, BarrierError> {
         // Should this future be dropped, the host goes on.
         let mut rest = Rest { shared: Arc::clone(&self.shared), is_over: false };
-        let found = self.look();
-        let exit = match found {
-            Some(exit) => exit,
-            None => loop {
-                self.handle.wait(Want::Exit).await?;
-                self.patience.after_sleep();
-                let exit = lock(&self.shared.engine).take_exit();
-                if let Some(exit) = exit {
-                    break exit;
-                }
-            },
+        let exit = loop {
+            if self.basis.waiting != Waiting::Sleeping
+                && let Some(exit) = self.look()
+            {
+                break exit;
+            }
+            if self.basis.waiting == Waiting::Polling {
+                yield_now().await;
+                continue;
+            }
+            self.handle.wait(Want::Exit).await?;
+            self.patience.after_sleep();
+            let exit = lock(&self.shared.engine).take_exit();
+            if let Some(exit) = exit {
+                break exit;
+            }
         };
         // After a failure there is more to say and to hear.
         rest.is_over = exit.is_ok();
@@ -262,14 +308,33 @@ impl NetBarrier {
                 return Some(exit);
             }
         }
+        let (mut now, mut looks) = (server.now(), 0_u32);
         let found = self.patience.until(|| {
+            // Nothing is due so soon that it matters, and the clock costs as much as the rest of a look.
+            looks += 1;
+            if looks.is_multiple_of(LOOKS_PER_TIME) {
+                now = server.now();
+            }
             let mut engine = lock(&shared.engine);
-            engine.look(server.now(), waker);
+            engine.look(now, waker);
             engine.take_exit()
         });
         lock(&shared.engine).is_looked_at = false;
         found
     }
+}
+
+/// Lets the runtime's other tasks run.
+pub(super) async fn yield_now() {
+    let mut has_yielded = false;
+    std::future::poll_fn(|cx| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
 
 /// Makes the host go on where the user stops.
@@ -289,13 +354,11 @@ impl Drop for Rest {
 impl Drop for NetBarrier {
     fn drop(&mut self) {
         let mut engine = lock(&self.shared.engine);
-        if !engine.has_left {
-            // Those who have agreed may be further already, and would wait for this member there.
-            if engine.survivors.is_some() {
-                let _ = engine.shrink(self.algorithm);
-            }
-            engine.leave(self.server.now());
+        // Those who have agreed may be further already, and would wait for this member there.
+        if !engine.has_left && engine.survivors.is_some() {
+            let _ = engine.shrink();
         }
+        engine.go(self.server.now());
         // It may hold what holds this.
         let transport = engine.close();
         drop(engine);
@@ -309,7 +372,7 @@ impl fmt::Debug for NetBarrier {
         f.debug_struct("NetBarrier")
             .field("rank", &self.rank())
             .field("group", &self.group())
-            .field("algorithm", &self.algorithm)
+            .field("algorithm", &self.algorithm())
             .field("multicast", &self.multicast)
             .finish_non_exhaustive()
     }

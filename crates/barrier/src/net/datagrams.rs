@@ -234,6 +234,11 @@ impl Datagrams {
         Ok(())
     }
 
+    /// No other member is where this one's multicasts would come back to.
+    pub(super) fn quiet_loop(&mut self) -> Result<(), DatagramError> {
+        self.nets.iter_mut().try_for_each(|net| net.device.quiet_loop())
+    }
+
     /// Returns how many networks there are.
     pub(super) const fn networks(&self) -> usize {
         self.nets.len()

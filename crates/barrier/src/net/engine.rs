@@ -1,23 +1,21 @@
 //! A member and its transport, without waiting.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    io,
-    os::fd::BorrowedFd,
-    sync::Arc,
-    task::Waker,
-};
+use std::{collections::BTreeSet, io, os::fd::BorrowedFd, sync::Arc, task::Waker};
 
 use vigie_detect::Instant;
 
-use super::transport::Transport;
+use super::{
+    leaving::Farewells,
+    probe::{Probe, Probes, Say, may_be_probe},
+    transport::Transport,
+};
 use crate::{
     algorithm::Algorithm,
     error::{BarrierError, LostRanks, Passed},
     group::{Group, Rank},
-    member::{EnterError, Event, Member},
-    packet::{Body, Packet, list, may_be_view},
-    schedule::{Network, Target},
+    member::{Dropped, EnterError, Event, Member, MemberError},
+    packet::{Body, Packet, may_be_view},
+    schedule::{Network, Schedule, Target},
 };
 
 /// What a barrier over the network has counted.
@@ -28,6 +26,8 @@ pub struct NetCounters {
     pub member: crate::member::Counters,
     /// Packets that the transport did not take: they are as if lost on the way.
     pub unsent: u64,
+    /// Probes that were of others, forged or of no use, and dropped.
+    pub probes_dropped: u64,
 }
 
 /// What came of a barrier: its number and the reduced value.
@@ -35,6 +35,8 @@ pub(super) type Exit = (Passed, Vec<u8>);
 
 pub(super) struct Engine {
     pub(super) member: Member,
+    /// That of its schedule.
+    pub(super) algorithm: Algorithm,
     transport: Box<dyn Transport>,
     /// The barrier that the user has entered and not taken the exit of.
     entered: Option<u32>,
@@ -42,8 +44,10 @@ pub(super) struct Engine {
     /// Everybody who is known to be dead; this member alone if the others take it for dead.
     dead: Vec<Rank>,
     pub(super) survivors: Option<Vec<Rank>>,
-    /// Who has left in order, and the first barrier that it does not enter.
-    leavers: BTreeMap<Rank, u32>,
+    /// How many are left, if they are too few.
+    minority: Option<u32>,
+    farewells: Farewells,
+    held: Held,
     unsent: u64,
     /// The transport has ended.
     broken: Option<io::Error>,
@@ -52,23 +56,64 @@ pub(super) struct Engine {
     /// How often somebody has entered or looked.
     pub(super) turns: u64,
     pub(super) has_left: bool,
+    pub(super) probes: Probes,
+    /// The member before this one's [renewal](Self::renew), for those who still ask for its last barrier.
+    retired: Option<Box<Retired>>,
+    /// Packets of others who have renewed theirs already, if this member is about to.
+    early: Option<Vec<Vec<u8>>>,
 }
 
+struct Retired {
+    member: Member,
+    algorithm: Algorithm,
+}
+
+/// Packets of the next group that are kept.
+const EARLY_MAX: usize = 256;
+
+/// Deaths that are kept from a member inside a barrier that all have entered: the messages that it still waits for may
+/// have been overtaken by the word.
+#[derive(Default)]
+struct Held {
+    words: Vec<Word>,
+    /// How often the member has asked for what it misses since.
+    questions: u32,
+}
+
+enum Word {
+    /// What a member says that has passed the barrier.
+    View(Vec<u8>),
+    /// The transport reports the end of one that has said that it leaves.
+    Dead(Rank),
+}
+
+/// Words that are kept. Who says more says it again until it is confirmed.
+const HELD_MAX: usize = 64;
+
+/// Questions after which those that could answer have not.
+const HELD_QUESTIONS: u32 = 2;
+
 impl Engine {
-    pub(super) fn new(member: Member, transport: Box<dyn Transport>) -> Self {
+    pub(super) fn new(member: Member, algorithm: Algorithm, transport: Box<dyn Transport>) -> Self {
         Self {
             member,
+            algorithm,
             transport,
             entered: None,
             exit: None,
             dead: Vec::new(),
             survivors: None,
-            leavers: BTreeMap::new(),
+            minority: None,
+            farewells: Farewells::default(),
+            held: Held::default(),
             unsent: 0,
             broken: None,
             is_looked_at: false,
             turns: 0,
             has_left: false,
+            probes: Probes::default(),
+            retired: None,
+            early: None,
         }
     }
 
@@ -77,7 +122,11 @@ impl Engine {
     }
 
     pub(super) const fn counters(&self) -> NetCounters {
-        NetCounters { member: *self.member.counters(), unsent: self.unsent }
+        NetCounters {
+            member: *self.member.counters(),
+            unsent: self.unsent,
+            probes_dropped: self.probes.dropped,
+        }
     }
 
     pub(super) fn transport(&self) -> &dyn Transport {
@@ -95,9 +144,7 @@ impl Engine {
         match self.member.enter(now, value) {
             Ok(()) => {}
             Err(EnterError::Value { expected, found }) => {
-                let what = format!("a value of {found} bytes, where all members have {expected}");
-                let source = io::Error::new(io::ErrorKind::InvalidInput, what);
-                return Err(BarrierError::Io { doing: "entering", source });
+                return Err(BarrierError::Value { expected, found });
             }
             Err(EnterError::Inside) => return Err(BarrierError::AlreadyEntered { epoch }),
             Err(_) => return Err(self.lost(epoch)),
@@ -111,30 +158,81 @@ impl Engine {
     /// Takes in what has arrived and does what is due.
     #[inline]
     pub(super) fn look(&mut self, now: Instant, waker: &Waker) {
-        let Self { member, transport, leavers, .. } = self;
+        let Self { member, transport, farewells, held, probes, retired, early, .. } = self;
         let mut take = |packet: &[u8]| {
-            if may_be_view(packet)
-                && let Some((rank, epoch)) = leaver(member, packet)
-            {
-                leavers.insert(rank, epoch);
+            if may_be_probe(packet) {
+                let settings = member.settings();
+                let place = (member.rank(), member.schedule().group().size());
+                probes.take(packet, (settings.group, settings.key.as_ref()), place);
                 return;
             }
-            // It has been counted.
-            let _ = member.receive(now, packet);
+            if let Some(old) = retired
+                && old.member.receive(now, packet) != Err(Dropped::Foreign)
+            {
+                return;
+            }
+            if farewells.take(member, packet) {
+                return;
+            }
+            if member.is_inside() && may_be_view(packet) && is_ahead(member, packet) {
+                if held.words.len() < HELD_MAX {
+                    held.words.push(Word::View(packet.to_vec()));
+                }
+                return;
+            }
+            // What is dropped has been counted.
+            if member.receive(now, packet) == Err(Dropped::Foreign)
+                && let Some(early) = early
+                && early.len() < EARLY_MAX
+            {
+                early.push(packet.to_vec());
+            }
         };
         if let Err(error) = transport.receive(waker, &mut take) {
             self.broken = Some(error);
         }
         while let Some(rank) = self.transport.next_dead() {
-            self.member.report_dead(now, rank);
+            if self.farewells.end(rank) {
+                continue;
+            }
+            if self.member.is_inside() && self.farewells.leavers.contains_key(&rank) {
+                self.held.words.push(Word::Dead(rank));
+            } else {
+                self.member.report_dead(now, rank);
+            }
         }
         if self.member.next_deadline().is_some_and(|deadline| deadline <= now) {
             self.member.handle_deadline(now);
+            self.held.questions += u32::from(!self.held.words.is_empty());
         }
         self.flush();
-        if !self.leavers.is_empty() {
+        if !self.held.words.is_empty() {
+            self.release(now);
+        }
+        if !self.farewells.leavers.is_empty() {
             self.bury_leavers(now);
         }
+        if !self.farewells.is_quiet() {
+            self.say_farewells(now);
+        }
+    }
+
+    /// Gives the member what was kept from it, if it need not wait any more.
+    #[cold]
+    fn release(&mut self, now: Instant) {
+        if self.member.is_inside() && self.held.questions < HELD_QUESTIONS {
+            return;
+        }
+        for word in std::mem::take(&mut self.held).words {
+            match word {
+                Word::View(packet) => {
+                    // What is dropped has been counted.
+                    let _ = self.member.receive(now, &packet);
+                }
+                Word::Dead(rank) => self.member.report_dead(now, rank),
+            }
+        }
+        self.flush();
     }
 
     /// Those who have left are dead for the barriers that they do not enter; those that they have entered can be passed.
@@ -145,22 +243,22 @@ impl Engine {
         }
         let is_missing = |first: u32| epoch.wrapping_sub(first) < u32::MAX / 2;
         let missing: Vec<Rank> = self
+            .farewells
             .leavers
             .iter()
             .filter(|(_, first)| is_missing(**first))
             .map(|(rank, _)| *rank)
             .collect();
         for rank in missing {
-            self.leavers.remove(&rank);
+            self.farewells.leavers.remove(&rank);
             self.member.report_dead(now, rank);
         }
         self.flush();
     }
 
-    /// Returns whether all others have left, or are known to be dead.
-    pub(super) fn is_alone(&self) -> bool {
-        let size = Rank(self.member.schedule().group().size()).index();
-        self.leavers.len() + 1 >= size || self.has_failed()
+    /// Returns whether this member has left, and nobody needs it any more.
+    pub(super) fn is_free(&self) -> bool {
+        self.farewells.is_done() || self.has_failed()
     }
 
     /// Prepares for sleep. Returns whether something may be there.
@@ -168,18 +266,111 @@ impl Engine {
         self.transport.arm(waker)
     }
 
+    /// Returns whether there is something to do though nothing has come.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.next_deadline().is_some_and(|deadline| deadline <= now)
+    }
+
+    /// Returns when to look though nothing has come.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        [self.member.next_deadline(), self.farewells.deadline()].into_iter().flatten().min()
+    }
+
     fn flush(&mut self) {
+        if self.probes.has_replies() || self.retired.is_some() {
+            self.flush_beside();
+        }
         while let Some(transmit) = self.member.poll_transmit() {
             let sent = self.transport.send(transmit.to, transmit.network, &transmit.packet);
             self.unsent += u64::from(sent.is_err());
         }
         while let Some(event) = self.member.poll_event() {
             match event {
-                Event::Exited { epoch, value } => self.exit = Some((Passed::new(epoch), value)),
+                Event::Exited { epoch, value } => {
+                    // All have entered this one, so nobody asks for those before the renewal.
+                    self.retired = None;
+                    self.exit = Some((Passed::new(epoch), value));
+                }
                 Event::Failed { ranks, .. } => self.dead = ranks,
                 Event::Agreed { survivors } => self.survivors = Some(survivors),
+                Event::Minority { survivors } => {
+                    self.minority = Some(u32::try_from(survivors.len()).unwrap_or(u32::MAX));
+                }
             }
         }
+    }
+
+    /// Sends what is no part of a barrier of this group.
+    #[cold]
+    fn flush_beside(&mut self) {
+        let Self { member, transport, probes, retired, unsent, .. } = self;
+        let mut send = |to, packet: &[u8]| {
+            *unsent += u64::from(transport.send(to, Network::First, packet).is_err());
+        };
+        let mut failed = Vec::new();
+        if let Some(old) = retired {
+            while let Some(transmit) = old.member.poll_transmit() {
+                send(transmit.to, &transmit.packet);
+            }
+            // What happens after a failure is for the member as which this one goes on.
+            while failed.is_empty()
+                && let Some(event) = old.member.poll_event()
+            {
+                if let Event::Failed { ranks, .. } = event {
+                    failed = ranks;
+                }
+            }
+        }
+        let settings = member.settings();
+        probes.reply((settings.group, settings.key.as_ref()), member.rank(), |to, packet| {
+            send(Target::Member(to), packet);
+        });
+        if !failed.is_empty()
+            && let Some(old) = retired.take()
+        {
+            // Somebody could not pass the barrier before the renewal: all agree on the survivors there.
+            let Retired { member: old, algorithm } = *old;
+            *member = old;
+            self.algorithm = algorithm;
+            self.dead = failed;
+        }
+    }
+
+    /// Keeps what others say who renew their group before this member does.
+    pub(super) fn expect_renewal(&mut self, is_expected: bool) {
+        self.early = is_expected.then(|| self.early.take().unwrap_or_default());
+    }
+
+    /// Sends a probe.
+    pub(super) fn send_probe(&mut self, to: Target, number: u32, say: Say<'_>) {
+        self.turns += 1;
+        let settings = self.member.settings();
+        let probe = Probe { group: settings.group, number, sender: self.member.rank(), say };
+        let packet = probe.encode(settings.key.as_ref());
+        self.send_beside(to, &packet);
+    }
+
+    /// Goes on with another schedule, as all others do after the same barrier: a new group with the same members.
+    pub(super) fn renew(
+        &mut self,
+        now: Instant,
+        algorithm: Algorithm,
+        schedule: Arc<Schedule>,
+    ) -> Result<(), MemberError> {
+        let mut settings = self.member.settings().clone();
+        settings.group = settings.group.without(&BTreeSet::new());
+        let member = Member::new(schedule, self.member.rank(), settings)?;
+        let member = std::mem::replace(&mut self.member, member);
+        let algorithm = std::mem::replace(&mut self.algorithm, algorithm);
+        self.retired = Some(Box::new(Retired { member, algorithm }));
+        self.farewells = Farewells::default();
+        for packet in self.early.take().unwrap_or_default() {
+            if !self.farewells.take(&self.member, &packet) {
+                let _ = self.member.receive(now, &packet);
+            }
+        }
+        self.flush();
+        Ok(())
     }
 
     /// Returns what came of the barrier, if that is known.
@@ -205,7 +396,10 @@ impl Engine {
 
     /// Returns whether somebody will have agreed on something, or never.
     pub(super) fn is_settled(&self) -> bool {
-        self.survivors.is_some() || self.broken.is_some() || self.is_excluded()
+        self.survivors.is_some()
+            || self.minority.is_some()
+            || self.broken.is_some()
+            || self.is_excluded()
     }
 
     fn is_excluded(&self) -> bool {
@@ -220,6 +414,18 @@ impl Engine {
         (!self.dead.is_empty()).then(|| self.lost(epoch))
     }
 
+    /// Why no smaller group was agreed on.
+    pub(super) fn refusal(&self) -> BarrierError {
+        match self.minority {
+            Some(survivors) if !self.is_excluded() => {
+                let group = self.member.schedule().group();
+                let size = self.member.settings().size_at_first(group);
+                BarrierError::Minority { survivors, size }
+            }
+            _ => self.lost(self.member.epoch()),
+        }
+    }
+
     pub(super) fn lost(&self, epoch: u32) -> BarrierError {
         let mut ranks = self.dead.clone();
         if ranks.is_empty() {
@@ -228,27 +434,27 @@ impl Engine {
         BarrierError::Lost { ranks: LostRanks::new(ranks), epoch }
     }
 
-    /// Becomes a member of the smaller group on which the survivors have agreed. Returns who they are, and the algorithm:
-    /// the same, unless that is for some sizes only. Or says why not.
-    pub(super) fn shrink(
-        &mut self,
-        algorithm: Algorithm,
-    ) -> Result<(Vec<Rank>, Algorithm), String> {
+    /// Becomes a member of the smaller group on which the survivors have agreed, with the same algorithm, unless that is
+    /// for some sizes only. Returns who they are, or says why not.
+    pub(super) fn shrink(&mut self) -> Result<Vec<Rank>, String> {
         let survivors = self.survivors.clone().unwrap_or_default();
         let size = u32::try_from(survivors.len()).unwrap_or(u32::MAX);
         let group = Group::new(size).map_err(|error| error.to_string())?;
-        let algorithm =
-            if algorithm.check(group).is_ok() { algorithm } else { Algorithm::Pairwise };
+        let algorithm = Some(self.algorithm).filter(|algorithm| algorithm.check(group).is_ok());
+        let algorithm = algorithm.unwrap_or(Algorithm::Pairwise);
         let schedule = algorithm.schedule(group).map_err(|error| error.to_string())?;
         self.member.shrink(Arc::new(schedule)).map_err(|error| error.to_string())?;
         self.transport.shrink(&survivors);
-        self.leavers.clear();
+        self.algorithm = algorithm;
+        self.retired = None;
+        self.farewells = Farewells::default();
+        self.held = Held::default();
         self.dead.clear();
         self.survivors = None;
         self.exit = None;
         self.entered = None;
         self.flush();
-        Ok((survivors, algorithm))
+        Ok(survivors)
     }
 
     /// Ends the transport, and returns it to be dropped where nothing is locked.
@@ -257,36 +463,62 @@ impl Engine {
         std::mem::replace(&mut self.transport, Box::new(Closed))
     }
 
-    /// Tells the others that this member leaves for good.
+    /// Tells the others that this member leaves for good, and stays for a while.
     pub(super) fn leave(&mut self, now: Instant) {
         self.has_left = true;
-        let entered = u32::from(self.member.is_inside());
         if self.has_failed() {
             self.member.leave(now);
-        } else if let Some(list) = list(&BTreeSet::from([self.member.rank()])) {
-            let settings = self.member.settings();
-            let first = self.member.epoch().wrapping_add(entered);
-            let body = Body::view(&list, false);
-            let packet = Packet::new(settings.group, first, self.member.rank(), body);
-            let packet = packet.encode(settings.key.as_ref());
-            let sent = self.transport.send(Target::Everyone, Network::First, &packet);
-            self.unsent += u64::from(sent.is_err());
+            return self.flush();
         }
-        self.flush();
+        let before = self.retired.as_ref().map(|old| &old.member);
+        self.farewells.leave(now, &self.member, before);
+        if let Some(packet) = self.farewells.packet(&self.member, true) {
+            self.send_beside(Target::Everyone, &packet);
+        }
+    }
+
+    /// Tells the others that this member has gone.
+    pub(super) fn go(&mut self, now: Instant) {
+        if self.has_failed() {
+            if !self.has_left {
+                self.member.leave(now);
+            }
+            return self.flush();
+        }
+        let Some(packet) = self.farewells.packet(&self.member, false) else { return };
+        for to in self.farewells.last_words(&self.member) {
+            self.send_beside(to, &packet);
+        }
+    }
+
+    fn send_beside(&mut self, to: Target, packet: &[u8]) {
+        let sent = self.transport.send(to, Network::First, packet);
+        self.unsent += u64::from(sent.is_err());
+    }
+
+    #[cold]
+    fn say_farewells(&mut self, now: Instant) {
+        let Self { farewells, member, transport, unsent, .. } = self;
+        farewells.say(now, member, |to, network, packet| {
+            *unsent += u64::from(transport.send(Target::Member(to), network, packet).is_err());
+        });
     }
 }
 
-/// Returns who leaves by this packet, and the first barrier that it does not enter: a member that names itself alone. The
-/// machine would bury it at once, though messages of a barrier that it has entered may still be on their way.
-fn leaver(member: &Member, packet: &[u8]) -> Option<(Rank, u32)> {
+/// Returns whether another member says who is dead in the barrier after the one in which this member is: by then all have
+/// entered this one.
+fn is_ahead(member: &Member, packet: &[u8]) -> bool {
     let settings = member.settings();
-    let packet = Packet::parse(packet, settings.key.as_ref()).ok()?;
-    let Body::View { dead, wants_reply: false } = packet.body else { return None };
-    let is_own =
-        packet.group == settings.group && member.schedule().group().contains(packet.sender);
-    let is_leaving = is_own && packet.sender != member.rank() && member.dead().is_empty();
-    (is_leaving && dead.ranks().eq([packet.sender])).then_some((packet.sender, packet.epoch))
+    let Ok(packet) = Packet::parse(packet, settings.key.as_ref()) else { return false };
+    packet.group == settings.group
+        && packet.epoch == member.epoch().wrapping_add(1)
+        && matches!(packet.body, Body::View { .. })
 }
+
+#[cfg(test)]
+mod renewal;
+#[cfg(test)]
+mod tests;
 
 /// The end of a transport.
 struct Closed;

@@ -6,9 +6,10 @@ use thiserror::Error;
 use vigie_detect::{NoServer, WaitError};
 use vigie_via::{datagram::DatagramError, world::WorldError};
 
+use super::measure::MeasureError;
 use crate::{
     algorithm::AlgorithmError,
-    error::BarrierError,
+    error::{BarrierError, LostRanks},
     group::{GroupError, Rank},
     member::MemberError,
 };
@@ -30,7 +31,7 @@ pub enum FormationError {
     #[error(transparent)]
     Group(#[from] GroupError),
     /// There is no such rank.
-    #[error("{rank} of a group of {size}")]
+    #[error("a group of {size} has no {rank}: ranks are counted from 0")]
     Rank {
         /// Which was asked for.
         rank: Rank,
@@ -87,7 +88,25 @@ pub enum FormationError {
         /// Where they were to meet.
         place: Option<SocketAddr>,
     },
-    /// The meeting was refused, or broken off.
+    /// Members did not come in time: rank 0 says so.
+    #[error(
+        "{ranks} missing at {place}: were they all started, can they reach it, and have they the same size and secret?"
+    )]
+    Missing {
+        /// Where they were to meet.
+        place: SocketAddr,
+        /// Who did not come, or was sent away.
+        ranks: LostRanks,
+    },
+    /// Rank 0 hung up: it has another secret, another size, a member of this rank already, or has given up.
+    #[error(
+        "rank 0 at {place} hung up: see whether secret, size and rank are right, and what rank 0 says"
+    )]
+    Refused {
+        /// Where rank 0 is.
+        place: SocketAddr,
+    },
+    /// The meeting cannot be held.
     #[error("meeting at {place}")]
     Meeting {
         /// Where.
@@ -105,6 +124,9 @@ pub enum FormationError {
     /// The detection server has ended.
     #[error(transparent)]
     Wait(#[from] WaitError),
+    /// The costs were not found.
+    #[error("measuring what the network costs")]
+    Measure(#[from] MeasureError),
     /// The barrier cannot be hosted.
     #[error(transparent)]
     Barrier(#[from] BarrierError),

@@ -13,14 +13,15 @@ use super::{
     faults::{Faults, Faulty},
     meeting::{Meeting, Rendezvous, Secrets, within},
     messages::Messages,
+    plan::{Basis, Waiting},
     transport::Transport,
 };
 use crate::{
     algorithm::Algorithm,
     error::BarrierError,
     group::{Group, Rank},
-    logp::{self, Cores, LogP, candidates, plan},
-    member::{Member, Settings},
+    logp::{self, Cores, LogP},
+    member::{Member, Quorum, Settings},
     packet::{GroupId, HEADER_BYTES, Key},
     reduction::Reduction,
 };
@@ -80,11 +81,14 @@ pub struct NetBuilder {
     server: Option<Server>,
     algorithm: Option<Algorithm>,
     logp: LogP,
+    is_measured: bool,
+    waiting: Waiting,
     uses_multicast: bool,
     multicast_group: Option<Node>,
     reduction: Option<Reduction>,
     repeat_after: Option<Duration>,
     failure_timeout: Option<Duration>,
+    quorum: Quorum,
     formation_timeout: Duration,
     secret: Option<[u8; 32]>,
     faults: Option<Faults>,
@@ -99,11 +103,14 @@ impl NetBuilder {
             server: None,
             algorithm: None,
             logp: TYPICAL,
+            is_measured: false,
+            waiting: Waiting::Adaptive,
             uses_multicast: true,
             multicast_group: None,
             reduction: None,
             repeat_after: None,
             failure_timeout: Some(Duration::from_secs(10)),
+            quorum: Quorum::Majority,
             formation_timeout: Duration::from_secs(30),
             secret: None,
             faults: None,
@@ -146,6 +153,20 @@ impl NetBuilder {
         self
     }
 
+    /// [Measures](NetBarrier::measure) the transport when the group is formed, and chooses the algorithm by that, unless one
+    /// was set. It takes some tenths of a second. A group [over messages](Self::over) is formed at once, and measures when
+    /// it [plans anew](NetBarrier::replan).
+    pub const fn measure_costs(mut self) -> Self {
+        self.is_measured = true;
+        self
+    }
+
+    /// Sets how members wait: by default they look by themselves for a while, and sleep then.
+    pub const fn waiting(mut self, waiting: Waiting) -> Self {
+        self.waiting = waiting;
+        self
+    }
+
     /// Does without multicast: packets for everyone go to each by itself.
     pub const fn unicast_only(mut self) -> Self {
         self.uses_multicast = false;
@@ -174,6 +195,13 @@ impl NetBuilder {
     /// Sets within which time a dead member is known to all others, as [`Settings::failure_timeout`]: 10 s by default.
     pub const fn failure_timeout(mut self, time: Duration) -> Self {
         self.failure_timeout = Some(time);
+        self
+    }
+
+    /// Sets how many must be left after a failure, so that [`shrink`](NetBarrier::shrink) makes a smaller group of them:
+    /// [`Quorum::Majority`] by default, since silence may be a network that has fallen apart.
+    pub const fn quorum(mut self, quorum: Quorum) -> Self {
+        self.quorum = quorum;
         self
     }
 
@@ -251,13 +279,14 @@ impl NetBuilder {
             BarrierError::io("duplicating the communicator")(std::io::Error::other(error))
         })?;
         let cores = shared_cores();
-        let algorithm = self.choose(group, false, cores)?;
+        let basis = self.basis(false, cores);
+        let algorithm = self.choose(group, &basis)?;
         // Messages come from the connected ranks alone, and those of other communicators are apart.
         let settings = self.settings(GroupId(0), None, group, cores);
         self.finish(
             host,
             (own, group),
-            (algorithm, MulticastState::Unused),
+            (algorithm, MulticastState::Unused, basis),
             settings,
             Box::new(messages),
         )
@@ -298,6 +327,9 @@ impl NetBuilder {
         }
         let addresses: Vec<Vec<u8>> = all.iter().map(|other| other.address.clone()).collect();
         datagrams.connect(&addresses).map_err(|rank| FormationError::Address { rank })?;
+        if all.iter().filter(|other| other.stack == here.stack).count() == 1 {
+            datagrams.quiet_loop()?;
+        }
         let secrets = meeting.secrets();
         let is_wanted =
             self.uses_multicast && size > 1 && self.algorithm.is_none_or(Algorithm::is_multicast);
@@ -322,17 +354,27 @@ impl NetBuilder {
         let is_one_host = all.iter().all(|other| other.host == here.host);
         let cores = all.iter().map(|other| other.cores).min().and_then(NonZeroU32::new);
         let cores = cores.filter(|_| is_one_host).map_or(Cores::Own, Cores::Shared);
-        let algorithm = self.choose(group, multicast == MulticastState::Works, cores)?;
+        let basis = self.basis(multicast == MulticastState::Works, cores);
+        let algorithm = self.choose(group, &basis)?;
         let Secrets { id, key } = secrets;
         let settings = self.settings(id, Some(key), group, cores);
-        self.finish(host, (own, group), (algorithm, multicast), settings, Box::new(datagrams))
+        let (is_measured, is_fixed) = (self.is_measured && size > 1, self.algorithm.is_some());
+        let planned = (algorithm, multicast, basis);
+        let datagrams = Box::new(datagrams);
+        let mut barrier = self.finish(host, (own, group), planned, settings, datagrams)?;
+        match (is_measured, is_fixed) {
+            (true, true) => drop(barrier.measure().await?),
+            (true, false) => drop(barrier.replan().await?),
+            (false, _) => {}
+        }
+        Ok(barrier)
     }
 
     fn finish(
         self,
         host: (Server, Option<HostThread>),
         (own, group): (Rank, Group),
-        (algorithm, multicast): (Algorithm, MulticastState),
+        (algorithm, multicast, basis): (Algorithm, MulticastState, Basis),
         settings: Settings,
         transport: Box<dyn Transport>,
     ) -> Result<NetBarrier, FormationError> {
@@ -342,26 +384,26 @@ impl NetBuilder {
             Some(faults) => Box::new(Faulty::new(transport, faults, own)),
             None => transport,
         };
-        Ok(NetBarrier::new(host, (algorithm, multicast), member, transport)?)
+        Ok(NetBarrier::new(host, (algorithm, multicast), basis, member, transport)?)
     }
 
-    fn choose(
-        &self,
-        group: Group,
-        has_multicast: bool,
-        cores: Cores,
-    ) -> Result<Algorithm, FormationError> {
+    fn basis(&self, has_multicast: bool, cores: Cores) -> Basis {
+        Basis {
+            costs: self.logp,
+            is_measured: false,
+            cores,
+            has_multicast,
+            has_reduction: self.reduction.is_some(),
+            waiting: self.waiting,
+        }
+    }
+
+    fn choose(&self, group: Group, basis: &Basis) -> Result<Algorithm, FormationError> {
         if let Some(algorithm) = self.algorithm {
             algorithm.check(group)?;
             return Ok(algorithm);
         }
-        let mut all = candidates(group, &self.logp, has_multicast);
-        // Only these count every value once, whatever the size.
-        if self.reduction.is_some() {
-            all.retain(|algorithm| !matches!(algorithm, Algorithm::Dissemination { .. }));
-        }
-        let advice = plan(group, &self.logp, cores, &all);
-        Ok(advice.map_or(Algorithm::Central, |advice| advice.algorithm))
+        Ok(basis.plan(group).map_or(Algorithm::Central, |advice| advice.algorithm))
     }
 
     fn settings(&self, id: GroupId, key: Option<Key>, group: Group, cores: Cores) -> Settings {
@@ -378,6 +420,7 @@ impl NetBuilder {
             self.failure_timeout.map_or(patient, |timeout| patient.min(timeout / 32))
         });
         settings.failure_timeout = self.failure_timeout;
+        settings.quorum = self.quorum;
         settings.reduction = self.reduction.clone();
         settings
     }
@@ -392,15 +435,19 @@ impl NetBuilder {
     /// What must be the same at all members, as a number.
     fn digest(&self) -> u64 {
         let text = format!(
-            "{:?} {:?} {:?} {:?} {} {:?} {} {:?}",
+            "{:?} {:?} {:?} {:?} {:?} {} {:?} {} {:?} {} {:?}",
             self.algorithm,
             self.repeat_after,
             self.failure_timeout,
-            self.reduction.as_ref().map(Reduction::bytes),
+            self.quorum,
+            // A function of the user's counts by its length and counting alone.
+            self.reduction,
             self.uses_multicast,
             self.multicast_group,
             self.interfaces.len(),
             self.logp,
+            self.is_measured,
+            self.waiting,
         );
         SipHasher24::new_with_keys(0, 0).hash(text.as_bytes())
     }
@@ -520,6 +567,8 @@ struct Here {
     digest: u64,
     /// Differs from host to host.
     host: u64,
+    /// Differs from network namespace to network namespace, too.
+    stack: u64,
     cores: u32,
     address: Vec<u8>,
 }
@@ -530,10 +579,15 @@ impl Here {
         let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_else(|_| {
             vigie_detect::clock::monotonic_now().as_nanos().to_le_bytes().to_vec()
         });
+        // Without its name, members of one host count as of one stack.
+        let stack = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+        let stack = stack.into_os_string().into_encoded_bytes();
+        let hash = |bytes: &[u8]| SipHasher24::new_with_keys(0, 0).hash(bytes);
         let cores = thread::available_parallelism().map_or(1, Into::into);
         Self {
             digest: digest ^ u64::try_from(datagrams.networks()).unwrap_or(0),
-            host: SipHasher24::new_with_keys(0, 0).hash(&boot),
+            host: hash(&boot),
+            stack: hash(&[boot, stack].concat()),
             cores: u32::try_from(cores).unwrap_or(u32::MAX),
             address: datagrams.address(),
         }
@@ -543,6 +597,7 @@ impl Here {
         [
             &self.digest.to_le_bytes()[..],
             &self.host.to_le_bytes(),
+            &self.stack.to_le_bytes(),
             &self.cores.to_le_bytes(),
             &self.address,
         ]
@@ -559,10 +614,12 @@ impl Here {
     fn decode(said: &[u8]) -> Option<Self> {
         let (digest, rest) = said.split_first_chunk::<8>()?;
         let (host, rest) = rest.split_first_chunk::<8>()?;
+        let (stack, rest) = rest.split_first_chunk::<8>()?;
         let (cores, address) = rest.split_first_chunk::<4>()?;
         Some(Self {
             digest: u64::from_le_bytes(*digest),
             host: u64::from_le_bytes(*host),
+            stack: u64::from_le_bytes(*stack),
             cores: u32::from_le_bytes(*cores),
             address: address.to_vec(),
         })

@@ -18,6 +18,7 @@ use vigie_via::world::{Identity, World};
 
 use super::error::FormationError;
 use crate::{
+    error::LostRanks,
     group::Rank,
     packet::{GroupId, Key},
 };
@@ -152,8 +153,22 @@ impl Rendezvous {
         } else {
             within(&server, deadline, this.connect()).await
         };
-        met.ok_or(FormationError::TimedOut { place: Some(place) })?.map_err(failed)?;
+        match met {
+            Some(met) => met.map_err(failed)?,
+            None => return Err(this.too_late()),
+        }
         Ok(this)
+    }
+
+    /// Why it did not come about in time: rank 0 knows who was missing.
+    fn too_late(&self) -> FormationError {
+        let missing = (0..).map(Rank).zip(&self.streams).skip(1);
+        let missing = missing.filter(|(_, stream)| stream.is_none()).map(|(rank, _)| rank);
+        let missing: Vec<Rank> = missing.collect();
+        if self.rank == Rank(0) && !missing.is_empty() {
+            return FormationError::Missing { place: self.place, ranks: LostRanks::new(missing) };
+        }
+        FormationError::TimedOut { place: Some(self.place) }
     }
 
     async fn listen(&mut self) -> io::Result<()> {
@@ -236,34 +251,46 @@ impl Rendezvous {
         deadline: Instant,
     ) -> Result<Vec<Vec<u8>>, FormationError> {
         let gathered = within(&self.server, deadline, self.gather(value)).await;
-        let place = self.place;
-        gathered
-            .ok_or(FormationError::TimedOut { place: Some(place) })?
-            .map_err(|source| FormationError::Meeting { place, source })
+        gathered.ok_or(FormationError::TimedOut { place: Some(self.place) })?
     }
 
     /// All say it to rank 0, which says all of it to all.
-    async fn gather(&self, value: &[u8]) -> io::Result<Vec<Vec<u8>>> {
+    async fn gather(&self, value: &[u8]) -> Result<Vec<Vec<u8>>, FormationError> {
         let mut values = Vec::new();
+        let streams = (0..).map(Rank).zip(&self.streams);
+        let streams = streams.filter_map(|(rank, stream)| Some((rank, stream.as_ref()?)));
         if self.rank == Rank(0) {
             values.push(value.to_vec());
-            for stream in self.streams.iter().flatten() {
-                values.push(read_value(stream).await?);
+            for (rank, stream) in streams.clone() {
+                values.push(read_value(stream).await.map_err(|error| self.broken(rank, error))?);
             }
             let all: Vec<u8> = values.iter().flat_map(|value| framed(value)).collect();
-            for stream in self.streams.iter().flatten() {
-                write(stream, &all).await?;
+            for (rank, stream) in streams {
+                write(stream, &all).await.map_err(|error| self.broken(rank, error))?;
             }
         } else {
-            let Some(stream) = &self.streams[0] else {
-                return Err(io::ErrorKind::NotConnected.into());
-            };
-            write(stream, &framed(value)).await?;
-            for _ in 0..self.size {
-                values.push(read_value(stream).await?);
+            for (rank, stream) in streams {
+                let failed = |error| self.broken(rank, error);
+                write(stream, &framed(value)).await.map_err(failed)?;
+                for _ in 0..self.size {
+                    values.push(read_value(stream).await.map_err(failed)?);
+                }
             }
         }
         Ok(values)
+    }
+
+    /// What it means that the line to a member has failed.
+    fn broken(&self, rank: Rank, source: io::Error) -> FormationError {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+        let place = self.place;
+        match (source.kind(), rank) {
+            (BrokenPipe | ConnectionReset | UnexpectedEof, Rank(0)) => {
+                FormationError::Refused { place }
+            }
+            (BrokenPipe | ConnectionReset | UnexpectedEof, _) => FormationError::Gone { rank },
+            _ => FormationError::Meeting { place, source },
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use std::{
 
 use vigie_via::{
     message::{Communicator, Message, MessageError, Source},
+    protocol::Status,
     vi::Provider,
 };
 
@@ -27,12 +28,21 @@ const LOOK: usize = 256;
 
 type Receiving = Pin<Box<dyn Future<Output = Result<Message, MessageError>> + Send>>;
 
+/// A probe and not a posted receive: what is matched with a posted receive belongs to that, and a look would have to
+/// leave it there until the scheduler has told the receive so.
+type Probing = Pin<Box<dyn Future<Output = Result<Status, MessageError>> + Send>>;
+
 pub(super) struct Messages<P: Provider> {
     communicator: Communicator<P>,
     /// By rank: the ranks of the communicator.
     members: Vec<u32>,
-    /// A receive that somebody sleeps on.
+    /// Somebody sleeps until the next message.
+    probing: Option<Probing>,
+    /// A message that was begun.
     receiving: Option<Receiving>,
+    /// Failed ranks of the communicator that [`next_dead`](Transport::next_dead) has taken note of.
+    failures: usize,
+    /// Those that it has not reported yet.
     dead: Vec<u32>,
 }
 
@@ -41,20 +51,18 @@ impl<P: Provider> Messages<P> {
     pub(super) fn new(communicator: &Communicator<P>) -> Result<Self, MessageError> {
         let communicator = communicator.duplicate()?;
         let members = (0..communicator.size()).collect();
-        Ok(Self { communicator, members, receiving: None, dead: Vec::new() })
-    }
-
-    fn bury(&mut self, error: &MessageError) -> bool {
-        let dead = error.failed_rank();
-        self.dead.extend(dead.map(|(rank, _)| rank));
-        dead.is_some()
+        Ok(Self {
+            communicator,
+            members,
+            probing: None,
+            receiving: None,
+            failures: 0,
+            dead: Vec::new(),
+        })
     }
 
     fn send_to(&mut self, rank: u32, packet: &[u8]) -> io::Result<()> {
-        self.communicator.send_buffered(rank, TAG, packet).map_err(|error| {
-            self.bury(&error);
-            io::Error::other(error)
-        })
+        self.communicator.send_buffered(rank, TAG, packet).map_err(io::Error::other)
     }
 
     /// Polls what was begun. Returns whether the next message may be there.
@@ -68,12 +76,15 @@ impl<P: Provider> Messages<P> {
         self.receiving = None;
         match received {
             Ok(message) => take(&message.bytes),
-            // Others go on.
-            Err(error) if self.bury(&error) => {}
-            Err(error) => return Err(io::Error::other(error)),
+            Err(error) => tell(error)?,
         }
         Ok(true)
     }
+}
+
+/// A rank that fails is reported, and others go on: it is no error of the transport.
+fn tell(error: MessageError) -> io::Result<()> {
+    if error.failed_rank().is_some() { Ok(()) } else { Err(io::Error::other(error)) }
 }
 
 impl<P: Provider> Transport for Messages<P> {
@@ -105,6 +116,8 @@ impl<P: Provider> Transport for Messages<P> {
             let Some(mut matched) = self.communicator.try_matched_probe(Source::Any, TAG) else {
                 return Ok(());
             };
+            // What somebody slept on has come.
+            self.probing = None;
             self.receiving = Some(Box::pin(async move { matched.receive().await }));
         }
         Ok(())
@@ -112,20 +125,30 @@ impl<P: Provider> Transport for Messages<P> {
 
     fn arm(&mut self, waker: &Waker) -> io::Result<bool> {
         let mut cx = Context::from_waker(waker);
-        if self.receiving.is_none() {
-            let communicator = self.communicator.clone();
-            self.receiving =
-                Some(Box::pin(async move { communicator.receive(Source::Any, TAG).await }));
+        if let Some(receiving) = &mut self.receiving {
+            let Poll::Ready(received) = receiving.as_mut().poll(&mut cx) else { return Ok(false) };
+            // It is handed over by the next look.
+            self.receiving = Some(Box::pin(std::future::ready(received)));
+            return Ok(true);
         }
-        let Some(receiving) = &mut self.receiving else { return Ok(true) };
-        match receiving.as_mut().poll(&mut cx) {
-            Poll::Pending => Ok(false),
-            Poll::Ready(received) => {
-                // It is handed over by the next look.
-                self.receiving = Some(Box::pin(std::future::ready(received)));
-                Ok(true)
-            }
+        if !self.communicator.failures(self.failures).is_empty() {
+            // The next look takes note of them.
+            return Ok(true);
         }
+        let failures = u32::try_from(self.failures).unwrap_or(u32::MAX);
+        if failures.saturating_add(1) >= self.communicator.size() {
+            // Nothing comes any more.
+            return Ok(false);
+        }
+        let communicator = &self.communicator;
+        let probing = self.probing.get_or_insert_with(|| {
+            let communicator = communicator.clone();
+            Box::pin(async move { communicator.probe(Source::Any, TAG).await })
+        });
+        let Poll::Ready(found) = probing.as_mut().poll(&mut cx) else { return Ok(false) };
+        self.probing = None;
+        found.map(drop).or_else(tell)?;
+        Ok(true)
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
@@ -133,9 +156,17 @@ impl<P: Provider> Transport for Messages<P> {
     }
 
     fn next_dead(&mut self) -> Option<Rank> {
-        let dead = self.dead.pop()?;
-        let place = self.members.iter().position(|rank| *rank == dead)?;
-        u32::try_from(place).ok().map(Rank)
+        if self.dead.is_empty() {
+            self.dead = self.communicator.failures(self.failures);
+            self.failures += self.dead.len();
+        }
+        while let Some(dead) = self.dead.pop() {
+            // Those who are not in the group any more concern nobody.
+            if let Some(place) = self.members.iter().position(|rank| *rank == dead) {
+                return u32::try_from(place).ok().map(Rank);
+            }
+        }
+        None
     }
 
     fn shrink(&mut self, survivors: &[Rank]) {

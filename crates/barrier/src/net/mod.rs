@@ -11,7 +11,9 @@
 //!
 //! [`NetBuilder`] forms groups and has the example. A member answers for its process while that computes: the server that
 //! hosts the barrier does it. Failures are those of the [member machine](crate::member); members that leave in order
-//! fail no barrier that they have entered. `docs/design/barrier-net.md` says why it is made so.
+//! fail no barrier that they have entered.
+//! [`NetBarrier::measure`] finds the costs of the transport, by which the planner
+//! chooses, and [`NetBarrier::report`] says what barriers should take and did take. `docs/design/barrier-net.md` says why it is made so.
 
 mod barrier;
 mod datagrams;
@@ -19,8 +21,13 @@ mod engine;
 mod error;
 mod faults;
 mod formation;
+mod leader;
+mod leaving;
+mod measure;
 mod meeting;
 mod messages;
+mod plan;
+mod probe;
 mod transport;
 mod watch;
 
@@ -31,6 +38,8 @@ pub use self::{
     error::FormationError,
     faults::Faults,
     formation::NetBuilder,
+    measure::MeasureError,
+    plan::Waiting,
     transport::Transport,
 };
 

@@ -22,6 +22,9 @@ use crate::sync::lock;
 /// Announcements in a row for which nobody waited, after which none are wanted.
 const WASTED_MAX: u32 = 2;
 
+/// How often a transport is armed in which something is each time, before others have their turn.
+const ARMS_MAX: u32 = 4;
+
 /// Who has not come to the barrier for so long is watched over: less than others wait before they ask twice.
 const AWAY: Duration = Duration::from_millis(20);
 
@@ -62,8 +65,10 @@ pub(super) enum Want {
     Background,
     Exit,
     Agreement,
-    /// That all others have left.
-    Solitude,
+    /// That nobody needs this member any more, which has left.
+    Freedom,
+    /// An exit, or that this member is to look by itself for probes.
+    Turn,
 }
 
 pub(super) struct Watch {
@@ -119,6 +124,23 @@ impl Watch {
         self.check_at = Some(now.saturating_add(AWAY));
     }
 
+    /// Prepares for sleep, and takes in what came before. Returns false if there may be more.
+    fn prepare(&self, engine: &mut Engine, now: Instant) -> bool {
+        for _ in 0..ARMS_MAX {
+            match engine.arm(&self.waker) {
+                // What is found ends the arming: without another one, the next message would wake nobody.
+                Ok(true) => engine.look(now, &self.waker),
+                Ok(false) => return true,
+                Err(error) => {
+                    // The next look meets it too.
+                    tracing::debug!(%error, "a barrier's transport cannot be armed");
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
     /// Sees whether the user has been away, if it is time to.
     fn check(&mut self, now: Instant, turns: u64) {
         if self.check_at.is_none_or(|at| now < at) {
@@ -164,11 +186,18 @@ impl Detector for Watch {
         let shared = Arc::clone(&self.shared);
         let mut engine = lock(&shared.engine);
         let Some(site) = &self.site else { return Submitted::Queued };
+        let now = site.now();
+        if engine.is_due(now) {
+            engine.look(now, &self.waker);
+        }
         let armed = engine.arm(&self.waker);
-        engine.look(site.now(), &self.waker);
+        if !matches!(armed, Ok(false)) {
+            engine.look(now, &self.waker);
+        }
         match armed {
             Err(error) => Submitted::Rejected(error),
             _ if is_there(&engine, *want) => Submitted::Ready(()),
+            // The poll arms once more: what has come has ended that.
             Ok(true) => Submitted::Queued,
             Ok(false) => Submitted::Pending,
         }
@@ -186,13 +215,8 @@ impl Detector for Watch {
                 tracing::debug!(%error, "a barrier's transport cannot be watched");
             }
         }
-        if self.is_watched {
-            match engine.arm(&self.waker) {
-                Ok(true) => engine.look(round.now(), &self.waker),
-                Ok(false) => {}
-                // The next look meets it too.
-                Err(error) => tracing::debug!(%error, "a barrier's transport cannot be armed"),
-            }
+        if self.is_watched && !self.prepare(&mut engine, round.now()) {
+            round.more();
         }
         let mut key = round.oldest();
         while let Some(waiter) = key {
@@ -225,8 +249,8 @@ impl Detector for Watch {
 
     fn next_deadline(&self) -> Option<Instant> {
         let engine = lock(&self.shared.engine);
-        let member = engine.member.next_deadline().filter(|_| !engine.is_looked_at);
-        [member, self.check_at].into_iter().flatten().min()
+        let engine = engine.next_deadline().filter(|_| !engine.is_looked_at);
+        [engine, self.check_at].into_iter().flatten().min()
     }
 }
 
@@ -236,6 +260,7 @@ fn is_there(engine: &Engine, want: Want) -> bool {
         Want::Background => false,
         Want::Exit => engine.is_over(),
         Want::Agreement => engine.is_settled(),
-        Want::Solitude => engine.is_alone(),
+        Want::Freedom => engine.is_free(),
+        Want::Turn => engine.is_over() || engine.probes.is_attended,
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use fastrand::Rng;
 use vigie_barrier::{
     Algorithm, Group, Network, Rank, Schedule, Target,
-    member::{Event, Member, Reason, Settings},
+    member::{Event, Member, Quorum, Reason, Settings},
     packet::{Body, GroupId, Packet},
     reduction::{Builtin, Element, Reduction},
 };
@@ -157,6 +157,8 @@ pub(crate) fn settings(seed: u64) -> Settings {
     let mut settings = Settings::new(GroupId(seed ^ 0x5eed_5eed_5eed_5eed));
     settings.repeat_after = Duration::from_millis(10);
     settings.failure_timeout = Some(Duration::from_secs(4));
+    // Most tests are about who is left, however few; those of partitions set it.
+    settings.quorum = Quorum::Any;
     settings
 }
 
@@ -219,6 +221,15 @@ impl World {
 
     pub(crate) fn instant(&self, node: usize) -> Instant {
         Instant::from_nanos(self.now + self.nodes[node].clock)
+    }
+
+    /// Makes a node's clock leap, and lets it look at its deadline, as who sleeps on one does.
+    pub(crate) fn leap(&mut self, node: usize, by: u64, is_ahead: bool) {
+        let clock = &mut self.nodes[node].clock;
+        *clock = if is_ahead { *clock + by } else { clock.saturating_sub(by) };
+        let now = self.instant(node);
+        self.nodes[node].member.handle_deadline(now);
+        self.after(node);
     }
 
     /// Lets everybody enter so many barriers, one after the other.

@@ -90,7 +90,10 @@ fn values_are_reduced() {
                 let (_, in_two) = barrier.depart(token).await?;
                 assert_eq!(at_once, in_two);
                 let wrong = barrier.reduce(&[0; 3]).await.expect_err("too short");
-                assert!(!wrong.to_string().is_empty());
+                assert!(!wrong.is_final(), "{wrong}");
+                assert!(wrong.to_string().contains("3 bytes"), "{wrong}");
+                let without = barrier.wait().await.expect_err("no value");
+                assert!(!without.is_final(), "{without}");
                 let last = barrier.reduce(&value).await?;
                 assert_eq!(last.0.epoch, 2);
                 Ok(at_once)
@@ -99,5 +102,37 @@ fn values_are_reduced() {
             let expected = [(size * (size - 1) / 2).to_le_bytes(), size.to_le_bytes()].concat();
             assert!(sums.iter().all(|sum| *sum == expected), "{name} of {size}");
         }
+    }
+}
+
+/// Goal: a reduction that is cancelled loses neither its value nor its result. Method: one member drops it after one poll,
+/// before the other enters, and calls it again with another value, which does not count.
+#[test]
+fn a_cancelled_reduction_goes_on() {
+    let reduction = Reduction::builtin(Builtin::Sum, Element::U64, 1).expect("a number");
+    let dropped = std::sync::Arc::new(tokio::sync::Notify::new());
+    let sums = play(
+        2,
+        |_, builder| builder.reduction(reduction.clone()),
+        move |mut barrier| {
+            let dropped = std::sync::Arc::clone(&dropped);
+            async move {
+                if barrier.rank().0 == 1 {
+                    let value = 3_u64.to_le_bytes();
+                    tokio::select! {
+                        biased;
+                        _ = barrier.reduce(&value) => panic!("alone"),
+                        () = std::future::ready(()) => {}
+                    }
+                    dropped.notify_one();
+                    return Ok(barrier.reduce(&100_u64.to_le_bytes()).await?);
+                }
+                dropped.notified().await;
+                Ok(barrier.reduce(&4_u64.to_le_bytes()).await?)
+            }
+        },
+    );
+    for (passed, sum) in sums {
+        assert_eq!((passed.epoch, sum), (0, 7_u64.to_le_bytes().to_vec()));
     }
 }

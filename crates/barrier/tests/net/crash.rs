@@ -9,25 +9,40 @@ use std::{
     time::Duration,
 };
 
-use vigie_barrier::{Algorithm, Rank, net::NetBarrier};
+use vigie_barrier::{
+    Algorithm, Rank,
+    net::{MeasureError, NetBarrier},
+};
 
 use crate::stage::{Failed, Place, on_threads};
 
 const ROLE: &str = "VIGIE_NET_BARRIER_MEMBER";
 const SIZE: u32 = 4;
+/// Stands for an algorithm.
+const MEASURING: &str = "measuring";
 
-/// Enters barriers until one fails; then says who is gone, shrinks, and goes through some more.
+/// Enters barriers until one fails, and without an algorithm measures before each; then says who is gone, shrinks, and goes through some more.
 async fn play(
     at: SocketAddr,
     rank: Rank,
     place: Place,
-    algorithm: Algorithm,
+    algorithm: Option<Algorithm>,
 ) -> Result<(), Failed> {
-    let builder = NetBarrier::builder().network(place.settings(rank.0)).algorithm(algorithm);
+    let mut builder = NetBarrier::builder().network(place.settings(rank.0));
+    if let Some(algorithm) = algorithm {
+        builder = builder.algorithm(algorithm);
+    }
     let timeout = Duration::from_secs(2);
     let mut barrier = builder.failure_timeout(timeout).meet(at, rank, SIZE).await?;
     println!("\nformed");
     let error = loop {
+        if algorithm.is_none() {
+            match barrier.replan().await {
+                Ok(_) => {}
+                Err(MeasureError::Barrier(error)) => break error,
+                Err(error) => return Err(error.into()),
+            }
+        }
         if let Err(error) = barrier.wait().await {
             break error;
         }
@@ -51,7 +66,7 @@ fn in_a_role() {
     let [at, rank, place, algorithm] = words[..] else { panic!("{role}") };
     let (at, rank) = (at.parse().expect("an address"), rank.parse().expect("a rank"));
     let place = Place::of(place.parse().expect("a number"));
-    let algorithm = algorithm.parse().expect("an algorithm");
+    let algorithm = (algorithm != MEASURING).then(|| algorithm.parse().expect("an algorithm"));
     on_threads(play(at, Rank(rank), place, algorithm)).expect("a member");
 }
 
@@ -72,9 +87,20 @@ impl Drop for Members {
 /// algorithms.
 #[test]
 fn a_killed_member_is_named_by_all() {
+    kill_each(&["concurrent", "ternary", "dissemination"], 0x4000);
+}
+
+/// Goal: the same while members measure their network, and change the algorithm by what they find: also the leader.
+/// Method: as above.
+#[test]
+fn a_member_killed_amid_a_measurement_is_named_by_all() {
+    kill_each(&[MEASURING], 0x8000);
+}
+
+fn kill_each(algorithms: &[&str], places: u32) {
     let mut random = fastrand::Rng::with_seed(6);
-    let mut number = std::process::id().wrapping_mul(61) ^ 0x4000;
-    for algorithm in ["concurrent", "ternary", "dissemination"] {
+    let mut number = std::process::id().wrapping_mul(61) ^ places;
+    for algorithm in algorithms {
         for victim in 0..SIZE {
             number = number.wrapping_add(1);
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
@@ -106,7 +132,8 @@ fn a_killed_member_is_named_by_all() {
                 assert_eq!(next(rank).as_deref(), Some("formed"), "rank {rank}");
             }
             // Any step will do: barriers follow on each other.
-            for _ in 0..random.u32(0..2_000) {
+            let steps = if *algorithm == MEASURING { 40_000 } else { 2_000 };
+            for _ in 0..random.u32(0..steps) {
                 thread::yield_now();
             }
             members.0[usize::try_from(victim).expect("small")].kill().expect("killed");

@@ -14,7 +14,10 @@ fn those_who_leave_are_named_and_the_rest_goes_on() {
         let algorithm: Algorithm = name.parse().expect("a name");
         for gone in 0..4 {
             let builder = |_, builder: vigie_barrier::net::NetBuilder| {
-                builder.algorithm(algorithm).failure_timeout(Duration::from_secs(300))
+                builder
+                    .algorithm(algorithm)
+                    .failure_timeout(Duration::from_secs(300))
+                    .quorum(vigie_barrier::member::Quorum::Any)
             };
             play(4, builder, move |mut barrier| async move {
                 let own = barrier.rank();
@@ -82,5 +85,36 @@ fn who_is_late_is_waited_for() {
             Ok(barrier.counters().member.answered)
         });
         assert!(answered[usize::try_from(late).expect("small")] > 0, "{answered:?}");
+    }
+}
+
+/// Goal: too few members are told how many they are of the group as it was formed, by which a majority counts. Method: one
+/// of five leaves, the rest shrink and pass a barrier; then two more leave.
+#[test]
+fn a_minority_counts_by_the_first_group() {
+    let told = play(
+        5,
+        |_, builder| builder,
+        |mut barrier| async move {
+            barrier.wait().await?;
+            if barrier.rank().0 == 4 {
+                return Ok(None);
+            }
+            barrier.wait().await.expect_err("one has left");
+            barrier.shrink().await?;
+            barrier.wait().await?;
+            if barrier.rank().0 >= 2 {
+                return Ok(None);
+            }
+            loop {
+                barrier.wait().await.expect_err("somebody has left");
+                if let Err(error) = barrier.shrink().await {
+                    return Ok(Some(error.to_string()));
+                }
+            }
+        },
+    );
+    for error in told.into_iter().flatten() {
+        assert!(error.starts_with("2 of the first 5 members are left"), "{error}");
     }
 }

@@ -1,13 +1,14 @@
 //! How groups are formed, and how not.
 
 use std::{
-    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     time::Duration,
 };
 
 use vigie_barrier::{
-    Algorithm, Rank,
+    Algorithm, Rank, Reduction,
     net::{FormationError, MulticastState, NetBarrier},
+    reduction::{Builtin, Element},
 };
 use vigie_detect::Server;
 use vigie_via::{datagram::Node, world};
@@ -124,6 +125,11 @@ fn what_is_no_group_is_refused() {
         let [one, other] = form([base(0), base(1).algorithm(Algorithm::Central)]).await;
         assert!(matches!(one, FormationError::Different { rank: Rank(1) }), "{one}");
         assert!(matches!(other, FormationError::Different { rank: Rank(0) }), "{other}");
+        let reducing = |rank, operation| {
+            base(rank).reduction(Reduction::builtin(operation, Element::U64, 1).expect("short"))
+        };
+        let [one, _] = form([reducing(0, Builtin::Min), reducing(1, Builtin::Max)]).await;
+        assert!(matches!(one, FormationError::Different { rank: Rank(1) }), "{one}");
         let none = || NetBarrier::builder().server(host.server());
         let [one, _] = form([none(), none()]).await;
         assert!(matches!(one, FormationError::NoNetwork), "{one}");
@@ -136,9 +142,15 @@ fn what_is_no_group_is_refused() {
         ])
         .await;
         assert!(matches!(one, FormationError::Member(_)), "{one}");
+        assert!(one.to_string().starts_with("failure_timeout"), "{one}");
         let alone = base(0).formation_timeout(Duration::from_millis(200)).meet(free(), Rank(0), 2);
         let error = alone.await.expect_err("nobody else is there");
-        assert!(matches!(error, FormationError::TimedOut { place: Some(_) }), "{error}");
+        assert!(error.to_string().starts_with("rank 1 is missing"), "{error}");
+        let _owner = UdpSocket::bind((place.address(0), place.udp_port(47))).expect("free");
+        let error = base(0).meet(free(), Rank(0), 1).await.expect_err("the port is taken");
+        let said = error.to_string();
+        assert!(said.starts_with("port 47 has an owner already"), "{said}");
+        assert!(said.contains("`ss -uanp` names it") && said.contains("take another"), "{said}");
         let error = base(0).meet(free(), Rank(2), 2).await.expect_err("no such rank");
         assert!(matches!(error, FormationError::Rank { .. }), "{error}");
     });
@@ -190,5 +202,51 @@ fn a_barrier_hosts_itself() {
         for task in tasks.collect::<Vec<_>>() {
             task.await.expect("a member").expect("passed");
         }
+    });
+}
+
+/// Goal: a meeting that fails tells rank 0 who is missing or gone, and those that rank 0 has sent away what to look at,
+/// long before their own time is over. Method: a group of three of which one has another size, then one takes a rank
+/// that is taken, then one goes after it has come.
+#[test]
+fn a_meeting_that_fails_names_whom_it_misses() {
+    let (place, host) = (Place::new(), Server::spawn_thread().expect("a host thread"));
+    let base = |own: u32, millis| {
+        let base = NetBarrier::builder().server(host.server()).network(place.settings(own));
+        base.formation_timeout(Duration::from_millis(millis))
+    };
+    let (short, long) = (700, 60_000);
+    on_threads(async {
+        let at = free();
+        let (lead, other) =
+            tokio::join!(base(0, short).meet(at, Rank(0), 3), base(1, long).meet(at, Rank(1), 2),);
+        let (lead, other) = (lead.expect_err("two are missing"), other.expect_err("sent away"));
+        assert!(lead.to_string().starts_with("ranks 1, 2 are missing"), "{lead}");
+        assert!(matches!(other, FormationError::Refused { .. }), "{other}");
+
+        let at = free();
+        let (lead, one, same) = tokio::join!(
+            base(0, short).meet(at, Rank(0), 3),
+            base(1, long).meet(at, Rank(1), 3),
+            base(2, long).meet(at, Rank(1), 3),
+        );
+        let lead = lead.expect_err("one is missing");
+        assert!(lead.to_string().starts_with("rank 2 is missing"), "{lead}");
+        for error in [one.expect_err("not formed"), same.expect_err("sent away")] {
+            assert!(matches!(error, FormationError::Refused { .. }), "{error}");
+        }
+
+        let at = free();
+        // It goes once it has come: it has no network.
+        let none = NetBarrier::builder().server(host.server());
+        let (lead, gone, last) = tokio::join!(
+            base(0, long).meet(at, Rank(0), 3),
+            none.meet(at, Rank(1), 3),
+            base(2, long).meet(at, Rank(2), 3),
+        );
+        let (lead, last) = (lead.expect_err("one is gone"), last.expect_err("not formed"));
+        assert!(matches!(lead, FormationError::Gone { rank: Rank(1) }), "{lead}");
+        assert!(matches!(gone, Err(FormationError::NoNetwork)), "{gone:?}");
+        assert!(matches!(last, FormationError::Refused { .. }), "{last}");
     });
 }

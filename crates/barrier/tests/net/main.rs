@@ -11,6 +11,8 @@ mod failures;
 mod faults;
 mod formation;
 mod hostile;
+mod leaving;
+mod measure;
 mod messages;
 mod namespaces;
 mod stage;

@@ -7,7 +7,7 @@ use std::{
     net::Ipv4Addr,
     os::fd::AsFd,
     process::{Child, Command, Stdio},
-    sync::mpsc,
+    sync::{Mutex, OnceLock, mpsc},
     thread,
     time::Duration,
 };
@@ -17,9 +17,15 @@ use vigie_barrier::{
     Algorithm, Rank,
     net::{MulticastState, NetBarrier},
 };
+use vigie_detect::Server;
 use vigie_via::{
     datagram::UdpSettings,
+    ether::Ether,
     link::{BackEnd, Link},
+    message::Endpoint,
+    protocol::Config,
+    software_nic::Secret,
+    world::{self, World},
 };
 
 use crate::stage::Failed;
@@ -172,6 +178,49 @@ fn members_on_a_bridge() {
         is_working(bridge.play(|rank| over_ether(rank, "ternary")));
         is_working(bridge.play(|rank| over_ether(rank, "concurrent")));
         bridge.play(|rank| over_ether(rank, "dissemination"));
+    });
+}
+
+/// Forms a group over messages of `via` on Ethernet: a world of threads, each in its namespace.
+fn over_ether_messages(rank: u32) -> Result<(), Failed> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let host = Server::spawn_thread()?;
+    let nic = Ether::builder("veth0").open(Secret::new([3; 16]))?;
+    let places = WORLDS.get().ok_or("no world")?;
+    let world = places.lock().map_err(|_| "poisoned")?[usize::try_from(rank)?].take();
+    let world = world.ok_or("taken")?;
+    runtime.block_on(async {
+        let server = host.server();
+        let deadline = server.now() + Duration::from_secs(30);
+        let endpoint =
+            Endpoint::join_over(server, &world, nic, Config::default(), deadline).await?;
+        let builder = NetBarrier::builder().server(server);
+        let mut barrier = builder.over(&endpoint.communicator())?;
+        for _ in 0..50 {
+            barrier.wait().await?;
+        }
+        barrier.replan().await?;
+        for _ in 0..50 {
+            barrier.wait().await?;
+        }
+        barrier.leave(Duration::from_secs(5)).await?;
+        Ok(())
+    })
+}
+
+/// The world of the ranks above, who take their parts out of it.
+static WORLDS: OnceLock<Mutex<Vec<Option<World>>>> = OnceLock::new();
+
+/// Goal: messages over Ethernet carry a barrier, which measures them and goes on with what it chooses. Method: a rank in
+/// each namespace on a bridge.
+#[test]
+fn messages_over_ethernet_carry_a_barrier() {
+    inside("namespaces::messages_over_ethernet_carry_a_barrier", || {
+        let host = Server::spawn_thread().expect("a host thread");
+        let (_launcher, worlds) = world::local(host.server(), SIZE).expect("a world");
+        let worlds = Mutex::new(worlds.into_iter().map(Some).collect());
+        assert!(WORLDS.set(worlds).is_ok(), "once");
+        Bridge::make().play(over_ether_messages);
     });
 }
 

@@ -21,7 +21,7 @@ use super::{
     wire::{self, FILES_MAX, Packet, SECRET_BYTES},
 };
 use crate::{
-    error::BarrierError,
+    error::{BarrierError, LostRanks},
     group::{Group, GroupError, Rank},
 };
 
@@ -42,11 +42,27 @@ pub struct MeetingPoint {
 }
 
 impl MeetingPoint {
+    /// The longest name, in bytes.
+    pub const NAME_MAX: usize = 100;
+
     /// Names a meeting point: a name of 1 to 100 bytes in the network namespace (an abstract Unix socket), free
     /// until rank 0 comes; and a secret that all members know.
-    #[must_use]
-    pub fn new(name: &str, secret: [u8; 16]) -> Self {
-        Self { name: name.to_owned(), secret }
+    ///
+    /// # Errors
+    /// [`NameError`] if the name is empty, too long, or contains spaces or control characters.
+    pub fn new(name: &str, secret: [u8; 16]) -> Result<Self, NameError> {
+        if name.is_empty() {
+            return Err(NameError::Empty);
+        }
+        if name.len() > Self::NAME_MAX {
+            return Err(NameError::TooLong { length: name.len() });
+        }
+        // Lists of sockets could not show them, and C programs could not name them.
+        let is_bad = |character: char| character.is_whitespace() || character.is_control();
+        match name.char_indices().find(|(_, character)| is_bad(*character)) {
+            Some((at, character)) => Err(NameError::Character { character, at }),
+            None => Ok(Self { name: name.to_owned(), secret }),
+        }
     }
 
     /// Makes one of random numbers.
@@ -68,7 +84,7 @@ impl MeetingPoint {
 
     fn decode(bytes: &[u8]) -> Option<Self> {
         let (secret, name) = bytes.split_first_chunk()?;
-        Some(Self { name: String::from_utf8(name.to_vec()).ok()?, secret: *secret })
+        Self::new(str::from_utf8(name).ok()?, *secret).ok()
     }
 }
 
@@ -76,6 +92,31 @@ impl fmt::Debug for MeetingPoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MeetingPoint").field("name", &self.name).finish_non_exhaustive()
     }
+}
+
+/// A meeting point cannot have that name.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum NameError {
+    /// There is none.
+    #[error(
+        "the name is empty: all members need the same, or one that `MeetingPoint::random` has made"
+    )]
+    Empty,
+    /// It does not fit into the address of a socket.
+    #[error("a name of {length} bytes: shorten it to {} at most", MeetingPoint::NAME_MAX)]
+    TooLong {
+        /// How long it is, in bytes.
+        length: usize,
+    },
+    /// It has a character that cannot be shown.
+    #[error("the name has {character:?} at byte {at}: leave out spaces and control characters")]
+    Character {
+        /// Which.
+        character: char,
+        /// Where, in bytes from 0.
+        at: usize,
+    },
 }
 
 /// The forming of a barrier of processes on one host, as one member sees it.
@@ -200,10 +241,8 @@ impl Meeting {
             Some(Ok(())) => {}
             Some(Err(error)) => return Err(FormError::io("meeting the other members")(error)),
             None => {
-                return Err(FormError::Missing {
-                    count: hall.missing().count(),
-                    rank: hall.missing().next(),
-                });
+                let ranks = LostRanks::new(hall.missing().collect());
+                return Err(FormError::Missing { ranks });
             }
         }
         drop(listener);
@@ -214,12 +253,13 @@ impl Meeting {
             files.push(door);
         }
         let borrowed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-        for (index, line) in (1..).zip(&lines) {
+        for (rank, line) in (1..).map(Rank).zip(&lines) {
             let handed = before(server, deadline, hand_out(line, &borrowed)).await;
-            let rank = Rank(index);
             match handed {
                 Some(handed) => handed.map_err(|source| FormError::Guest { rank, source })?,
-                None => return Err(FormError::Missing { count: 1, rank: Some(rank) }),
+                None => {
+                    return Err(FormError::Missing { ranks: LostRanks::new(vec![rank]) });
+                }
             }
         }
         let others = files.into_iter().skip(1).map(Some).collect();
@@ -422,12 +462,12 @@ pub enum FormError {
         rank: Rank,
     },
     /// Members did not come in time: rank 0 says so.
-    #[error("{count} members did not come in time, {} among them: were they all started, on this host?", first(*rank))]
+    #[error(
+        "{ranks} missing at the meeting: were they all started, on this host, and have they the same name, size and secret?"
+    )]
     Missing {
-        /// How many.
-        count: usize,
-        /// The first of them.
-        rank: Option<Rank>,
+        /// Who did not come, or was sent away.
+        ranks: LostRanks,
     },
     /// Rank 0 did not hand out the memory in time: it waits for members that do not come.
     #[error("the deadline came before all members had met: rank 0 says who was missing")]
@@ -478,8 +518,4 @@ impl FormError {
     fn io(doing: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { doing, source }
     }
-}
-
-fn first(rank: Option<Rank>) -> String {
-    rank.map_or_else(String::new, |rank| rank.to_string())
 }

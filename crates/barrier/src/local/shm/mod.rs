@@ -7,6 +7,6 @@ mod segment;
 mod wire;
 
 pub use self::{
-    meeting::{FormError, Meeting, MeetingPoint},
+    meeting::{FormError, Meeting, MeetingPoint, NameError},
     member::ShmMember,
 };
