@@ -34,8 +34,10 @@
 //!   [`Detector`](detect::Detector), sockets and timers included; yours is registered like them.
 //! - `via`, behind a feature of that name: Virtual Interfaces and messages between processes, and the
 //!   launcher `vigie-run`.
-//! - `barrier`, likewise: barriers of tasks, threads, processes and hosts.
-//! - `forward`, likewise: a model of forwarding with its planner and simulation; it forwards nothing yet.
+//! - `barrier`, likewise: barriers of tasks, threads, processes and hosts. `via`, whose networks they go over, comes with
+//!   it, without the launcher.
+//! - `forward`, likewise: pipelines of packets on the host and at the network interface, relays, the model that
+//!   plans them, and the command `vigie-forward`. It brings `via` with it.
 //!
 //! # Features
 //! `via`, `barrier`, `forward`: off by default. None changes what existing calls do.
@@ -47,7 +49,7 @@ pub use vigie_barrier as barrier;
 pub use vigie_detect as detect;
 #[cfg(feature = "forward")]
 pub use vigie_forward as forward;
-#[cfg(feature = "via")]
+#[cfg(any(feature = "via", feature = "barrier"))]
 pub use vigie_via as via;
 
 pub use vigie_detect::{Instant, net, stock};

@@ -1,8 +1,6 @@
 //! Forwarding: moving packets and messages from one link to another, on the host or on the network
 //! interface, whichever a model says is faster.
 //!
-//! **There is no data path yet**: this crate calculates and simulates, and forwards nothing.
-//!
 //! ```
 //! # use std::time::Duration;
 //! use vigie_forward::{Bandwidth, Cost, Message, Node, Path, Sees, StageModel};
@@ -32,6 +30,12 @@
 //! - [`Node`]: costs by size, from which [`Node::plan`] makes a [`Plan`] for the stages of a pipeline
 //!   ([`StageModel`]): host or interface, store-and-forward or cut-through, and the reason in words.
 //! - [`Simulation`]: the node packet by packet, with windows and several [`Flow`]s.
+//! - [`messages::Source`], [`messages::Forwarder`], [`messages::Sink`]: messages through a node, for real.
+//! - [`Packet`](packet::Packet): a frame that is read without copies and changed in place;
+//!   [`Stage`](pipeline::Stage): what happens to it; [`Pipeline`](pipeline::Pipeline): stages in a row, with
+//!   bounded buffers; [`stages`]: those in stock; [`tables`]: routes and flows that they go by.
+//! - [`icmp`]: what a router tells senders whose packets go no further.
+//! - [`Forwarder`](host::Forwarder): a pipeline between interfaces of this machine.
 //!
 //! ```text
 //!   measured or given costs (Node)       stages: what they see, write, cost, where they can run
@@ -46,38 +50,47 @@
 //! ```
 //!
 //! # Threads, costs and limits
-//! Everything is a pure function of its arguments: no clock, no thread, no I/O, no chance. Times are
+//! Model and simulation are pure functions of their arguments: no clock, no thread, no I/O, no chance. Times are
 //! whole nanoseconds and at most [`TIME_MAX`] for a packet; what is out of range is refused with a typed
 //! error, and nothing panics on input. Predictions are exact for one message in the node and a bound
 //! for windows; `docs/design/forward.md` says how far off they are, and which readings of the paper were
 //! chosen.
 //!
-//! # Its place
+//! Pipelines take time as an argument and do no I/O either. A [`Forwarder`](host::Forwarder) does, on the thread
+//! that calls it, and never waits; [`Hosted`](host::Hosted) is driven by the host of a detection server.
+//! `docs/design/forward-paths.md` says what was decided there and what it costs.
 //!
-//! `forward` may depend on `vigie-detect` and on `vigie-via`; at present it needs neither.
+//! # Its place
+//! `forward` depends on `vigie-detect` (time, detectors) and on `vigie-via` (links).
 //!
 //! # What it deliberately does not do
 //!
 //! - It never imports `vigie-runtime`.
-//! - It chooses no path by guess: without parameters, measured or given, there is no plan. It does not
-//!   measure them either.
+//! - It chooses no path by guess: without parameters, measured or given, there is no plan. Of
+//!   them it measures what stages cost, and no links.
 //!
-//! # What it will hold
-//! Pipelines of stages that run, and their data paths on Linux: an eBPF program at the driver in the place of
-//! the paper's network processor, `AF_XDP` and `AF_PACKET` frames in user space for its host, streams that
-//! are relayed, and messages through an intermediate node of `via`.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+pub mod bpf;
 mod cost;
+pub mod host;
+pub mod icmp;
+pub mod messages;
 pub mod model;
+pub mod nic;
+pub mod packet;
+pub mod pipeline;
+pub mod relay;
 pub mod simulation;
+pub mod stages;
+pub mod tables;
 
 pub use self::cost::{Bandwidth, Cost, CostError, TIME_MAX};
 pub use self::model::{
     Bus, Candidate, Limit, Message, MessageError, Mode, Node, Parameters, ParametersBuilder,
-    ParametersError, Path, Placement, Plan, Prediction, Refusal, Sees, StageModel, SweepPoint,
-    Writes,
+    ParametersError, Path, Placement, Plan, Prediction, Refusal, Sees, Shared, StageModel,
+    SweepPoint, Writes,
 };
 pub use self::simulation::{
     Flow, FlowReport, Resource, ResourceReport, Simulation, SimulationError, SimulationReport,

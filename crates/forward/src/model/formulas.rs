@@ -26,7 +26,8 @@ impl Parameters {
     ///     + T_algoH
     ///     + T_pci + (nb − 1) × max(T_pci, T_snd) + T_snd
     /// ```
-    /// which is 2 nb × T_net + 2 T_pci + T_algoH where the bus is no slower than the network.
+    /// which is 2 nb × T_net + 2 T_pci + T_algoH where the bus is no slower than the network. Where a hand-over takes
+    /// [T_bell](super::ParametersBuilder::t_bell) beside that, it counts twice.
     ///
     /// # Source
     /// [fast-forward, §2.2].
@@ -51,7 +52,7 @@ impl Parameters {
         if self.bus == Bus::HalfDuplex {
             return None;
         }
-        let first = self.t_rcv + 2 * self.t_pci + self.t_snd;
+        let first = self.t_rcv + 2 * (self.t_pci + self.t_bell) + self.t_snd;
         let departing = first + self.rest_times(self.t_pci.max(self.t_snd));
         let arriving = first + self.rest_times(self.t_rcv.max(self.t_pci));
         Some(departing.saturating_add(t_algo_h).max(arriving))
@@ -133,16 +134,24 @@ impl Parameters {
             Mode::StoreAndForward => self.t_n_store_and_forward(t_algo_h),
             Mode::CutThrough => (self.t_rcv + self.nb_times(self.t_snd)).saturating_add(t_algo_h),
         };
-        let by_time = span.saturating_sub(t_n);
-        let by_processor = (span / self.window).saturating_sub(t_algo_h);
-        by_time.min(by_processor)
+        let by_time = span.saturating_sub(t_n.saturating_add(self.t_turn));
+        let by_processor = (span / self.window).saturating_sub(self.engine());
+        let by_processor = by_processor.saturating_sub(t_algo_h);
+        let least = by_time.min(by_processor);
+        if self.work.processors == 0 {
+            return least;
+        }
+        // What all do on one message is at most what the processors can do in that time.
+        let moving = self.nb_times(self.work.links);
+        let by_shared = ((span / self.window) * self.work.processors).saturating_sub(moving);
+        least.min(by_shared.saturating_sub(t_algo_h))
     }
 
     /// T_H without the algorithm.
     fn t_h_moves(&self) -> Duration {
         let arriving = self.t_rcv + self.rest_times(self.t_rcv.max(self.t_pci)) + self.t_pci;
         let departing = self.t_pci + self.rest_times(self.t_pci.max(self.t_snd)) + self.t_snd;
-        arriving + departing
+        arriving + 2 * self.t_bell + departing
     }
 
     /// nb(ℓ) × `time`.

@@ -26,7 +26,9 @@ mod sweep;
 mod tests;
 
 pub use self::message::{Message, MessageError, PACKETS_MAX};
-pub use self::parameters::{Bus, Node, Parameters, ParametersBuilder, ParametersError, WINDOW_MAX};
+pub use self::parameters::{
+    Bus, Node, Parameters, ParametersBuilder, ParametersError, Shared, WINDOW_MAX,
+};
 pub use self::path::{Mode, Path, Placement};
 pub use self::planner::{Candidate, Plan, Refusal};
 pub use self::prediction::{Limit, Prediction};

@@ -28,8 +28,28 @@ pub struct Parameters {
     pub(super) t_rcv: Duration,
     pub(super) t_snd: Duration,
     pub(super) t_pci: Duration,
+    pub(super) t_bell: Duration,
+    pub(super) t_turn: Duration,
+    pub(super) work: Work,
     pub(super) bus: Bus,
     pub(super) window: u32,
+}
+
+/// What a message costs the processors that all nodes of an experiment share, apart from the algorithm.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Work {
+    /// How many processors; zero: every node has as many as it wants.
+    pub(super) processors: u32,
+    /// Of one packet on both links, at all their ends.
+    pub(super) links: Duration,
+    /// Of one packet on the bus, both ways.
+    pub(super) bus: Duration,
+    /// Of one message by the host, both ways.
+    pub(super) bell: Duration,
+    /// Of one packet in the node's interface, on both links: part of `links`.
+    pub(super) engine: Duration,
+    /// Of one message there, beside its packets.
+    pub(super) engine_message: Duration,
 }
 
 impl Parameters {
@@ -48,7 +68,24 @@ impl Parameters {
     /// ```
     pub const fn builder(message: Message) -> ParametersBuilder {
         let bus = Bus::HalfDuplex;
-        ParametersBuilder { message, t_rcv: None, t_snd: None, t_pci: None, bus, window: 1 }
+        ParametersBuilder {
+            message,
+            t_rcv: None,
+            t_snd: None,
+            t_pci: None,
+            t_bell: Duration::ZERO,
+            t_turn: Duration::ZERO,
+            work: Work {
+                processors: 0,
+                links: Duration::ZERO,
+                bus: Duration::ZERO,
+                bell: Duration::ZERO,
+                engine: Duration::ZERO,
+                engine_message: Duration::ZERO,
+            },
+            bus,
+            window: 1,
+        }
     }
 
     /// Returns the message.
@@ -75,6 +112,18 @@ impl Parameters {
         self.t_pci
     }
 
+    /// Returns the time of a hand-over to the host or back, beside T_pci of its last packet.
+    #[must_use]
+    pub const fn t_bell(&self) -> Duration {
+        self.t_bell
+    }
+
+    /// Returns the time of a message, on any path, in which nothing of the node is busy with it.
+    #[must_use]
+    pub const fn t_turn(&self) -> Duration {
+        self.t_turn
+    }
+
     /// Returns what the bus can do.
     #[must_use]
     pub const fn bus(&self) -> Bus {
@@ -85,6 +134,11 @@ impl Parameters {
     #[must_use]
     pub const fn window(&self) -> u32 {
         self.window
+    }
+
+    /// Whether they have what only live systems have.
+    pub(crate) fn is_live(&self) -> bool {
+        !(self.t_bell.is_zero() && self.t_turn.is_zero()) || self.work.processors != 0
     }
 
     /// Returns the same parameters with another window.
@@ -107,6 +161,9 @@ pub struct ParametersBuilder {
     t_rcv: Option<Duration>,
     t_snd: Option<Duration>,
     t_pci: Option<Duration>,
+    t_bell: Duration,
+    t_turn: Duration,
+    work: Work,
     bus: Bus,
     window: u32,
 }
@@ -135,6 +192,28 @@ impl ParametersBuilder {
         self
     }
 
+    /// Sets the time of a hand-over between interface and host, once for each message and way, beside T_pci of its
+    /// packets: an interrupt, a thread that wakes up. Default: nothing; at most [`TIME_MAX`].
+    ///
+    /// *Deviation:* the paper's library polls, and its T_pci is all.
+    pub const fn t_bell(mut self, time: Duration) -> Self {
+        self.t_bell = time;
+        self
+    }
+
+    /// Sets the time that each message takes beside all that is busy with it, until the next one may take its place in
+    /// the window: propagation, threads that wake up, and the way of the window back to the source. It counts once for each message,
+    /// whatever the path, and only where the window limits. Default: nothing; at most [`TIME_MAX`].
+    pub const fn t_turn(mut self, time: Duration) -> Self {
+        self.t_turn = time;
+        self
+    }
+
+    pub(super) const fn work(mut self, work: Work) -> Self {
+        self.work = work;
+        self
+    }
+
     /// Sets what the bus can do. Default: half-duplex.
     pub const fn bus(mut self, bus: Bus) -> Self {
         self.bus = bus;
@@ -157,6 +236,9 @@ impl ParametersBuilder {
             t_rcv: checked("T_rcv", self.t_rcv, Duration::from_nanos(1))?,
             t_snd: checked("T_snd", self.t_snd, Duration::from_nanos(1))?,
             t_pci: checked("T_pci", self.t_pci, Duration::ZERO)?,
+            t_bell: checked("T_bell", Some(self.t_bell), Duration::ZERO)?,
+            t_turn: checked("T_turn", Some(self.t_turn), Duration::ZERO)?,
+            work: self.work,
             bus: self.bus,
             window: 1,
         };
@@ -183,20 +265,71 @@ pub struct Node {
     t_rcv: Cost,
     t_snd: Cost,
     t_pci: Cost,
+    t_bell: Duration,
+    t_turn: Duration,
+    shared: Option<Shared>,
     bus: Bus,
     window: u32,
+}
+
+/// Processors that source, node and sink share, as they do on one machine, and what moving a message costs them.
+///
+/// *Deviation:* the paper's nodes are machines of their own, and its interface moves bytes without a processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_structs, reason = "whoever has measured it writes one")]
+pub struct Shared {
+    /// How many processors; zero is taken as one.
+    pub processors: u32,
+    /// Processor time of a packet on one link, at both of its ends, by the packet's bytes.
+    pub link: Cost,
+    /// Processor time of a packet on the bus, one way.
+    pub bus: Cost,
+    /// Processor time of a message's hand-over, one way.
+    pub bell: Duration,
+    /// Processor time of a packet in the node's interface, on both links: what its processor cannot give to the
+    /// algorithm.
+    pub engine: Cost,
+    /// The same of a message, beside its packets.
+    pub engine_message: Duration,
 }
 
 impl Node {
     /// Creates a node from T_net and T_pci as functions of a packet's bytes, both measured or given. Its
     /// bus is half-duplex and its window 1.
     pub const fn new(t_net: Cost, t_pci: Cost) -> Self {
-        Self { t_rcv: t_net, t_snd: t_net, t_pci, bus: Bus::HalfDuplex, window: 1 }
+        Self {
+            t_rcv: t_net,
+            t_snd: t_net,
+            t_pci,
+            t_bell: Duration::ZERO,
+            t_turn: Duration::ZERO,
+            shared: None,
+            bus: Bus::HalfDuplex,
+            window: 1,
+        }
     }
 
     /// Sets T_snd, where the link to the next node is another than that of T_net.
     pub const fn t_snd(mut self, cost: Cost) -> Self {
         self.t_snd = cost;
+        self
+    }
+
+    /// Sets the time of a hand-over of a message: see [`ParametersBuilder::t_bell`]. Default: nothing.
+    pub const fn t_bell(mut self, time: Duration) -> Self {
+        self.t_bell = time;
+        self
+    }
+
+    /// Sets the time of a message in which nothing is busy with it: see [`ParametersBuilder::t_turn`]. Default: nothing.
+    pub const fn t_turn(mut self, time: Duration) -> Self {
+        self.t_turn = time;
+        self
+    }
+
+    /// Says that all nodes share processors. Default: they do not.
+    pub const fn shared(mut self, shared: Shared) -> Self {
+        self.shared = Some(shared);
         self
     }
 
@@ -223,6 +356,16 @@ impl Node {
             .t_rcv(self.t_rcv.at(sz))
             .t_snd(self.t_snd.at(sz))
             .t_pci(self.t_pci.at(sz))
+            .t_bell(self.t_bell)
+            .t_turn(self.t_turn)
+            .work(self.shared.map_or_else(Work::default, |shared| Work {
+                processors: shared.processors.max(1),
+                links: shared.link.at(sz).saturating_mul(2),
+                bus: shared.bus.at(sz).saturating_mul(2),
+                bell: shared.bell.saturating_mul(2),
+                engine: shared.engine.at(sz),
+                engine_message: shared.engine_message,
+            }))
             .bus(self.bus)
             .window(self.window)
             .build()

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::parameters::{Bus, Parameters};
+use super::parameters::{Bus, Parameters, Work};
 use super::path::{Path, Placement};
 use crate::cost::Bandwidth;
 
@@ -21,6 +21,8 @@ pub enum Limit {
     Processor,
     /// The link on which messages leave.
     SendLink,
+    /// The processors that all nodes share.
+    SharedProcessors,
 }
 
 impl fmt::Display for Limit {
@@ -31,6 +33,7 @@ impl fmt::Display for Limit {
             Self::Bus => "bus",
             Self::Processor => "processor",
             Self::SendLink => "send link",
+            Self::SharedProcessors => "processors that all nodes share",
         })
     }
 }
@@ -41,8 +44,9 @@ impl fmt::Display for Limit {
 /// window of w, at most w messages leave per T, and no resource works faster than alone:
 ///
 /// ```text
-/// time per message ≥ max( T / w, nb T_rcv, bus, T_algo, nb T_snd )
+/// time per message ≥ max( (T + T_turn) / w, nb T_rcv, bus, T_algo, nb T_snd, shared )
 /// bus = 2 nb T_pci (half-duplex), nb T_pci (full-duplex), 0 (interface)
+/// shared = processor time of one message at all nodes / processors, if they share them; else 0
 /// ```
 /// This is exact at w = 1 and a bound beyond it: it does not know how messages meet at the bus. How far
 /// off it is, [`simulation`](crate::simulation) shows.
@@ -94,7 +98,11 @@ impl Parameters {
         let bandwidth = Bandwidth::measured(bytes, span).unwrap_or(Bandwidth::SLOWEST);
         let limits = self.works(path.placement, t_algo).into_iter();
         let busiest = limits.max_by_key(|(_, work)| *work).map(|(limit, _)| limit);
-        let limit = if span == time { Limit::Window } else { busiest.unwrap_or(Limit::Window) };
+        let limit = if span == time.saturating_add(self.t_turn) {
+            Limit::Window
+        } else {
+            busiest.unwrap_or(Limit::Window)
+        };
         Prediction { path, time, span, window: self.window, bandwidth, limit, t_algo }
     }
 
@@ -103,18 +111,36 @@ impl Parameters {
     pub(super) fn span(&self, placement: Placement, time: Duration, t_algo: Duration) -> Duration {
         let works = self.works(placement, t_algo).into_iter().map(|(_, work)| work);
         let busiest = works.max().unwrap_or_default();
-        time.max(busiest.saturating_mul(self.window))
+        time.saturating_add(self.t_turn).max(busiest.saturating_mul(self.window))
+    }
+
+    /// Returns what the interface's processor does for one message beside the algorithm.
+    pub(super) fn engine(&self) -> Duration {
+        self.nb_times(self.work.engine) + self.work.engine_message
     }
 
     /// Returns the work of each resource on one message.
-    fn works(&self, placement: Placement, t_algo: Duration) -> [(Limit, Duration); 4] {
+    fn works(&self, placement: Placement, t_algo: Duration) -> [(Limit, Duration); 5] {
         let bus = match (placement, self.bus) {
             (Placement::Nic, _) => Duration::ZERO,
             (Placement::Host, Bus::HalfDuplex) => 2 * self.nb_times(self.t_pci),
             (Placement::Host, Bus::FullDuplex) => self.nb_times(self.t_pci),
         };
+        let Work { processors, links, bus: bus_work, bell, .. } = self.work;
+        let engine = self.engine();
+        let moving = match placement {
+            Placement::Nic => self.nb_times(links),
+            Placement::Host => self.nb_times(links + bus_work) + bell,
+        };
+        let shared = moving.saturating_add(t_algo).checked_div(processors).unwrap_or_default();
+        // The interface's processor moves packets too; the host's has that done for it.
+        let processor = match placement {
+            Placement::Nic => t_algo.saturating_add(engine),
+            Placement::Host => t_algo.max(engine + self.nb_times(bus_work)),
+        };
         [
-            (Limit::Processor, t_algo),
+            (Limit::SharedProcessors, shared),
+            (Limit::Processor, processor),
             (Limit::Bus, bus),
             (Limit::SendLink, self.nb_times(self.t_snd)),
             // Of equals the last one is named: what arrives first, stalls first.

@@ -85,6 +85,18 @@ impl StageModel {
         &self.name
     }
 
+    /// Returns what it must have seen of a message.
+    #[must_use]
+    pub const fn seen(&self) -> Sees {
+        self.sees
+    }
+
+    /// Returns whether it decides what leaves.
+    #[must_use]
+    pub const fn written(&self) -> Writes {
+        self.writes
+    }
+
     /// Returns its cost on the host.
     #[must_use]
     pub const fn host_cost(&self) -> Cost {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::cost::{Bandwidth, Cost};
+use crate::simulation::{Flow, Simulation, SimulationError};
 
 const fn us(time: u64) -> Duration {
     Duration::from_micros(time)
@@ -266,4 +267,40 @@ fn a_plan_says_what_it_compared() {
          store-and-forward: the interface's algorithm takes 300µs longer than the host's; limited by \
          the bus"
     );
+}
+
+#[test]
+fn bells_turns_and_shared_processors_are_what_a_live_node_adds() {
+    // Goal: a bell counts twice and on the host only, a turn once for every path and only where the window limits, and
+    // shared processors bound what all nodes do at once. Method: the paper's node with each of them, by hand.
+    let message = Message::cut(8192, 2048).unwrap();
+    let live = paper_node().t_bell(us(10)).t_turn(us(50));
+    let parameters = live.parameters(message).unwrap();
+    assert_eq!(parameters.t_h(Duration::ZERO), us(142 + 20));
+    assert_eq!(parameters.t_n_store_and_forward(Duration::ZERO), us(120));
+    assert_eq!(parameters.delta_star(Mode::StoreAndForward), us(22 + 20));
+    assert_eq!(parameters.crossover(Mode::CutThrough, Duration::ZERO), us(67 + 20));
+    let predict = |parameters: Parameters, path| parameters.predict(path, Duration::ZERO).unwrap();
+    let host = predict(parameters, Path::HOST);
+    assert_eq!((host.time, host.span, host.limit), (us(162), us(212), Limit::Window));
+    // With eight messages on their way the links limit, and no turn counts.
+    let wide = parameters.with_window(8).unwrap();
+    let nic = predict(wide, Path::NIC);
+    assert_eq!((nic.span, nic.limit), (us(8 * 60), Limit::ReceiveLink));
+    // 4 packets × 2 links × 20 µs on two processors; the engine alone has 4 × 20 µs and 20 µs.
+    let shared = Shared {
+        processors: 2,
+        link: Cost::fixed(us(20)),
+        bus: Cost::ZERO,
+        bell: us(30),
+        engine: Cost::fixed(us(20)),
+        engine_message: us(20),
+    };
+    let crowded = live.shared(shared).window(8).parameters(message).unwrap();
+    let nic = predict(crowded, Path::NIC);
+    assert_eq!((nic.span, nic.limit), (us(8 * 100), Limit::Processor));
+    let host = predict(crowded, Path::HOST);
+    assert_eq!((host.span, host.limit), (us(8 * 110), Limit::SharedProcessors));
+    let simulated = Simulation::new(vec![Flow::new(crowded, Path::NIC, us(1))]).run();
+    assert_eq!(simulated.err(), Some(SimulationError::Live));
 }

@@ -122,6 +122,9 @@ impl Simulation {
             if flow.parameters.bus() != bus {
                 return Err(SimulationError::TwoBuses { first: bus });
             }
+            if flow.parameters.is_live() {
+                return Err(SimulationError::Live);
+            }
             if flow.t_algo > TIME_MAX {
                 return Err(SimulationError::Algorithm { time: flow.t_algo });
             }
@@ -148,6 +151,11 @@ pub enum SimulationError {
         /// What the first flow has.
         first: Bus,
     },
+    /// What only live systems have.
+    #[error(
+        "bells, turns and shared processors are not simulated: leave them out of the parameters"
+    )]
+    Live,
     /// An algorithm that is too slow to be meant.
     #[error("an algorithm of {time:?}: it must be at most {TIME_MAX:?}")]
     Algorithm {

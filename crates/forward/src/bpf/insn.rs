@@ -1,0 +1,624 @@
+//! Instructions of eBPF, typed, and the words that the kernel takes for them.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use super::helper::Helper;
+
+/// A register. R0 holds what a call or the program returns, R1 to R5 are arguments and are lost by a
+/// call, R6 to R9 survive it, R10 points behind the stack and cannot be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[expect(clippy::exhaustive_enums, reason = "the machine has eleven")]
+#[expect(missing_docs, reason = "their numbers")]
+pub enum Register {
+    R0,
+    R1,
+    R2,
+    R3,
+    R4,
+    R5,
+    R6,
+    R7,
+    R8,
+    R9,
+    R10,
+}
+
+impl Register {
+    /// All registers, in the order of their numbers.
+    pub const ALL: [Self; 11] = [
+        Self::R0,
+        Self::R1,
+        Self::R2,
+        Self::R3,
+        Self::R4,
+        Self::R5,
+        Self::R6,
+        Self::R7,
+        Self::R8,
+        Self::R9,
+        Self::R10,
+    ];
+
+    /// Returns its number, from 0 to 10.
+    #[must_use]
+    pub const fn index(self) -> u8 {
+        self as u8
+    }
+
+    fn from_index(index: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(index)).copied()
+    }
+}
+
+/// How much a load or a store moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "the machine has four")]
+pub enum Size {
+    /// One byte.
+    Byte,
+    /// Two bytes.
+    Half,
+    /// Four bytes.
+    Word,
+    /// Eight bytes.
+    Double,
+}
+
+impl Size {
+    /// All sizes.
+    pub const ALL: [Self; 4] = [Self::Byte, Self::Half, Self::Word, Self::Double];
+
+    /// Returns the size in bytes.
+    #[must_use]
+    pub const fn bytes(self) -> u32 {
+        match self {
+            Self::Byte => 1,
+            Self::Half => 2,
+            Self::Word => 4,
+            Self::Double => 8,
+        }
+    }
+
+    const fn bits(self) -> u8 {
+        match self {
+            Self::Word => 0x00,
+            Self::Half => 0x08,
+            Self::Byte => 0x10,
+            Self::Double => 0x18,
+        }
+    }
+
+    fn from_bits(bits: u8) -> Self {
+        Self::ALL.into_iter().find(|size| size.bits() == bits & 0x18).unwrap_or(Self::Double)
+    }
+}
+
+/// Whether an operation works on 32 bits, and clears the upper half of its register, or on 64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "the machine has two")]
+pub enum Width {
+    /// The lower half.
+    W32,
+    /// The whole register.
+    W64,
+}
+
+/// An operation of two operands; the first one takes the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "those of the machine")]
+pub enum Operation {
+    /// Addition, without overflow.
+    Add,
+    /// Subtraction, without overflow.
+    Subtract,
+    /// Multiplication, without overflow.
+    Multiply,
+    /// Unsigned division; by zero: 0.
+    Divide,
+    /// Bits of either.
+    Or,
+    /// Bits of both.
+    And,
+    /// To the left, by the lower 6 bits of the second operand (5 if on 32 bits).
+    ShiftLeft,
+    /// To the right, with zeros.
+    ShiftRight,
+    /// The negative of the first operand; the second one is not looked at.
+    Negate,
+    /// Unsigned remainder; by zero: the first operand as it was.
+    Remainder,
+    /// Bits of one alone.
+    Xor,
+    /// The second operand.
+    Move,
+    /// To the right, with the sign.
+    ShiftRightSigned,
+}
+
+impl Operation {
+    /// All operations, in the order of their codes.
+    pub const ALL: [Self; 13] = [
+        Self::Add,
+        Self::Subtract,
+        Self::Multiply,
+        Self::Divide,
+        Self::Or,
+        Self::And,
+        Self::ShiftLeft,
+        Self::ShiftRight,
+        Self::Negate,
+        Self::Remainder,
+        Self::Xor,
+        Self::Move,
+        Self::ShiftRightSigned,
+    ];
+}
+
+/// What a conditional jump compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "those of the machine")]
+pub enum Condition {
+    /// Equal.
+    Equal,
+    /// Greater, unsigned.
+    Greater,
+    /// Greater or equal, unsigned.
+    AtLeast,
+    /// They have bits in common.
+    HasBits,
+    /// Not equal.
+    NotEqual,
+    /// Greater, signed.
+    GreaterSigned,
+    /// Greater or equal, signed.
+    AtLeastSigned,
+    /// Less, unsigned.
+    Less,
+    /// Less or equal, unsigned.
+    AtMost,
+    /// Less, signed.
+    LessSigned,
+    /// Less or equal, signed.
+    AtMostSigned,
+}
+
+const CONDITIONS: [(Condition, u8); 11] = [
+    (Condition::Equal, 0x10),
+    (Condition::Greater, 0x20),
+    (Condition::AtLeast, 0x30),
+    (Condition::HasBits, 0x40),
+    (Condition::NotEqual, 0x50),
+    (Condition::GreaterSigned, 0x60),
+    (Condition::AtLeastSigned, 0x70),
+    (Condition::Less, 0xa0),
+    (Condition::AtMost, 0xb0),
+    (Condition::LessSigned, 0xc0),
+    (Condition::AtMostSigned, 0xd0),
+];
+
+impl Condition {
+    /// All conditions.
+    pub const ALL: [Self; 11] = [
+        Self::Equal,
+        Self::Greater,
+        Self::AtLeast,
+        Self::HasBits,
+        Self::NotEqual,
+        Self::GreaterSigned,
+        Self::AtLeastSigned,
+        Self::Less,
+        Self::AtMost,
+        Self::LessSigned,
+        Self::AtMostSigned,
+    ];
+}
+
+/// An operation on memory that no other processor can interrupt; on 4 or 8 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "those that we use")]
+pub enum Atomic {
+    /// Adds the register.
+    Add,
+    /// Adds the register, which then has what was there before.
+    FetchAdd,
+    /// Exchanges memory and register.
+    Exchange,
+    /// Stores the register if R0 is what is there; R0 then has what was there before.
+    CompareExchange,
+}
+
+const ATOMICS: [(Atomic, i32); 4] = [
+    (Atomic::Add, 0x00),
+    (Atomic::FetchAdd, 0x01),
+    (Atomic::Exchange, 0xe1),
+    (Atomic::CompareExchange, 0xf1),
+];
+
+/// A register or a constant, whose sign is extended to 64 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "the machine has no more")]
+pub enum Operand {
+    /// What is in a register.
+    Register(Register),
+    /// A constant.
+    Constant(i32),
+}
+
+impl From<Register> for Operand {
+    fn from(register: Register) -> Self {
+        Self::Register(register)
+    }
+}
+
+impl From<i32> for Operand {
+    fn from(constant: i32) -> Self {
+        Self::Constant(constant)
+    }
+}
+
+/// One instruction. Offsets of jumps count words of 8 bytes from the one behind the jump.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "an interpreter must know them all")]
+pub enum Insn {
+    /// `to = to OPERATION by`.
+    Arithmetic {
+        /// On how many bits.
+        width: Width,
+        /// What is done.
+        operation: Operation,
+        /// First operand, and result.
+        to: Register,
+        /// Second operand.
+        by: Operand,
+    },
+    /// The lower 16, 32 or 64 bits of `to` from or to network order; the rest is cleared.
+    NetworkOrder {
+        /// Which bits; [`Size::Byte`] is no instruction of the machine.
+        size: Size,
+        /// The register.
+        to: Register,
+    },
+    /// `to = *(from + offset)`.
+    Load {
+        /// How much.
+        size: Size,
+        /// The register.
+        to: Register,
+        /// The address.
+        from: Register,
+        /// Bytes beyond it.
+        offset: i16,
+    },
+    /// `*(to + offset) = value`.
+    Store {
+        /// How much.
+        size: Size,
+        /// The address.
+        to: Register,
+        /// Bytes beyond it.
+        offset: i16,
+        /// What is stored.
+        value: Operand,
+    },
+    /// An atomic operation on `*(to + offset)`.
+    Atomic {
+        /// [`Size::Word`] or [`Size::Double`].
+        size: Size,
+        /// What is done.
+        operation: Atomic,
+        /// The address.
+        to: Register,
+        /// Bytes beyond it.
+        offset: i16,
+        /// The operand.
+        from: Register,
+    },
+    /// `to = value`, in two words.
+    Constant {
+        /// The register.
+        to: Register,
+        /// Its 64 bits.
+        value: u64,
+    },
+    /// `to =` the map with this index in the program's list, in two words.
+    Map {
+        /// The register.
+        to: Register,
+        /// Which map.
+        map: u32,
+    },
+    /// Goes on elsewhere.
+    Jump {
+        /// How many words further.
+        offset: i16,
+    },
+    /// Goes on elsewhere if the condition holds.
+    Branch {
+        /// How many bits are compared.
+        width: Width,
+        /// The condition.
+        condition: Condition,
+        /// First operand.
+        of: Register,
+        /// Second operand.
+        with: Operand,
+        /// How many words further.
+        offset: i16,
+    },
+    /// Calls a function of the kernel with R1 to R5; the result is in R0.
+    Call(Helper),
+    /// Ends the program; it returns R0.
+    Exit,
+}
+
+/// A word that is no instruction, or none that this crate knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("word {at} ({word:#018x}) is no instruction that vigie-forward knows")]
+#[non_exhaustive]
+pub struct DecodeError {
+    /// Its index.
+    pub at: usize,
+    /// The word.
+    pub word: u64,
+}
+
+/// The parts of a word.
+#[derive(Clone, Copy)]
+struct Parts {
+    code: u8,
+    to: u8,
+    from: u8,
+    offset: i16,
+    constant: i32,
+}
+
+const MAP: u8 = 1;
+
+impl Parts {
+    const fn word(self) -> u64 {
+        let [a, b] = self.offset.to_ne_bytes();
+        let [c, d, e, f] = self.constant.to_ne_bytes();
+        let registers = if cfg!(target_endian = "little") {
+            self.from << 4 | self.to
+        } else {
+            self.to << 4 | self.from
+        };
+        u64::from_ne_bytes([self.code, registers, a, b, c, d, e, f])
+    }
+
+    const fn of(word: u64) -> Self {
+        let [code, registers, a, b, c, d, e, f] = word.to_ne_bytes();
+        let (low, high) = (registers & 15, registers >> 4);
+        let (to, from) = if cfg!(target_endian = "little") { (low, high) } else { (high, low) };
+        let offset = i16::from_ne_bytes([a, b]);
+        Self { code, to, from, offset, constant: i32::from_ne_bytes([c, d, e, f]) }
+    }
+}
+
+/// The two halves of 64 bits.
+const fn halves(value: u64) -> (i32, i32) {
+    let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
+    (i32::from_le_bytes([a, b, c, d]), i32::from_le_bytes([e, f, g, h]))
+}
+
+impl Insn {
+    /// Returns how many words it takes: 1 or 2.
+    #[must_use]
+    pub const fn words(self) -> usize {
+        if matches!(self, Self::Constant { .. } | Self::Map { .. }) { 2 } else { 1 }
+    }
+
+    /// Returns its words; the second one only if [`words`](Self::words) is 2. `map` gives the descriptor of a
+    /// map by its index.
+    pub(super) fn encode(self, map: impl Fn(u32) -> i32) -> [u64; 2] {
+        let one = |code, to: Register, from: u8, offset, constant| {
+            [Parts { code, to: to.index(), from, offset, constant }.word(), 0]
+        };
+        let two = |to: Register, from, low, high| {
+            let first = Parts { code: 0x18, to: to.index(), from, offset: 0, constant: low };
+            let second = Parts { code: 0, to: 0, from: 0, offset: 0, constant: high };
+            [first.word(), second.word()]
+        };
+        match self {
+            Self::Arithmetic { width, operation, to, by } => {
+                let class = if width == Width::W64 { 0x07 } else { 0x04 };
+                let (mode, from, constant) = operand(by);
+                let (mode, from, constant) =
+                    if operation == Operation::Negate { (0, 0, 0) } else { (mode, from, constant) };
+                one(class | (operation as u8) << 4 | mode, to, from, 0, constant)
+            }
+            Self::NetworkOrder { size, to } => {
+                one(0xdc, to, 0, 0, i32::try_from(size.bytes() * 8).unwrap_or(0))
+            }
+            Self::Load { size, to, from, offset } => {
+                one(0x61 | size.bits(), to, from.index(), offset, 0)
+            }
+            Self::Store { size, to, offset, value } => match value {
+                Operand::Register(from) => one(0x63 | size.bits(), to, from.index(), offset, 0),
+                Operand::Constant(constant) => one(0x62 | size.bits(), to, 0, offset, constant),
+            },
+            Self::Atomic { size, operation, to, offset, from } => {
+                let code = ATOMICS.iter().find(|(one, _)| *one == operation).map_or(0, |(_, c)| *c);
+                one(0xc3 | size.bits(), to, from.index(), offset, code)
+            }
+            Self::Constant { to, value } => {
+                let (low, high) = halves(value);
+                two(to, 0, low, high)
+            }
+            Self::Map { to, map: index } => two(to, MAP, map(index), 0),
+            Self::Jump { offset } => one(0x05, Register::R0, 0, offset, 0),
+            Self::Branch { width, condition, of, with, offset } => {
+                let class = if width == Width::W64 { 0x05 } else { 0x06 };
+                let code =
+                    CONDITIONS.iter().find(|(one, _)| *one == condition).map_or(0, |(_, c)| *c);
+                let (mode, from, constant) = operand(with);
+                one(class | code | mode, of, from, offset, constant)
+            }
+            Self::Call(helper) => one(0x85, Register::R0, 0, 0, helper.number()),
+            Self::Exit => one(0x95, Register::R0, 0, 0, 0),
+        }
+    }
+
+    /// Reads words back. A map is known by its index in the place of its descriptor.
+    ///
+    /// # Errors
+    /// [`DecodeError`] if a word is no instruction, or one that this crate does not use.
+    pub fn decode(words: &[u64]) -> Result<Vec<Self>, DecodeError> {
+        let mut insns = Vec::with_capacity(words.len());
+        let mut rest = words.iter().copied().enumerate();
+        while let Some((at, word)) = rest.next() {
+            let parts = Parts::of(word);
+            let insn = if parts.code == 0x18 {
+                rest.next().and_then(|(_, second)| decode_two(parts, Parts::of(second)))
+            } else {
+                decode_one(parts)
+            };
+            insns.push(insn.ok_or(DecodeError { at, word })?);
+        }
+        Ok(insns)
+    }
+}
+
+/// The mode bit, the register and the constant of a second operand.
+const fn operand(operand: Operand) -> (u8, u8, i32) {
+    match operand {
+        Operand::Register(register) => (0x08, register.index(), 0),
+        Operand::Constant(constant) => (0, 0, constant),
+    }
+}
+
+fn decode_two(first: Parts, second: Parts) -> Option<Insn> {
+    let to = Register::from_index(first.to)?;
+    if second.code != 0 || second.to != 0 || second.from != 0 || second.offset != 0 {
+        return None;
+    }
+    match first.from {
+        0 => {
+            let [a, b, c, d] = first.constant.to_le_bytes();
+            let [e, f, g, h] = second.constant.to_le_bytes();
+            Some(Insn::Constant { to, value: u64::from_le_bytes([a, b, c, d, e, f, g, h]) })
+        }
+        MAP => Some(Insn::Map { to, map: u32::try_from(first.constant).ok()? }),
+        _ => None,
+    }
+}
+
+fn decode_one(parts: Parts) -> Option<Insn> {
+    let Parts { code, offset, constant, .. } = parts;
+    let to = Register::from_index(parts.to)?;
+    let from = Register::from_index(parts.from)?;
+    let by = if code & 0x08 == 0 { Operand::Constant(constant) } else { Operand::Register(from) };
+    let size = Size::from_bits(code);
+    let width = |narrow: u8| if code & 7 == narrow { Width::W32 } else { Width::W64 };
+    match (code & 7, code & 0xf0) {
+        (0x04, 0xd0) if code & 0x08 != 0 => {
+            let size = Size::ALL.into_iter().skip(1);
+            let size =
+                size.into_iter().find(|one| i64::from(one.bytes() * 8) == i64::from(constant))?;
+            Some(Insn::NetworkOrder { size, to })
+        }
+        (0x04 | 0x07, operation) => {
+            let operation = *Operation::ALL.get(usize::from(operation >> 4))?;
+            if operation == Operation::Negate && by != Operand::Constant(0) {
+                // The kernel refuses a second operand too.
+                return None;
+            }
+            Some(Insn::Arithmetic { width: width(0x04), operation, to, by })
+        }
+        _ if code & 0xe7 == 0x61 => Some(Insn::Load { size, to, from, offset }),
+        _ if code & 0xe7 == 0x63 => {
+            Some(Insn::Store { size, to, offset, value: Operand::Register(from) })
+        }
+        _ if code & 0xe7 == 0x62 => {
+            Some(Insn::Store { size, to, offset, value: Operand::Constant(constant) })
+        }
+        _ if code & 0xe7 == 0xc3 && matches!(size, Size::Word | Size::Double) => {
+            let operation = ATOMICS.iter().find(|(_, one)| *one == constant)?.0;
+            Some(Insn::Atomic { size, operation, to, offset, from })
+        }
+        _ if code == 0x05 => Some(Insn::Jump { offset }),
+        _ if code == 0x85 && parts.from == 0 => Some(Insn::Call(Helper::from_number(constant)?)),
+        _ if code == 0x95 => Some(Insn::Exit),
+        (0x05 | 0x06, condition) => {
+            let condition = CONDITIONS.iter().find(|(_, one)| *one == condition)?.0;
+            Some(Insn::Branch { width: width(0x06), condition, of: to, with: by, offset })
+        }
+        _ => None,
+    }
+}
+
+impl fmt::Display for Register {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "r{}", self.index())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn assert_same(insn: Insn, word: u64) {
+        assert_eq!(insn.encode(|map| i32::try_from(map).unwrap())[0], word, "{insn:?}");
+    }
+
+    /// Goal: the words are those of the kernel. Method: words taken from its documentation, by hand.
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn words_are_those_of_the_kernel() {
+        use Register::*;
+        let by = Operand::Constant(-1);
+        let w64 = Width::W64;
+        assert_same(
+            Insn::Arithmetic { width: w64, operation: Operation::Move, to: R0, by: 2.into() },
+            0x0000_0002_0000_00b7,
+        );
+        assert_same(
+            Insn::Arithmetic { width: Width::W32, operation: Operation::And, to: R3, by },
+            0xffff_ffff_0000_0354,
+        );
+        assert_same(
+            Insn::Load { size: Size::Word, to: R2, from: R1, offset: 4 },
+            0x0000_0000_0004_1261,
+        );
+        assert_same(
+            Insn::Store { size: Size::Double, to: R10, offset: -8, value: R1.into() },
+            0x0000_0000_fff8_1a7b,
+        );
+        assert_same(Insn::NetworkOrder { size: Size::Half, to: R4 }, 0x0000_0010_0000_04dc);
+        assert_same(
+            Insn::Atomic {
+                size: Size::Double,
+                operation: Atomic::Add,
+                to: R0,
+                offset: 0,
+                from: R1,
+            },
+            0x0000_0000_0000_10db,
+        );
+        let branch =
+            |condition| Insn::Branch { width: w64, condition, of: R1, with: R2.into(), offset: 3 };
+        assert_same(branch(Condition::Greater), 0x0000_0000_0003_212d);
+        assert_same(Insn::Call(Helper::RedirectMap), 0x0000_0033_0000_0085);
+        assert_same(Insn::Exit, 0x95);
+    }
+
+    /// Goal: what is written can be read. Method: every word that decodes, of all codes, is encoded again.
+    #[test]
+    fn words_that_can_be_read_are_written_back() {
+        let mut count = 0;
+        for code in 0..=255 {
+            for constant in [0, 1, 16, 32, 64, 51, 0xe1] {
+                let parts = Parts { code, to: 3, from: 0, offset: -2, constant };
+                let words = [parts.word(), 0];
+                let words = if code == 0x18 { &words[..] } else { &words[..1] };
+                let Ok(insns) = Insn::decode(words) else { continue };
+                let again = insns[0].encode(|map| i32::try_from(map).unwrap());
+                assert_eq!(Insn::decode(&again[..words.len()]), Ok(insns));
+                count += 1;
+            }
+        }
+        assert!(count > 500, "{count}");
+    }
+}

@@ -1,0 +1,165 @@
+//! The kernel's functions, in this process.
+
+use super::{Fault, Redirect, Run, extended, lower};
+use crate::bpf::{
+    helper::Helper,
+    map::{MapError, MapKind, Put, Table},
+    program::ProgramKind,
+};
+
+const XDP_ABORTED: u64 = 0;
+const XDP_REDIRECT: u64 = 4;
+const TC_REDIRECT: u64 = 7;
+const SOCKET_PASS: u64 = 1;
+/// `BPF_F_BROADCAST`, `BPF_F_EXCLUDE_INGRESS`.
+const BROADCAST: u64 = 8;
+const BUT_INGRESS: u64 = 16;
+/// What a redirection returns if there is no such entry: the lower bits of its flags.
+const OTHERWISE: u64 = 3;
+
+/// The negative error that a program sees.
+fn error_code(error: &MapError) -> u64 {
+    extended(match error {
+        MapError::Full { .. } => -7,
+        MapError::Missing => -2,
+        MapError::Exists => -17,
+        _ => -22,
+    })
+}
+
+impl Run<'_> {
+    pub(super) fn call(&mut self, at: usize, helper: Helper) -> Result<u64, Fault> {
+        let [_, a, b, c, d, ..] = self.registers;
+        let is_xdp = self.memory.kind() == ProgramKind::Xdp;
+        let is_socket =
+            matches!(self.memory.kind(), ProgramKind::StreamParser | ProgramKind::StreamVerdict);
+        let result = match helper {
+            Helper::MapLookup => self.look_up(at, a, b)?,
+            Helper::MapUpdate => self.update(at, [a, b, c, d])?,
+            Helper::MapDelete => self.delete(at, a, b)?,
+            Helper::MonotonicTime | Helper::MonotonicTimeCoarse => self.surroundings.time_ns,
+            Helper::Processor => u64::from(self.surroundings.processor),
+            Helper::CloneRedirect if !is_xdp && !is_socket => {
+                self.clones.push(lower(b));
+                0
+            }
+            Helper::Redirect if !is_socket => {
+                self.redirect = Some(Redirect::Interface(lower(a)));
+                if is_xdp { XDP_REDIRECT } else { TC_REDIRECT }
+            }
+            Helper::PullData if !is_xdp => {
+                // Everything is there already.
+                let has = u64::try_from(self.memory.packet.frame().len()).unwrap_or(0) >= b;
+                if has { 0 } else { extended(-12) }
+            }
+            Helper::AdjustHead if is_xdp => {
+                let by = lower(b).cast_signed();
+                if self.memory.packet.adjust_head(i64::from(by)) { 0 } else { extended(-22) }
+            }
+            Helper::FrameLength if is_xdp => {
+                u64::try_from(self.memory.packet.frame().len()).unwrap_or(u64::MAX)
+            }
+            Helper::RedirectMap if is_xdp => self.redirect_map(at, a, b, c)?,
+            Helper::SocketRedirectMap | Helper::SocketRedirectHash if is_socket => {
+                self.redirect_socket(at, helper, b, c)?
+            }
+            _ => return Err(Fault::Helper { at }),
+        };
+        Ok(result)
+    }
+
+    /// The map in R1, and the key at an address.
+    fn map_and_key(&mut self, at: usize, map: u64, key: u64) -> Result<(usize, Vec<u8>), Fault> {
+        let map = self.memory.map_of(map).ok_or(Fault::Helper { at })?;
+        let length = self.memory.maps[map].spec().key_length();
+        Ok((map, self.memory.bytes(at, key, length)?))
+    }
+
+    fn look_up(&mut self, at: usize, map: u64, key: u64) -> Result<u64, Fault> {
+        let (map, key) = self.map_and_key(at, map, key)?;
+        if !self.memory.maps[map].spec().kind.has_values() {
+            return Err(Fault::Helper { at });
+        }
+        let slot = self.memory.maps[map].slot(&key);
+        Ok(slot.map_or(0, |slot| super::Memory::value(map, slot)))
+    }
+
+    fn update(&mut self, at: usize, arguments: [u64; 4]) -> Result<u64, Fault> {
+        let [map, key, value, flags] = arguments;
+        let (map, key) = self.map_and_key(at, map, key)?;
+        let spec = self.memory.maps[map].spec();
+        if !spec.kind.has_values() {
+            return Err(Fault::Helper { at });
+        }
+        let mut value = self.memory.bytes(at, value, spec.value_length())?;
+        if spec.kind == MapKind::PerCpuArray {
+            value.resize(value.len().next_multiple_of(8), 0);
+        }
+        let Some(put) = Put::from_flag(flags) else { return Ok(extended(-22)) };
+        let done = self.memory.maps[map].put(&key, &value, put);
+        Ok(done.map_or_else(|error| error_code(&error), |()| 0))
+    }
+
+    fn delete(&mut self, at: usize, map: u64, key: u64) -> Result<u64, Fault> {
+        let (map, key) = self.map_and_key(at, map, key)?;
+        if !self.memory.maps[map].spec().kind.has_values() {
+            return Err(Fault::Helper { at });
+        }
+        let done = self.memory.maps[map].remove(&key);
+        Ok(done.map_or_else(|error| error_code(&error), |()| 0))
+    }
+
+    /// The entry of a map of interfaces or sockets.
+    fn entry(&mut self, map: usize, key: &[u8]) -> Option<u32> {
+        let map = &mut self.memory.maps[map];
+        let slot = map.slot(key)?;
+        let bytes = map.bytes(slot)?.first_chunk::<4>()?;
+        Some(u32::from_ne_bytes(*bytes))
+    }
+
+    fn redirect_map(&mut self, at: usize, map: u64, key: u64, flags: u64) -> Result<u64, Fault> {
+        let map = self.memory.map_of(map).ok_or(Fault::Helper { at })?;
+        let kind = self.memory.maps[map].spec().kind;
+        if !matches!(kind, MapKind::DevMap | MapKind::DevMapHash) {
+            return Err(Fault::Helper { at });
+        }
+        let index = u32::try_from(map).unwrap_or(u32::MAX);
+        if flags & BROADCAST != 0 {
+            let but_ingress = flags & BUT_INGRESS != 0;
+            self.redirect = Some(Redirect::Everywhere { map: index, but_ingress });
+            return Ok(XDP_REDIRECT);
+        }
+        if flags & !OTHERWISE != 0 {
+            return Ok(XDP_ABORTED);
+        }
+        let Some(value) = self.entry(map, &lower(key).to_ne_bytes()) else {
+            return Ok(flags & OTHERWISE);
+        };
+        self.redirect = Some(Redirect::Entry { map: index, value });
+        Ok(XDP_REDIRECT)
+    }
+
+    fn redirect_socket(
+        &mut self,
+        at: usize,
+        helper: Helper,
+        map: u64,
+        key: u64,
+    ) -> Result<u64, Fault> {
+        let wanted =
+            if helper == Helper::SocketRedirectMap { MapKind::SockMap } else { MapKind::SockHash };
+        let map = self.memory.map_of(map).ok_or(Fault::Helper { at })?;
+        let spec = self.memory.maps[map].spec();
+        if spec.kind != wanted {
+            return Err(Fault::Helper { at });
+        }
+        let key = match wanted {
+            MapKind::SockMap => lower(key).to_ne_bytes().to_vec(),
+            _ => self.memory.bytes(at, key, spec.key_length())?,
+        };
+        let Some(value) = self.entry(map, &key) else { return Ok(0) };
+        let map = u32::try_from(map).unwrap_or(u32::MAX);
+        self.redirect = Some(Redirect::Entry { map, value });
+        Ok(SOCKET_PASS)
+    }
+}

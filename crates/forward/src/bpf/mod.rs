@@ -1,0 +1,60 @@
+//! eBPF without a C toolchain: programs are made here, instruction by instruction, and run by the kernel or by an
+//! interpreter in this process, which takes the same instructions.
+//!
+//! ```text
+//!   Assembler --finish--> Program --+--> LoadedProgram --> Attachment (XDP, tcx), attach_to_sockets
+//!   labels, instructions   a value  |        |   KernelMap: written while the program runs
+//!                                   |        +-> test_run, Generator (live frames)
+//!                                   +--> Interpreter, UserMap: no privilege, no kernel
+//! ```
+//!
+//! # Main types
+//! - [`Assembler`] and [`Program`]: typed instructions ([`Insn`]), labels, maps by description ([`MapSpec`]).
+//! - [`LoadedProgram`], [`KernelMap`], [`Attachment`], [`Generator`], [`Support`]: the kernel's side.
+//! - [`Interpreter`], [`UserMap`], [`PacketBuffer`]: the same in this process.
+//! - [`Table`]: what a maker does with a map, of either side.
+//!
+//! # What stays behind
+//! Nothing. A program is attached by a link that lives as long as its descriptor: it goes with the process, also after
+//! `kill -9`. Nothing is pinned.
+//!
+//! # Privileges
+//! The kernel's side needs `CAP_BPF` and `CAP_NET_ADMIN`, in the first user namespace, and `CAP_PERFMON` for programs that add
+//! what they have read to addresses, as all do that read headers of any length; errors name the one that is missing.
+//! The interpreter needs nothing.
+
+mod assembler;
+mod attachment;
+mod generator;
+mod helper;
+mod insn;
+mod interpreter;
+mod kernel_map;
+mod loaded;
+mod map;
+mod privilege;
+mod probe;
+mod program;
+mod sys;
+mod user_map;
+
+pub use self::{
+    assembler::{AssembleError, Assembler, Label, MapId},
+    attachment::{AttachError, Attachment, Place, attach_to_sockets},
+    generator::{BURST_MIN, Generator},
+    helper::Helper,
+    insn::{Atomic, Condition, DecodeError, Insn, Operand, Operation, Register, Size, Width},
+    interpreter::{
+        Fault, INSTRUCTIONS_MAX, Interpreter, Outcome, PacketBuffer, Redirect, Surroundings,
+    },
+    kernel_map::KernelMap,
+    loaded::{LoadError, LoadedProgram, TestRun},
+    map::{MapError, MapKind, MapSpec, Put, Table},
+    privilege::PrivilegeError,
+    probe::{
+        SK_DROP, SK_PASS, Support, TCX_DROP, TCX_NEXT, XDP_ABORTED, XDP_DROP, XDP_PASS,
+        XDP_REDIRECT, XDP_TX, constant_program,
+    },
+    program::{Program, ProgramError, ProgramKind, WORDS_MAX},
+    user_map::{USER_MAP_MAX, UserMap},
+};

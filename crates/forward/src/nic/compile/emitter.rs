@@ -1,0 +1,396 @@
+//! The frame of a program: its beginning, its ends, and what it keeps where.
+//!
+//! Registers: R6 counters, R7 the frame, R8 the network header, R9 the transport header. The stack:
+
+use std::collections::BTreeMap;
+
+use super::{Exceptions, Settings};
+use crate::{
+    bpf::{
+        AssembleError, Assembler, Condition, Helper, Label, MapId, Operand, Operation, Program,
+        ProgramKind,
+        Register::{self, R0, R1, R2, R3, R6, R7, R8, R9, R10},
+        Size, TCX_DROP, TCX_NEXT, XDP_DROP, XDP_PASS, XDP_REDIRECT,
+    },
+    nic::layout::{self, Layout},
+    packet::Port,
+    pipeline::Reason,
+};
+
+/// Bytes of the frame.
+pub(super) const LENGTH: i16 = -8;
+/// Where the frame ends.
+pub(super) const END: i16 = -16;
+/// Bytes of the packet of IP, and of what is behind its header.
+pub(super) const PACKET_LENGTH: i16 = -24;
+pub(super) const TRANSPORT_LENGTH: i16 = -32;
+/// The number of the protocol in IP, what was found behind it, which fragment it is.
+pub(super) const PROTOCOL: i16 = -40;
+pub(super) const TRANSPORT: i16 = -48;
+pub(super) const FRAGMENT: i16 = -56;
+/// Where it goes: a port, or [`NOWHERE`].
+pub(super) const OUT: i16 = -64;
+pub(super) const NOW: i16 = -72;
+/// Whether a copy is to be sent.
+pub(super) const COPY: i16 = -80;
+/// The protocol of Ethernet, behind tags, as it stands there.
+pub(super) const ETHER_TYPE: i16 = -88;
+/// A value of a map.
+pub(super) const VALUE: i16 = -104;
+/// Working room of a stage: four words of 8 bytes.
+pub(super) const WORK: [i16; 4] = [-112, -120, -128, -136];
+/// A key of at most 48 bytes.
+pub(super) const KEY: i16 = -184;
+/// What is put back before a packet goes up.
+pub(super) const SAVED_MACS: i16 = -200;
+pub(super) const SAVED_NETWORK: i16 = -240;
+pub(super) const SAVED_TRANSPORT: i16 = -256;
+
+/// What [`TRANSPORT`] says.
+pub(super) const OTHER: i32 = 0;
+pub(super) const TCP: i32 = 1;
+pub(super) const UDP: i32 = 2;
+pub(super) const ICMP: i32 = 3;
+/// What [`FRAGMENT`] says.
+pub(super) const WHOLE: i32 = 0;
+pub(super) const FIRST: i32 = 1;
+pub(super) const LATER: i32 = 2;
+
+const NOWHERE: i32 = -1;
+
+/// What is known of packets in a part of the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    /// Nothing: headers were not read.
+    Unread,
+    V4,
+    V6,
+    Arp,
+    /// Neither IP nor ARP.
+    Other,
+}
+
+impl Kind {
+    /// 0 or 1 for IP.
+    pub(super) const fn version(self) -> Option<usize> {
+        match self {
+            Self::V4 => Some(0),
+            Self::V6 => Some(1),
+            _ => None,
+        }
+    }
+}
+
+/// Writes a program.
+pub(super) struct Emitter<'a> {
+    pub(super) a: Assembler,
+    pub(super) maps: Vec<MapId>,
+    pub(super) arrival: Port,
+    pub(super) settings: &'a Settings,
+    pub(super) layout: &'a Layout,
+    program: ProgramKind,
+    /// Where packets are dropped for a reason.
+    drops: BTreeMap<Reason, Label>,
+    /// Where packets go up from here, as they came.
+    up: Label,
+    /// The same before anything was read, and where nothing was changed yet.
+    up_unread: Label,
+    pass: Label,
+    send: Label,
+    abort: Label,
+}
+
+impl<'a> Emitter<'a> {
+    pub(super) fn new(
+        arrival: Port,
+        settings: &'a Settings,
+        layout: &'a Layout,
+        program: ProgramKind,
+    ) -> Self {
+        let mut a = Assembler::new(format!("vigie_nic_{}", arrival.0), program).without_dead_code();
+        let maps = layout.put(&mut a);
+        let [up_unread, pass, send, abort] = [(); 4].map(|()| a.label());
+        let (drops, up) = (BTreeMap::new(), pass);
+        Self {
+            a,
+            maps,
+            arrival,
+            settings,
+            layout,
+            program,
+            drops,
+            up,
+            up_unread,
+            pass,
+            send,
+            abort,
+        }
+    }
+
+    pub(super) fn map(&self, place: usize) -> MapId {
+        self.maps[place]
+    }
+
+    /// Loads what a stack slot holds.
+    pub(super) fn get(&mut self, to: Register, slot: i16) {
+        self.a.load(Size::Double, to, R10, slot);
+    }
+
+    /// Stores into a stack slot.
+    pub(super) fn keep(&mut self, slot: i16, value: impl Into<Operand>) {
+        self.a.store(Size::Double, R10, slot, value);
+    }
+
+    /// Looks up the key at [`KEY`], whose first byte is at that offset. The value's address is in R0.
+    pub(super) fn look_up(&mut self, map: usize) {
+        let map = self.map(map);
+        self.a.load_map(R1, map).set(R2, R10).add(R2, i32::from(KEY)).call(Helper::MapLookup);
+    }
+
+    /// Adds to a counter.
+    pub(super) fn count(&mut self, counter: u32, by: impl Into<Operand>) {
+        let offset = i16::try_from(counter * 8).unwrap_or(0);
+        self.a.load(Size::Double, R1, R6, offset).add(R1, by).store(Size::Double, R6, offset, R1);
+    }
+
+    /// The frame's address into R7, its end into R2.
+    fn bounds(&mut self) {
+        let (start, end) = if self.program == ProgramKind::Xdp { (0, 4) } else { (76, 80) };
+        self.a.load(Size::Word, R7, R9, start).load(Size::Word, R2, R9, end);
+        self.keep(END, R2);
+    }
+
+    /// Counts the packet and finds its bytes. With `saves`, what stages change can be put back.
+    pub(super) fn prologue(&mut self, needs_time: bool, saves: bool) {
+        self.a.set(R9, R1).store(Size::Word, R10, KEY, 0);
+        self.look_up(self.layout.counters);
+        self.a.branch(Condition::Equal, R0, 0, self.abort).set(R6, R0);
+        if self.program == ProgramKind::Xdp {
+            self.a.set(R1, R9).call(Helper::FrameLength).set(R8, R0);
+        } else {
+            self.a.load(Size::Word, R8, R9, 0);
+        }
+        self.keep(LENGTH, R8);
+        self.count(layout::RECEIVED_PACKETS, 1);
+        self.count(layout::RECEIVED_BYTES, R8);
+        if self.program != ProgramKind::Xdp {
+            // A tag that the driver took out is not in the frame; what cannot be read in one piece goes up too.
+            self.a.load(Size::Word, R1, R9, 20).branch(Condition::NotEqual, R1, 0, self.pass);
+            self.a.set(R1, R9).set(R2, R8).call(Helper::PullData);
+            self.a.branch(Condition::NotEqual, R0, 0, self.pass);
+        }
+        self.keep(OUT, NOWHERE);
+        if self.layout.needs.copies.is_some() {
+            self.keep(COPY, 0);
+        }
+        if needs_time {
+            self.a.call(Helper::MonotonicTime);
+            self.keep(NOW, R0);
+        }
+        self.bounds();
+        self.a.set(R1, R7).add(R1, 14);
+        let malformed = self.drop_label(Reason::Malformed);
+        self.a.branch(Condition::Greater, R1, R2, malformed);
+        if saves {
+            self.a.load(Size::Double, R1, R7, 0);
+            self.keep(SAVED_MACS, R1);
+            self.a.load(Size::Word, R1, R7, 8);
+            self.keep(SAVED_MACS + 8, R1);
+            self.up = self.up_unread;
+        }
+    }
+
+    /// Begins what is done with one kind of packets.
+    pub(super) fn begin(&mut self, kind: Kind, label: Label, saves: bool) {
+        self.a.bind(label);
+        self.read(kind);
+        if saves && kind.version().is_some() {
+            self.up = self.a.label();
+            self.save(kind);
+        }
+    }
+
+    /// Ends it: what comes to the end is sent.
+    pub(super) fn end(&mut self, kind: Kind, saved: bool) {
+        self.a.jump(self.send);
+        if saved && kind.version().is_some() {
+            self.a.bind(self.up);
+            self.put_back(kind);
+            self.a.jump(self.up_unread);
+            self.up = self.up_unread;
+        }
+    }
+
+    /// Where packets are dropped for a reason, or go up for it.
+    pub(super) fn drop_label(&mut self, reason: Reason) -> Label {
+        if self.settings.pass_up.contains(&reason) {
+            return self.up;
+        }
+        let a = &mut self.a;
+        *self.drops.entry(reason).or_insert_with(|| a.label())
+    }
+
+    /// Drops now.
+    pub(super) fn drop_now(&mut self, reason: Reason) {
+        let label = self.drop_label(reason);
+        self.a.jump(label);
+    }
+
+    /// Where exceptions go.
+    pub(super) fn exception(&mut self, reason: Reason) -> Label {
+        match self.settings.exceptions {
+            Exceptions::PassUp => self.up,
+            Exceptions::Drop => self.drop_label(reason),
+        }
+    }
+
+    fn leave(&mut self, xdp: i32, tcx: i32) {
+        self.a.set(R0, if self.program == ProgramKind::Xdp { xdp } else { tcx }).exit();
+    }
+
+    /// Writes the ends, and makes the program.
+    pub(super) fn finish(mut self) -> Result<Program, AssembleError> {
+        self.write_send();
+        // Only what saves leads here.
+        self.a.bind(self.up_unread);
+        self.get(R1, SAVED_MACS);
+        self.a.store(Size::Double, R7, 0, R1);
+        self.get(R1, SAVED_MACS + 8);
+        self.a.store(Size::Word, R7, 8, R1);
+        self.a.bind(self.pass);
+        self.count(layout::PASSED_UP, 1);
+        self.leave(XDP_PASS, TCX_NEXT);
+        for (reason, label) in std::mem::take(&mut self.drops) {
+            self.a.bind(label);
+            self.count(layout::dropped(reason), 1);
+            self.drop_or_copy();
+        }
+        self.a.bind(self.abort);
+        self.leave(0, TCX_DROP);
+        self.a.finish()
+    }
+
+    /// Ends a packet that is dropped: its copy, if there is one, still leaves.
+    fn drop_or_copy(&mut self) {
+        let Some(port) = self.layout.needs.copies else { return self.leave(XDP_DROP, TCX_DROP) };
+        let drop = self.a.label();
+        self.get(R1, COPY);
+        self.a.branch(Condition::Equal, R1, 0, drop).set(R2, i32::from(port.0));
+        let ports = self.map(self.layout.ports);
+        self.a.load_map(R1, ports).set(R3, XDP_DROP).call(Helper::RedirectMap);
+        self.a.branch(Condition::NotEqual, R0, XDP_REDIRECT, drop);
+        self.count_sent(1);
+        self.a.set(R0, XDP_REDIRECT).exit();
+        self.a.bind(drop);
+        self.leave(XDP_DROP, TCX_DROP);
+    }
+
+    fn count_sent(&mut self, times: i32) {
+        self.count(layout::SENT_PACKETS, times);
+        self.get(R2, LENGTH);
+        if times > 1 {
+            self.a.compute(Operation::Multiply, R2, times);
+        }
+        self.count(layout::SENT_BYTES, R2);
+    }
+
+    fn write_send(&mut self) {
+        self.a.bind(self.send);
+        let (go, gone) = (self.a.label(), self.drop_label(Reason::Gone));
+        self.get(R2, OUT);
+        self.a.branch(Condition::NotEqual, R2, NOWHERE, go);
+        if let Some(port) = self.settings.otherwise {
+            self.a.set(R2, i32::from(port.0));
+        } else {
+            let nowhere = self.drop_label(Reason::NoPort);
+            self.a.jump(nowhere);
+        }
+        self.a.bind(go);
+        if self.layout.needs.copies.is_some() {
+            self.write_copies();
+        }
+        let ports = self.map(self.layout.ports);
+        if self.program == ProgramKind::Xdp {
+            self.a.load_map(R1, ports).set(R3, XDP_DROP).call(Helper::RedirectMap);
+            self.a.branch(Condition::NotEqual, R0, XDP_REDIRECT, gone);
+            self.count_sent(1);
+            self.a.set(R0, XDP_REDIRECT).exit();
+        } else {
+            self.a.store(Size::Word, R10, KEY, R2);
+            self.look_up(self.layout.ports);
+            self.a.branch(Condition::Equal, R0, 0, gone).load(Size::Word, R8, R0, 0);
+            self.a.branch(Condition::Equal, R8, 0, gone);
+            self.count_sent(1);
+            self.a.set(R1, R8).set(R2, 0).call(Helper::Redirect).exit();
+        }
+    }
+
+    /// Sends a packet and its copy: by the map that has both interfaces. The port is in R2.
+    fn write_copies(&mut self) {
+        let (plain, both) = (self.a.label(), self.a.label());
+        self.get(R3, COPY);
+        self.a.branch(Condition::Equal, R3, 0, plain);
+        for port in 0..self.layout.sizes.ports {
+            let next = self.a.label();
+            let map = self.map(self.layout.pairs + usize::from(port));
+            self.a.branch(Condition::NotEqual, R2, i32::from(port), next);
+            self.a.load_map(R1, map).jump(both);
+            self.a.bind(next);
+        }
+        let gone = self.drop_label(Reason::Gone);
+        self.a.jump(gone).bind(both);
+        // BPF_F_BROADCAST.
+        self.a.set(R2, 0).set(R3, 8).call(Helper::RedirectMap);
+        self.a.branch(Condition::NotEqual, R0, XDP_REDIRECT, gone);
+        self.count_sent(2);
+        self.a.set(R0, XDP_REDIRECT).exit();
+        self.a.bind(plain);
+    }
+
+    /// Keeps what later stages may change of a packet of IP.
+    fn save(&mut self, kind: Kind) {
+        let (from, words): (i16, i16) = if kind == Kind::V4 { (8, 3) } else { (4, 9) };
+        for word in 0..words {
+            self.a.load(Size::Word, R1, R8, from + word * 4);
+            self.a.store(Size::Word, R10, SAVED_NETWORK + word * 4, R1);
+        }
+        self.each_transport(|this, checksum, identifier| {
+            this.a.load(Size::Word, R1, R9, 0);
+            this.a.store(Size::Word, R10, SAVED_TRANSPORT, R1);
+            this.a.load(Size::Half, R1, R9, checksum);
+            this.a.store(Size::Half, R10, SAVED_TRANSPORT + 4, R1);
+            this.a.load(Size::Half, R1, R9, identifier);
+            this.a.store(Size::Half, R10, SAVED_TRANSPORT + 6, R1);
+        });
+    }
+
+    /// Writes something for each transport that there may be: with the place of its checksum, and of the identifier
+    /// of an echo.
+    fn each_transport(&mut self, mut write: impl FnMut(&mut Self, i16, i16)) {
+        let end = self.a.label();
+        for (transport, checksum) in [(TCP, 16), (UDP, 6), (ICMP, 2)] {
+            let next = self.a.label();
+            self.get(R0, TRANSPORT);
+            self.a.branch(Condition::NotEqual, R0, transport, next);
+            write(self, checksum, 4);
+            self.a.jump(end).bind(next);
+        }
+        self.a.bind(end);
+    }
+
+    fn put_back(&mut self, kind: Kind) {
+        let (from, words): (i16, i16) = if kind == Kind::V4 { (8, 3) } else { (4, 9) };
+        for word in 0..words {
+            self.a.load(Size::Word, R1, R10, SAVED_NETWORK + word * 4);
+            self.a.store(Size::Word, R8, from + word * 4, R1);
+        }
+        self.each_transport(|this, checksum, identifier| {
+            this.a.load(Size::Word, R1, R10, SAVED_TRANSPORT);
+            this.a.store(Size::Word, R9, 0, R1);
+            this.a.load(Size::Half, R1, R10, SAVED_TRANSPORT + 4);
+            this.a.store(Size::Half, R9, checksum, R1);
+            this.a.load(Size::Half, R1, R10, SAVED_TRANSPORT + 6);
+            this.a.store(Size::Half, R9, identifier, R1);
+        });
+    }
+}

@@ -1,0 +1,182 @@
+//! Reading headers, with the faults that `packet::Headers` finds.
+
+use super::emitter::{
+    END, ETHER_TYPE, Emitter, FIRST, FRAGMENT, ICMP, Kind, LATER, OTHER, PACKET_LENGTH, PROTOCOL,
+    TCP, TRANSPORT, TRANSPORT_LENGTH, UDP, WHOLE,
+};
+use crate::{
+    bpf::{
+        Condition, Label, Operation,
+        Register::{R0, R1, R2, R3, R4, R5, R7, R8, R9},
+        Size,
+    },
+    packet::{self, TAGS_MAX},
+    pipeline::Reason,
+};
+
+/// As it stands in a frame, seen as a number of the machine.
+pub(super) fn half(number: u16) -> i32 {
+    i32::from(number.to_be())
+}
+
+const TAGS: [u16; 2] = [0x8100, 0x88a8];
+const IPV4: u16 = 0x0800;
+const IPV6: u16 = 0x86dd;
+const ARP: u16 = 0x0806;
+/// Numbers of extension headers of IPv6 below 64, as bits; and the others.
+const EXTENSIONS_LOW: u64 = 1 | 1 << 43 | 1 << 44 | 1 << 51 | 1 << 60;
+const EXTENSIONS_HIGH: [i32; 3] = [135, 139, 140];
+
+impl Emitter<'_> {
+    /// Reads the tags, and leads each kind of packets to a part of its own.
+    pub(super) fn headers(&mut self) -> [(Kind, Label); 4] {
+        let kinds = [Kind::V4, Kind::V6, Kind::Arp, Kind::Other];
+        let labels = kinds.map(|kind| (kind, self.a.label()));
+        let [(_, v4), (_, v6), (_, arp), (_, other)] = labels;
+        let (malformed, end) = (self.drop_label(Reason::Malformed), self.a.label());
+        self.a.set(R8, R7).add(R8, 14).load(Size::Half, R0, R7, 12);
+        for _ in 0..TAGS_MAX {
+            let tagged = self.a.label();
+            for tag in TAGS {
+                self.a.branch(Condition::Equal, R0, half(tag), tagged);
+            }
+            self.a.jump(end).bind(tagged);
+            self.get(R2, END);
+            self.a.add(R8, 4).branch(Condition::Greater, R8, R2, malformed);
+            self.a.load(Size::Half, R0, R8, -2);
+        }
+        for tag in TAGS {
+            self.a.branch(Condition::Equal, R0, half(tag), malformed);
+        }
+        self.a.bind(end);
+        self.keep(ETHER_TYPE, R0);
+        self.a.branch(Condition::Equal, R0, half(IPV4), v4);
+        self.a.branch(Condition::Equal, R0, half(IPV6), v6);
+        self.a.branch(Condition::Equal, R0, half(ARP), arp).jump(other);
+        labels
+    }
+
+    /// Reads the headers of one kind.
+    pub(super) fn read(&mut self, kind: Kind) {
+        match kind {
+            Kind::V4 => self.read_v4(),
+            Kind::V6 => self.read_v6(),
+            Kind::Arp => self.read_arp(),
+            Kind::Unread | Kind::Other => {}
+        }
+    }
+
+    /// Faults if there are not as many bytes from R8 on.
+    fn needs(&mut self, bytes: i32, malformed: Label) {
+        self.get(R2, END);
+        self.a.set(R1, R8).add(R1, bytes).branch(Condition::Greater, R1, R2, malformed);
+    }
+
+    fn read_arp(&mut self) {
+        let malformed = self.drop_label(Reason::Malformed);
+        self.needs(28, malformed);
+        for (offset, wanted) in [(0, 1), (2, IPV4), (4, 0x0604)] {
+            self.a.load(Size::Half, R0, R8, offset);
+            self.a.branch(Condition::NotEqual, R0, half(wanted), malformed);
+        }
+    }
+
+    fn read_v4(&mut self) {
+        let malformed = self.drop_label(Reason::Malformed);
+        self.needs(20, malformed);
+        // R0 = bytes of the header, R1 = bytes of the packet, R2 = the frame's end.
+        self.a.load(Size::Byte, R0, R8, 0).set(R1, R0).compute(Operation::ShiftRight, R1, 4);
+        self.a.branch(Condition::NotEqual, R1, 4, malformed);
+        self.a.compute(Operation::And, R0, 15).compute(Operation::ShiftLeft, R0, 2);
+        self.a.branch(Condition::Less, R0, 20, malformed);
+        self.a.load(Size::Half, R1, R8, 2).network_order(Size::Half, R1);
+        self.a.branch(Condition::Less, R1, R0, malformed);
+        self.a.set(R3, R8).add(R3, R1).branch(Condition::Greater, R3, R2, malformed);
+        self.keep(PACKET_LENGTH, R1);
+        self.read_fragment(malformed);
+        self.a.set(R9, R8).add(R9, R0).compute(Operation::Subtract, R1, R0);
+        self.keep(TRANSPORT_LENGTH, R1);
+        self.a.load(Size::Byte, R0, R8, 9);
+        self.keep(PROTOCOL, R0);
+        self.keep(TRANSPORT, OTHER);
+        let end = self.a.label();
+        self.get(R3, FRAGMENT);
+        self.a.branch(Condition::Equal, R3, LATER, end);
+        self.read_transport(packet::ICMP, malformed, end);
+        self.a.bind(end);
+    }
+
+    /// R4 = which fragment it is. The packet's length is in R1 and stays there, as does R0.
+    fn read_fragment(&mut self, malformed: Label) {
+        let [later, first, end] = [(); 3].map(|()| self.a.label());
+        self.a.load(Size::Half, R4, R8, 6).network_order(Size::Half, R4).set(R5, R4);
+        self.a.compute(Operation::And, R5, 0x1fff).branch(Condition::NotEqual, R5, 0, later);
+        self.a.compute(Operation::And, R4, 0x2000).branch(Condition::NotEqual, R4, 0, first);
+        self.keep(FRAGMENT, WHOLE);
+        self.a.jump(end).bind(first);
+        self.keep(FRAGMENT, FIRST);
+        self.a.jump(end).bind(later);
+        self.a.compute(Operation::ShiftLeft, R5, 3).add(R5, R1);
+        self.a.branch(Condition::Greater, R5, 65_535, malformed);
+        self.keep(FRAGMENT, LATER);
+        self.a.bind(end);
+    }
+
+    fn read_v6(&mut self) {
+        let malformed = self.drop_label(Reason::Malformed);
+        let (exception, end) = (self.exception(Reason::Malformed), self.a.label());
+        self.needs(40, malformed);
+        self.a.load(Size::Byte, R0, R8, 0).compute(Operation::ShiftRight, R0, 4);
+        self.a.branch(Condition::NotEqual, R0, 6, malformed);
+        self.a.load(Size::Half, R1, R8, 4).network_order(Size::Half, R1);
+        self.a.set(R9, R8).add(R9, 40);
+        self.a.set(R3, R9).add(R3, R1).branch(Condition::Greater, R3, R2, malformed);
+        self.keep(TRANSPORT_LENGTH, R1);
+        self.a.set(R3, R1).add(R3, 40);
+        self.keep(PACKET_LENGTH, R3);
+        self.a.load(Size::Byte, R0, R8, 6);
+        // Extension headers are the host's: a program of bounded length would follow some of them only.
+        for number in EXTENSIONS_HIGH {
+            self.a.branch(Condition::Equal, R0, number, exception);
+        }
+        let high = self.a.label();
+        self.a.branch(Condition::Greater, R0, 63, high);
+        self.a.constant(R3, EXTENSIONS_LOW).compute(Operation::ShiftRight, R3, R0);
+        self.a.branch(Condition::HasBits, R3, 1, exception).bind(high);
+        self.keep(PROTOCOL, R0);
+        self.keep(FRAGMENT, WHOLE);
+        self.keep(TRANSPORT, OTHER);
+        self.read_transport(packet::ICMPV6, malformed, end);
+        self.a.bind(end);
+    }
+
+    /// R0 = protocol, R1 = bytes behind the header of IP, R9 = where they begin. Ends by a jump.
+    fn read_transport(&mut self, icmp: u8, malformed: Label, end: Label) {
+        let [tcp, udp] = [(); 2].map(|()| self.a.label());
+        self.get(R2, END);
+        self.a.branch(Condition::Equal, R0, i32::from(packet::TCP), tcp);
+        self.a.branch(Condition::Equal, R0, i32::from(packet::UDP), udp);
+        self.a.branch(Condition::NotEqual, R0, i32::from(icmp), end);
+        self.has_transport(8, malformed);
+        self.keep(TRANSPORT, ICMP);
+        self.a.jump(end).bind(tcp);
+        self.has_transport(20, malformed);
+        self.a.load(Size::Byte, R3, R9, 12).compute(Operation::ShiftRight, R3, 4);
+        self.a.compute(Operation::ShiftLeft, R3, 2).branch(Condition::Less, R3, 20, malformed);
+        self.a.branch(Condition::Greater, R3, R1, malformed);
+        self.keep(TRANSPORT, TCP);
+        self.a.jump(end).bind(udp);
+        self.has_transport(8, malformed);
+        self.a.load(Size::Half, R3, R9, 4).network_order(Size::Half, R3);
+        self.a.branch(Condition::Less, R3, 8, malformed);
+        self.keep(TRANSPORT, UDP);
+        self.get(R4, FRAGMENT);
+        self.a.branch(Condition::NotEqual, R4, WHOLE, end);
+        self.a.branch(Condition::Greater, R3, R1, malformed).jump(end);
+    }
+
+    fn has_transport(&mut self, bytes: i32, malformed: Label) {
+        self.a.branch(Condition::Less, R1, bytes, malformed);
+        self.a.set(R3, R9).add(R3, bytes).branch(Condition::Greater, R3, R2, malformed);
+    }
+}

@@ -1,0 +1,105 @@
+//! Nat: whole packets of flows that the host has begun. All others are exceptions.
+
+use super::{
+    edit::New,
+    emitter::{
+        Emitter, FRAGMENT, ICMP, KEY, Kind, NOW, PROTOCOL, TCP, TRANSPORT, UDP, VALUE, WHOLE,
+    },
+};
+use crate::{
+    bpf::{
+        Condition, Label, Operation,
+        Register::{R0, R1, R2, R3, R5, R8, R9, R10},
+        Size,
+    },
+    nic::layout::{FLOW_KEY_BYTES, USED_AT},
+    pipeline::Reason,
+};
+
+/// FIN, SYN, RST: the host must see what opens and closes a connection.
+const TURNING_POINTS: i32 = 1 | 2 | 4;
+
+impl Emitter<'_> {
+    pub(super) fn nat(&mut self, kind: Kind) {
+        let Some(version) = kind.version() else { return };
+        let exception = self.exception(Reason::NatUnknown);
+        // The host keeps what later fragments follow.
+        self.get(R0, FRAGMENT);
+        self.a.branch(Condition::NotEqual, R0, WHOLE, exception);
+        self.put_key(kind, version, exception);
+        self.look_up(self.layout.flows[version]);
+        self.a.branch(Condition::Equal, R0, 0, exception);
+        self.keep(VALUE, R0);
+        self.get(R1, NOW);
+        self.a.store(Size::Double, R0, USED_AT[version], R1);
+        self.translate(kind, version);
+    }
+
+    /// What the packet says of its flow, as a key. What says nothing is an exception: errors that quote a packet, say.
+    fn put_key(&mut self, kind: Kind, version: usize, exception: Label) {
+        let (from, words): (i16, i16) = if kind == Kind::V4 { (12, 2) } else { (8, 8) };
+        for word in 0..words {
+            self.a.load(Size::Word, R1, R8, from + word * 4);
+            self.a.store(Size::Word, R10, KEY + word * 4, R1);
+        }
+        let ports = KEY + words * 4;
+        let [tcp, udp, asks, done] = [(); 4].map(|()| self.a.label());
+        // Whether it answers an echo.
+        self.a.set(R3, 0);
+        self.get(R0, TRANSPORT);
+        self.a.branch(Condition::Equal, R0, TCP, tcp).branch(Condition::Equal, R0, UDP, udp);
+        self.a.branch(Condition::NotEqual, R0, ICMP, exception);
+        let (ask, answer) = if kind == Kind::V4 { (8, 0) } else { (128, 129) };
+        self.a.load(Size::Byte, R1, R9, 0).load(Size::Half, R2, R9, 4);
+        self.a.branch(Condition::Equal, R1, ask, asks);
+        self.a.branch(Condition::NotEqual, R1, answer, exception);
+        self.a.set(R3, 1).store(Size::Half, R10, ports, 0);
+        self.a.store(Size::Half, R10, ports + 2, R2).jump(done);
+        self.a.bind(asks).store(Size::Half, R10, ports, R2).store(Size::Half, R10, ports + 2, 0);
+        self.a.jump(done).bind(tcp).load(Size::Byte, R1, R9, 13);
+        self.a.branch(Condition::HasBits, R1, TURNING_POINTS, exception).bind(udp);
+        self.a.load(Size::Word, R1, R9, 0).store(Size::Word, R10, ports, R1).bind(done);
+        self.get(R1, PROTOCOL);
+        // One byte, and three zeros behind it, in any order of bytes.
+        if cfg!(target_endian = "big") {
+            self.a.compute(Operation::ShiftLeft, R1, 24);
+        }
+        self.a.store(Size::Word, R10, ports + 4, R1).store(Size::Byte, R10, ports + 5, R3);
+        debug_assert_eq!(u32::try_from(words * 4 + 8), Ok(FLOW_KEY_BYTES[version]));
+    }
+
+    /// Makes the packet say what its line says; fields that stay are left alone.
+    fn translate(&mut self, kind: Kind, version: usize) {
+        let bytes: i16 = if version == 0 { 4 } else { 16 };
+        let places: [i16; 2] = if version == 0 { [12, 16] } else { [8, 24] };
+        for (at, from) in places.into_iter().zip([0, bytes]) {
+            let [differs, same] = [(); 2].map(|()| self.a.label());
+            self.get(R5, VALUE);
+            for word in (0..bytes).step_by(4) {
+                self.a.load(Size::Word, R1, R8, at + word).load(Size::Word, R2, R5, from + word);
+                self.a.branch(Condition::NotEqual, R1, R2, differs);
+            }
+            self.a.jump(same).bind(differs);
+            self.replace_address(kind, at, New::Value(from));
+            self.a.bind(same);
+        }
+        let ports = 2 * bytes;
+        let [echo, end, first] = [(); 3].map(|()| self.a.label());
+        self.get(R0, TRANSPORT);
+        self.a.branch(Condition::Equal, R0, ICMP, echo);
+        for offset in [0, 2] {
+            let same = self.a.label();
+            self.get(R5, VALUE);
+            self.a.load(Size::Half, R1, R9, offset).load(Size::Half, R2, R5, ports + offset);
+            self.a.branch(Condition::Equal, R1, R2, same);
+            self.replace_word(kind, offset, ports + offset);
+            self.a.bind(same);
+        }
+        self.a.jump(end).bind(echo);
+        self.get(R5, VALUE);
+        self.a.load(Size::Half, R3, R5, ports).branch(Condition::NotEqual, R3, 0, first);
+        self.a.load(Size::Half, R3, R5, ports + 2).bind(first);
+        self.replace_identifier(kind);
+        self.a.bind(end);
+    }
+}

@@ -1,0 +1,77 @@
+//! Route: the longest prefix, the interface, the neighbour.
+
+use super::emitter::{Emitter, KEY, Kind, OUT, PACKET_LENGTH, WORK};
+use crate::{
+    bpf::{
+        Condition,
+        Register::{R0, R1, R2, R3, R7, R8, R10},
+        Size,
+    },
+    nic::layout::ADDRESS_BYTES,
+    pipeline::Reason,
+};
+
+const PORT: i16 = WORK[0];
+const HOP: i16 = WORK[1];
+const MAC: i16 = WORK[2];
+const MTU: i16 = WORK[3];
+
+impl Emitter<'_> {
+    pub(super) fn route(&mut self, kind: Kind) {
+        let Some(version) = kind.version() else { return self.drop_now(Reason::NotIp) };
+        let no_route = self.drop_label(Reason::NoRoute);
+        let no_neighbour = self.drop_label(Reason::NoNeighbour);
+        let bits = i32::try_from(ADDRESS_BYTES[version] * 8).unwrap_or(0);
+        self.a.store(Size::Word, R10, KEY, bits);
+        self.put_destination(kind, KEY + 4);
+        self.look_up(self.layout.routes[version]);
+        self.a.branch(Condition::Equal, R0, 0, no_route);
+        self.a.load(Size::Word, R1, R0, 0).load(Size::Word, R2, R0, 4);
+        self.keep(PORT, R1);
+        self.keep(HOP, R2);
+        self.a.store(Size::Word, R10, KEY, R1);
+        self.look_up(self.layout.interfaces);
+        self.a.branch(Condition::Equal, R0, 0, no_route).load(Size::Word, R1, R0, 12);
+        self.a.branch(Condition::Equal, R1, 0, no_route);
+        self.a.load(Size::Double, R1, R0, 0).load(Size::Word, R2, R0, 8);
+        self.keep(MAC, R1);
+        self.keep(MTU, R2);
+        self.next_hop(kind, version, no_neighbour);
+        self.get(R1, PACKET_LENGTH);
+        self.get(R2, MTU);
+        let too_long = self.drop_label(Reason::TooLong);
+        self.a.branch(Condition::Greater, R1, R2, too_long);
+        self.a.load(Size::Word, R1, R0, 0).store(Size::Word, R7, 0, R1);
+        self.a.load(Size::Half, R1, R0, 4).store(Size::Half, R7, 4, R1);
+        self.a.load(Size::Word, R1, R10, MAC).store(Size::Word, R7, 6, R1);
+        self.a.load(Size::Half, R1, R10, MAC + 4).store(Size::Half, R7, 10, R1);
+        self.get(R1, PORT);
+        self.keep(OUT, R1);
+    }
+
+    /// The receiver's address to a place on the stack.
+    fn put_destination(&mut self, kind: Kind, to: i16) {
+        let (from, words): (i16, i16) = if kind == Kind::V4 { (16, 1) } else { (24, 4) };
+        for word in 0..words {
+            self.a.load(Size::Word, R1, R8, from + word * 4);
+            self.a.store(Size::Word, R10, to + word * 4, R1);
+        }
+    }
+
+    /// R0 = where the next hop's address of Ethernet is.
+    fn next_hop(&mut self, kind: Kind, version: usize, no_neighbour: crate::bpf::Label) {
+        let [on_link, found] = [(); 2].map(|()| self.a.label());
+        self.get(R3, HOP);
+        self.a.branch(Condition::Equal, R3, 0, on_link);
+        self.a.add(R3, -1).store(Size::Word, R10, KEY, R3);
+        self.look_up(self.layout.hops);
+        self.a.branch(Condition::Equal, R0, 0, no_neighbour).load(Size::Word, R1, R0, 12);
+        self.a.branch(Condition::Equal, R1, 0, no_neighbour).jump(found).bind(on_link);
+        self.put_destination(kind, KEY);
+        self.get(R1, PORT);
+        let bytes = i16::try_from(ADDRESS_BYTES[version]).unwrap_or(0);
+        self.a.store(Size::Word, R10, KEY + bytes, R1);
+        self.look_up(self.layout.neighbours[version]);
+        self.a.branch(Condition::Equal, R0, 0, no_neighbour).bind(found);
+    }
+}

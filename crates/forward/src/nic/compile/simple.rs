@@ -1,0 +1,102 @@
+//! Rewrite, Ttl, Mirror, Meter.
+
+use std::net::IpAddr;
+
+use super::{
+    depth_ns,
+    edit::New,
+    emitter::{COPY, Emitter, KEY, Kind, LENGTH, NOW, OUT, WORK},
+};
+use crate::{
+    bpf::{
+        Atomic, Condition, Operation,
+        Register::{R0, R1, R2, R3, R4, R5, R7, R10},
+        Size,
+    },
+    pipeline::Reason,
+    stages::{Meter, Mirror, Rewrite},
+};
+
+/// Looks into a bucket that others change at the same time; who loses all of them is dropped.
+const ATTEMPTS: i32 = 16;
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
+impl Emitter<'_> {
+    pub(super) fn rewrite(&mut self, rewrite: &Rewrite, kind: Kind) {
+        if rewrite.arrives().is_some_and(|port| port != self.arrival) {
+            return;
+        }
+        let (source, destination) = rewrite.addresses();
+        let version = kind.version();
+        let is_other = |address: IpAddr| version != Some(usize::from(address.is_ipv6()));
+        if [source, destination].into_iter().flatten().any(is_other) {
+            return self.drop_now(Reason::NotIp);
+        }
+        let places = if kind == Kind::V4 { [12, 16] } else { [8, 24] };
+        for (at, address) in places.into_iter().zip([source, destination]) {
+            if let Some(address) = address {
+                self.replace_address(kind, at, New::Bytes(&octets(address)));
+            }
+        }
+        let (source, destination) = rewrite.macs();
+        for (offset, mac) in [(6, source), (0, destination)] {
+            if let Some(mac) = mac {
+                self.put_mac(R7, offset, mac.0);
+            }
+        }
+        if let Some(port) = rewrite.port() {
+            self.keep(OUT, i32::from(port.0));
+        }
+    }
+
+    pub(super) fn ttl(&mut self, kind: Kind) {
+        if kind.version().is_none() {
+            return self.drop_now(Reason::NotIp);
+        }
+        let expired = self.drop_label(Reason::TtlExpired);
+        self.decrement(kind, expired);
+    }
+
+    pub(super) fn mirror(&mut self, mirror: &Mirror) {
+        if mirror.arrival().is_none_or(|port| port == self.arrival) {
+            self.keep(COPY, 1);
+        }
+    }
+
+    /// One number says when the bucket would be full; it is exchanged as a whole.
+    pub(super) fn meter(&mut self, meter: &Meter, number: u32) {
+        let over = self.drop_label(Reason::Metered);
+        let [again, is_later, done] = [(); 3].map(|()| self.a.label());
+        let attempts = WORK[0];
+        self.a.store(Size::Word, R10, KEY, i32::try_from(number).unwrap_or(i32::MAX));
+        self.look_up(self.layout.meters);
+        self.a.branch(Condition::Equal, R0, 0, over).set(R2, R0);
+        // R1 = the time of the frame at that rate, to the nearest nanosecond.
+        let rate = meter.rate().bytes_per_s();
+        self.get(R1, LENGTH);
+        self.a.compute(Operation::Multiply, R1, 1_000_000_000);
+        self.a.constant(R3, rate / 2).add(R1, R3);
+        self.a.constant(R3, rate).compute(Operation::Divide, R1, R3);
+        self.keep(attempts, 0);
+        self.a.bind(again);
+        self.get(R3, NOW);
+        // R4 = full_at as it was, R5 = as it will be.
+        self.a.load(Size::Double, R4, R2, 0).set(R5, R4);
+        self.a.branch(Condition::AtLeast, R5, R3, is_later).set(R5, R3).bind(is_later);
+        self.a.add(R5, R1).set(R0, R5).compute(Operation::Subtract, R0, R3);
+        self.a.constant(R3, depth_ns(meter)).branch(Condition::Greater, R0, R3, over);
+        self.a.set(R0, R4).atomic(Size::Double, Atomic::CompareExchange, R2, 0, R5);
+        self.a.branch(Condition::Equal, R0, R4, done);
+        self.get(R3, attempts);
+        self.a.add(R3, 1);
+        self.keep(attempts, R3);
+        self.a.branch(Condition::Less, R3, ATTEMPTS, again);
+        self.a.jump(over).bind(done);
+    }
+}

@@ -1,0 +1,206 @@
+//! A pipeline in virtual time, with loss and stalls from one seed.
+
+use std::{cmp::Reverse, collections::BinaryHeap, time::Duration};
+
+use fastrand::Rng;
+use vigie_detect::Instant;
+
+use super::Pipeline;
+use crate::packet::{Packet, Port};
+
+/// What surrounds a pipeline in a simulated run: who sends, what is lost on the way, and ports that stall.
+///
+/// Everything follows from the seed: two runs of pipelines made alike are the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "`run` simulates it"]
+pub struct Rehearsal {
+    seed: u64,
+    packets: u64,
+    interval: Duration,
+    loss_per_mille: u32,
+    ports: Vec<Port>,
+    departure: Duration,
+    stall_per_mille: u32,
+    stall: Duration,
+}
+
+/// What came of a [`Rehearsal`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RehearsalReport {
+    /// Packets that were lost before they came to the pipeline.
+    pub lost: u64,
+    /// Packets that the pipeline took.
+    pub taken: u64,
+    /// How often the sender had to wait, since the pipeline was full.
+    pub waits: u64,
+    /// Packets that left by the ports, in the order in which the ports were given.
+    pub delivered: Vec<u64>,
+    /// Packets in the pipeline, at most.
+    pub most_waiting: usize,
+    /// Packets that are in the pipeline at the end: of messages that are not complete.
+    pub left: usize,
+    /// When the last packet left.
+    pub elapsed: Duration,
+    /// A number that differs if anything in the run does.
+    pub trace: u64,
+}
+
+/// Turns of ports at which nothing leaves, after which a run ends.
+const IDLE_MAX: u32 = 100_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Arrival,
+    Departure(usize),
+}
+
+impl Rehearsal {
+    /// Creates a run of so many packets, one every microsecond, without loss and stalls, whose ports send a
+    /// packet every microsecond.
+    pub fn new(seed: u64, packets: u64, ports: &[Port]) -> Self {
+        let microsecond = Duration::from_micros(1);
+        Self {
+            seed,
+            packets,
+            interval: microsecond,
+            loss_per_mille: 0,
+            ports: ports.to_vec(),
+            departure: microsecond,
+            stall_per_mille: 0,
+            stall: Duration::ZERO,
+        }
+    }
+
+    /// Sets the time between two packets.
+    pub const fn interval(mut self, time: Duration) -> Self {
+        self.interval = time;
+        self
+    }
+
+    /// Sets how many packets of a thousand are lost before they come.
+    pub const fn loss_per_mille(mut self, count: u32) -> Self {
+        self.loss_per_mille = count;
+        self
+    }
+
+    /// Sets the time that a port takes for a packet.
+    pub const fn departure(mut self, time: Duration) -> Self {
+        self.departure = time;
+        self
+    }
+
+    /// Sets after how many packets of a thousand a port stalls, and for how long at most.
+    pub const fn stalls(mut self, per_mille: u32, time: Duration) -> Self {
+        self.stall_per_mille = per_mille;
+        self.stall = time;
+        self
+    }
+
+    /// Runs the pipeline on packets that `make` makes, by number and chance, until all have left. Packets to
+    /// other ports than those of the run stay.
+    pub fn run(
+        &self,
+        pipeline: &mut Pipeline,
+        mut make: impl FnMut(u64, &mut Rng) -> Packet,
+    ) -> RehearsalReport {
+        let mut rng = Rng::with_seed(self.seed);
+        let mut report = RehearsalReport {
+            lost: 0,
+            taken: 0,
+            waits: 0,
+            delivered: vec![0; self.ports.len()],
+            most_waiting: 0,
+            left: 0,
+            elapsed: Duration::ZERO,
+            trace: 0,
+        };
+        let mut events = BinaryHeap::from([Reverse((0, Event::Arrival))]);
+        for number in 0..self.ports.len() {
+            events.push(Reverse((0, Event::Departure(number))));
+        }
+        let mut sent = 0;
+        let mut kept: Option<Packet> = None;
+        // Turns of ports in a row at which nothing left: what waits is for a port that nobody serves.
+        let mut idle = 0_u32;
+        while let Some(Reverse((time, event))) = events.pop() {
+            let now = Instant::from_nanos(time);
+            match event {
+                Event::Arrival => {
+                    let packet = kept.take().or_else(|| {
+                        let packet = (sent < self.packets).then(|| make(sent, &mut rng));
+                        sent += u64::from(packet.is_some());
+                        packet.filter(|_| {
+                            let is_lost = rng.u32(0..1000) < self.loss_per_mille;
+                            report.lost += u64::from(is_lost);
+                            !is_lost
+                        })
+                    });
+                    match packet.map(|packet| pipeline.offer(packet)) {
+                        None => {}
+                        Some(Ok(())) => report.taken += 1,
+                        Some(Err(packet)) => {
+                            report.waits += 1;
+                            kept = Some(packet);
+                        }
+                    }
+                    if (sent < self.packets || kept.is_some()) && idle <= IDLE_MAX {
+                        events.push(Reverse((time + nanos(self.interval), Event::Arrival)));
+                    }
+                }
+                Event::Departure(number) => {
+                    let before = report.elapsed;
+                    let next = self.depart(pipeline, number, time, &mut rng, &mut report);
+                    idle = if report.elapsed == before { idle + 1 } else { 0 };
+                    let is_over = sent >= self.packets && kept.is_none();
+                    let is_stuck = idle > IDLE_MAX;
+                    if !is_stuck && (!is_over || is_busy(pipeline, now)) {
+                        events.push(Reverse((next, event)));
+                    }
+                }
+            }
+            pipeline.run(now);
+            report.most_waiting = report.most_waiting.max(pipeline.waiting());
+        }
+        report.left = pipeline.waiting();
+        report
+    }
+
+    /// Takes a packet out of a port. Returns when the port can take the next one.
+    fn depart(
+        &self,
+        pipeline: &mut Pipeline,
+        number: usize,
+        time: u64,
+        rng: &mut Rng,
+        report: &mut RehearsalReport,
+    ) -> u64 {
+        let mut next = time + nanos(self.departure).max(1);
+        let Some(packet) = self.ports.get(number).and_then(|port| pipeline.take(*port)) else {
+            return next;
+        };
+        if let Some(count) = report.delivered.get_mut(number) {
+            *count += 1;
+        }
+        report.elapsed = Duration::from_nanos(time);
+        for byte in packet.bytes() {
+            // Fowler, Noll, Vo: any change of any byte or time changes it.
+            report.trace = (report.trace ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+        report.trace = report.trace.rotate_left(5) ^ time;
+        if rng.u32(0..1000) < self.stall_per_mille {
+            next += rng.u64(0..=nanos(self.stall));
+        }
+        next
+    }
+}
+
+/// Returns whether a packet can still come to a port.
+fn is_busy(pipeline: &mut Pipeline, now: Instant) -> bool {
+    pipeline.run(now);
+    pipeline.has_departures()
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

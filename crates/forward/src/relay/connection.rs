@@ -1,0 +1,250 @@
+//! Streams of either family behind one type, and listeners likewise.
+
+use std::{io, net::SocketAddr, task::Context, task::Poll, time::Duration};
+
+use rustix::pipe::{SpliceFlags, splice};
+use vigie_detect::{
+    Server,
+    net::{Stream, StreamSocket, TcpListener, TcpStream, UnixListener, UnixStream},
+    stock::readiness::Direction,
+};
+
+use super::{endpoint::Endpoint, pipes::Pipe, sys::unsent_bytes, transport::Transport};
+
+/// A connected stream: TCP or Unix.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Connection {
+    /// Over TCP.
+    Tcp(TcpStream),
+    /// Within the host.
+    Unix(UnixStream),
+}
+
+impl Connection {
+    /// Connects to `endpoint`, watched at `server`. Small writes are sent at once (`TCP_NODELAY`): a relay
+    /// must not add the delay of a gatherer to that of the sender.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: dropping the future gives the connection up.
+    ///
+    /// # Errors
+    /// As [`TcpStream::connect`] and [`UnixStream::connect`].
+    pub async fn connect_on(server: &Server, endpoint: &Endpoint) -> io::Result<Self> {
+        match endpoint {
+            Endpoint::Tcp(address) => {
+                let stream = TcpStream::connect_on(server, *address).await?;
+                stream.set_nodelay(true)?;
+                Ok(Self::Tcp(stream))
+            }
+            Endpoint::Unix(path) => Ok(Self::Unix(UnixStream::connect_on(server, path).await?)),
+        }
+    }
+
+    /// Returns the addresses of both ends, the peer's first, if it is TCP and not reset.
+    #[must_use]
+    pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
+        match self {
+            Self::Tcp(stream) => Some((stream.peer_addr().ok()?, stream.local_addr().ok()?)),
+            Self::Unix(_) => None,
+        }
+    }
+}
+
+impl From<TcpStream> for Connection {
+    fn from(stream: TcpStream) -> Self {
+        Self::Tcp(stream)
+    }
+}
+
+impl From<UnixStream> for Connection {
+    fn from(stream: UnixStream) -> Self {
+        Self::Unix(stream)
+    }
+}
+
+impl Transport for Connection {
+    fn poll_read(&self, cx: &Context<'_>, room: &mut [u8]) -> Poll<io::Result<usize>> {
+        match self {
+            Self::Tcp(stream) => read(stream, cx, room),
+            Self::Unix(stream) => read(stream, cx, room),
+        }
+    }
+
+    fn poll_write(&self, cx: &Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self {
+            Self::Tcp(stream) => write(stream, cx, bytes),
+            Self::Unix(stream) => write(stream, cx, bytes),
+        }
+    }
+
+    fn poll_fill(&self, cx: &Context<'_>, pipe: &Pipe, bytes: usize) -> Poll<io::Result<usize>> {
+        match self {
+            Self::Tcp(stream) => fill(stream, cx, pipe, bytes),
+            Self::Unix(stream) => fill(stream, cx, pipe, bytes),
+        }
+    }
+
+    fn poll_empty(&self, cx: &Context<'_>, pipe: &Pipe, bytes: usize) -> Poll<io::Result<usize>> {
+        match self {
+            Self::Tcp(stream) => empty(stream, cx, pipe, bytes),
+            Self::Unix(stream) => empty(stream, cx, pipe, bytes),
+        }
+    }
+
+    fn finish_writing(&self) -> io::Result<()> {
+        let ended = match self {
+            Self::Tcp(stream) => stream.shutdown_std(std::net::Shutdown::Write),
+            Self::Unix(stream) => stream.shutdown_std(std::net::Shutdown::Write),
+        };
+        match ended {
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
+            ended => ended,
+        }
+    }
+
+    /// A reset when it is dropped. A Unix socket knows none: its peer sees an error only if bytes of its own were
+    /// left unread here.
+    fn reset(&self) {
+        if let Self::Tcp(stream) = self {
+            // A connection that is over already needs no reset.
+            let _ = stream.set_linger(Some(Duration::ZERO));
+        }
+    }
+
+    fn unsent_bytes(&self) -> usize {
+        match self {
+            Self::Tcp(stream) => unsent_bytes(stream).unwrap_or(0),
+            // What was written is in the peer's queue, and no reset takes it back.
+            Self::Unix(_) => 0,
+        }
+    }
+
+    fn can_splice(&self) -> bool {
+        true
+    }
+}
+
+/// A client before it has an upstream: reset if its task ends in between, so that it takes no end for an answer.
+#[derive(Debug)]
+pub(super) struct Unserved(Option<Connection>);
+
+impl Unserved {
+    pub(super) const fn new(client: Connection) -> Self {
+        Self(Some(client))
+    }
+
+    pub(super) const fn client(&self) -> &Connection {
+        self.0.as_ref().expect("invariant: taken only with the whole")
+    }
+
+    /// Returns the client, to be served or sent away.
+    pub(super) fn take(mut self) -> Connection {
+        self.0.take().expect("invariant: taken only with the whole")
+    }
+}
+
+impl Drop for Unserved {
+    fn drop(&mut self) {
+        if let Some(client) = &self.0 {
+            client.reset();
+        }
+    }
+}
+
+fn read<S: StreamSocket>(
+    stream: &Stream<S>,
+    cx: &Context<'_>,
+    room: &mut [u8],
+) -> Poll<io::Result<usize>> {
+    retry(|| stream.try_read(room), || stream.poll_read_ready(cx))
+}
+
+fn write<S: StreamSocket>(
+    stream: &Stream<S>,
+    cx: &Context<'_>,
+    bytes: &[u8],
+) -> Poll<io::Result<usize>> {
+    retry(|| stream.try_write(bytes), || stream.poll_write_ready(cx))
+}
+
+/// The pipe is empty, so it is the socket that would block.
+fn fill<S: StreamSocket>(
+    stream: &Stream<S>,
+    cx: &Context<'_>,
+    pipe: &Pipe,
+    bytes: usize,
+) -> Poll<io::Result<usize>> {
+    let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
+    stream.as_async_fd().poll_io(Direction::Read, cx, |socket| {
+        Ok(splice(socket, None, pipe.inlet(), None, bytes, flags)?)
+    })
+}
+
+/// The pipe holds bytes, so it is the socket that would block.
+fn empty<S: StreamSocket>(
+    stream: &Stream<S>,
+    cx: &Context<'_>,
+    pipe: &Pipe,
+    bytes: usize,
+) -> Poll<io::Result<usize>> {
+    let flags = SpliceFlags::NONBLOCK | SpliceFlags::MOVE;
+    stream.as_async_fd().poll_io(Direction::Write, cx, |socket| {
+        Ok(splice(pipe.outlet(), None, socket, None, bytes, flags)?)
+    })
+}
+
+/// Tries, and waits where the attempt would block. The attempt clears the readiness that it has used up.
+fn retry(
+    mut attempt: impl FnMut() -> io::Result<usize>,
+    ready: impl Fn() -> Poll<io::Result<()>>,
+) -> Poll<io::Result<usize>> {
+    loop {
+        match attempt() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                std::task::ready!(ready())?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            ended => return Poll::Ready(ended),
+        }
+    }
+}
+
+/// A socket that brings connections of either family.
+#[derive(Debug)]
+pub(super) enum Acceptor {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Acceptor {
+    pub(super) fn bind_on(server: &Server, endpoint: &Endpoint) -> io::Result<Self> {
+        match endpoint {
+            Endpoint::Tcp(address) => TcpListener::bind_on(server, *address).map(Self::Tcp),
+            Endpoint::Unix(path) => UnixListener::bind_on(server, path).map(Self::Unix),
+        }
+    }
+
+    pub(super) async fn accept(&self) -> io::Result<Connection> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, _) = listener.accept().await?;
+                // A peer that has gone already is found by the first read.
+                let _ = stream.set_nodelay(true);
+                Ok(Connection::Tcp(stream))
+            }
+            Self::Unix(listener) => Ok(Connection::Unix(listener.accept().await?.0)),
+        }
+    }
+
+    pub(super) fn endpoint(&self) -> io::Result<Endpoint> {
+        match self {
+            Self::Tcp(listener) => listener.local_addr().map(Endpoint::Tcp),
+            Self::Unix(listener) => {
+                let address = listener.local_addr()?;
+                let path = address.as_pathname().map(ToOwned::to_owned);
+                Ok(Endpoint::Unix(path.unwrap_or_default()))
+            }
+        }
+    }
+}

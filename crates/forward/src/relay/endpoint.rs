@@ -1,0 +1,115 @@
+//! Where streams come from and go to.
+
+use std::{
+    fmt,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use thiserror::Error;
+
+/// An address of a stream: TCP or Unix.
+///
+/// ```
+/// use vigie_forward::relay::Endpoint;
+///
+/// let endpoint: Endpoint = "tcp:127.0.0.1:80".parse()?;
+/// assert_eq!(endpoint, Endpoint::Tcp("127.0.0.1:80".parse()?));
+/// assert_eq!("unix:/run/web".parse::<Endpoint>()?.to_string(), "unix:/run/web");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Endpoint {
+    /// An address of TCP.
+    Tcp(SocketAddr),
+    /// The path of a Unix socket, at most 107 bytes.
+    Unix(PathBuf),
+}
+
+impl Endpoint {
+    /// Returns the path, if this is a Unix socket's.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Tcp(_) => None,
+            Self::Unix(path) => Some(path),
+        }
+    }
+
+    /// Returns the address, if this is TCP's.
+    #[must_use]
+    pub const fn address(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Tcp(address) => Some(*address),
+            Self::Unix(_) => None,
+        }
+    }
+}
+
+impl From<SocketAddr> for Endpoint {
+    fn from(address: SocketAddr) -> Self {
+        Self::Tcp(address)
+    }
+}
+
+impl From<PathBuf> for Endpoint {
+    fn from(path: PathBuf) -> Self {
+        Self::Unix(path)
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "tcp:{address}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// A text is no endpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("`{text}` is no endpoint: write `tcp:ADDRESS:PORT`, `tcp:[ADDRESS]:PORT` or `unix:PATH`")]
+#[non_exhaustive]
+pub struct ParseEndpointError {
+    /// The text.
+    pub text: String,
+}
+
+impl FromStr for Endpoint {
+    type Err = ParseEndpointError;
+
+    /// Takes `tcp:ADDRESS:PORT` and `unix:PATH`; an address without `tcp:` is TCP's. Names are not resolved.
+    fn from_str(text: &str) -> Result<Self, ParseEndpointError> {
+        let wrong = || ParseEndpointError { text: text.to_owned() };
+        match text.strip_prefix("unix:") {
+            Some("") => Err(wrong()),
+            Some(path) => Ok(Self::Unix(path.into())),
+            None => {
+                let address = text.strip_prefix("tcp:").unwrap_or(text);
+                address.parse().map(Self::Tcp).map_err(|_| wrong())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: what is shown is read back, and nonsense is refused. Method: both families, and texts that miss a
+    /// part.
+    #[test]
+    fn shown_endpoints_are_read_back() {
+        for text in ["tcp:127.0.0.1:80", "tcp:[::1]:443", "unix:/run/a b"] {
+            let endpoint: Endpoint = text.parse().expect("an endpoint");
+            assert_eq!(endpoint.to_string(), text);
+        }
+        assert_eq!("[::1]:5".parse(), Ok(Endpoint::Tcp("[::1]:5".parse().expect("an address"))));
+        for text in ["", "unix:", "tcp:", "tcp:localhost:80", "127.0.0.1", "udp:127.0.0.1:5"] {
+            assert_eq!(text.parse::<Endpoint>(), Err(ParseEndpointError { text: text.to_owned() }));
+        }
+    }
+}

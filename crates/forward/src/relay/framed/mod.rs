@@ -1,0 +1,38 @@
+//! Messages with their length before them, forwarded whole or as they come.
+
+mod format;
+mod planner;
+mod pump;
+
+pub use format::{FrameError, Header, LengthFormat};
+pub use planner::FrameMode;
+pub(super) use pump::FramedPump;
+
+/// How a relay takes streams apart into messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "give it to `RelayBuilder::framing`"]
+pub struct Framing {
+    pub(super) format: LengthFormat,
+    pub(super) mode: FrameMode,
+    pub(super) message_bytes_max: u64,
+}
+
+impl Framing {
+    /// Messages with lengths in `format`, of at most 16 MiB, forwarded as the planner says.
+    pub const fn new(format: LengthFormat) -> Self {
+        Self { format, mode: FrameMode::Planned, message_bytes_max: 16 << 20 }
+    }
+
+    /// Sets how messages are forwarded. Default [`FrameMode::Planned`].
+    pub const fn mode(mut self, mode: FrameMode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// Sets how many bytes may follow a header. Default 16 MiB. Unless messages are always cut through, the memory
+    /// of the relay must hold one such message.
+    pub const fn message_bytes_max(mut self, bytes: u64) -> Self {
+        self.message_bytes_max = bytes;
+        self
+    }
+}

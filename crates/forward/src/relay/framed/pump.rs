@@ -1,0 +1,457 @@
+//! One direction of a framed relay.
+//!
+//! ```text
+//!   buffer:   start ........ sendable ........ scanned ........ end ........ room
+//!             └─ to be sent ─┘└ of a message that is stored ─┘└ header, in part ┘
+//! ```
+//!
+//! `sendable` is the end of the last message that is complete, or, while a message is cut through, the end of all
+//! that has come. Whatever may be sent is sent before more is read, so that a slow receiver stops the sender.
+
+use std::{
+    fmt, io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use vigie_detect::{Instant, clock::thread_cpu_time};
+
+use super::{
+    Framing,
+    format::FrameError,
+    planner::{FlowPlanner, FrameMode, Seen},
+};
+use crate::{
+    model::Mode,
+    relay::{
+        buffers::{Buffer, FLOOR_BYTES},
+        chooser::Engine,
+        error::{Fault, Side},
+        means::Means,
+        transport::Transport,
+    },
+};
+
+/// The sizes of buffers that a direction grows through, when it fills them.
+const SIZES: [usize; 4] = [FLOOR_BYTES, 16 << 10, 64 << 10, 256 << 10];
+
+/// What is read beyond the end of a stored message: the next header, and small messages.
+const BEYOND_BYTES: usize = FLOOR_BYTES;
+
+/// After so many bytes in one poll, others are let run.
+const POLL_BYTES_MAX: u64 = 1 << 20;
+
+/// One direction of a framed relay.
+#[derive(Debug)]
+pub(in crate::relay) struct FramedPump {
+    framing: Framing,
+    planner: FlowPlanner,
+    buffer: Option<Buffer>,
+    /// Whether the buffer is of the budget for messages.
+    is_store: bool,
+    /// An index of [`SIZES`].
+    size: usize,
+    waiting: Option<Waiting>,
+    start: usize,
+    sendable: usize,
+    scanned: usize,
+    end: usize,
+    current: Option<Current>,
+    /// When the receiver began to take nothing, and how long it had done so before, since the last message ended.
+    blocked_since: Option<Instant>,
+    blocked: Duration,
+    /// Processor time since the last message ended, if it is measured: what was read of this one and written of
+    /// the one before.
+    work: Option<Duration>,
+    /// The thread's processor time up to which `work` is counted, while a turn is measured.
+    counted_to: Option<Duration>,
+    /// Why no more is read. What came whole before is sent first.
+    refused: Option<FrameError>,
+    has_ended: bool,
+}
+
+/// A message of which not all has come.
+#[derive(Clone, Copy, Debug)]
+struct Current {
+    /// With its header.
+    total: u64,
+    seen: u64,
+    mode: Mode,
+    began: Instant,
+    first_bytes: u64,
+}
+
+struct Waiting(Pin<Box<dyn Future<Output = Buffer> + Send>>);
+
+impl fmt::Debug for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Waiting")
+    }
+}
+
+impl FramedPump {
+    pub(in crate::relay) fn new(framing: Framing) -> Self {
+        Self {
+            framing,
+            planner: FlowPlanner::default(),
+            buffer: None,
+            is_store: false,
+            size: 1,
+            waiting: None,
+            start: 0,
+            sendable: 0,
+            scanned: 0,
+            end: 0,
+            current: None,
+            blocked_since: None,
+            blocked: Duration::ZERO,
+            work: None,
+            counted_to: None,
+            refused: None,
+            has_ended: false,
+        }
+    }
+
+    /// Returns whether bytes were taken that have not been given on.
+    pub(in crate::relay) const fn holds_bytes(&self) -> bool {
+        self.start < self.end
+    }
+
+    /// Moves what can be moved, adds it to `moved`, and is ready once the end has been passed on.
+    pub(in crate::relay) fn poll<A: Transport, B: Transport>(
+        &mut self,
+        cx: &mut Context<'_>,
+        (from, to): (&A, &B),
+        means: &Means,
+        moved: &mut u64,
+    ) -> Poll<Result<(), Fault>> {
+        let before = *moved;
+        self.counted_to = self.work.map(|_| thread_cpu_time());
+        let ended = self.turn(cx, (from, to), means, moved);
+        means.tally(Engine::Copy, *moved - before);
+        self.count_work();
+        self.counted_to = None;
+        ended
+    }
+
+    fn count_work(&mut self) {
+        if let (Some(work), Some(since)) = (&mut self.work, &mut self.counted_to) {
+            let now = thread_cpu_time();
+            *work += now.saturating_sub(*since);
+            *since = now;
+        }
+    }
+
+    fn turn<A: Transport, B: Transport>(
+        &mut self,
+        cx: &mut Context<'_>,
+        (from, to): (&A, &B),
+        means: &Means,
+        moved: &mut u64,
+    ) -> Poll<Result<(), Fault>> {
+        let stop = *moved + POLL_BYTES_MAX;
+        loop {
+            ready!(self.give(cx, to, means, moved))?;
+            if let Some(error) = self.refused {
+                return Poll::Ready(Err(Fault::Frame(error)));
+            }
+            if self.has_ended {
+                return Poll::Ready(self.end(to));
+            }
+            if *moved >= stop {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            ready!(self.prepare(cx, means));
+            let taken = match self.take(cx, from) {
+                Poll::Ready(Ok(taken)) => taken,
+                Poll::Ready(Err(source)) => return Poll::Ready(Err(self.broken(source))),
+                Poll::Pending => {
+                    if !self.holds_bytes() {
+                        // Memory is for those that hold something.
+                        self.drop_buffer();
+                    }
+                    return Poll::Pending;
+                }
+            };
+            if taken == 0 {
+                self.has_ended = true;
+            } else {
+                self.refused = self.scan(means).err();
+            }
+        }
+    }
+
+    /// Sends what may be sent.
+    fn give<B: Transport>(
+        &mut self,
+        cx: &Context<'_>,
+        to: &B,
+        means: &Means,
+        moved: &mut u64,
+    ) -> Poll<Result<(), Fault>> {
+        while self.start < self.sendable {
+            let Some(buffer) = &self.buffer else { break };
+            let given = match to.poll_write(cx, &buffer[self.start..self.sendable]) {
+                Poll::Ready(Ok(0)) => Err(io::ErrorKind::WriteZero.into()),
+                Poll::Ready(given) => given,
+                Poll::Pending => {
+                    self.blocked_since.get_or_insert_with(|| means.server.now());
+                    return Poll::Pending;
+                }
+            };
+            let given = given.map_err(|source| Fault::io(Side::To, source))?;
+            if let Some(since) = self.blocked_since.take() {
+                self.blocked += means.server.now() - since;
+            }
+            self.start += given;
+            *moved += given as u64;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// The sender has ended its stream.
+    fn end<B: Transport>(&mut self, to: &B) -> Result<(), Fault> {
+        if self.is_torn() {
+            return Err(self.torn(None));
+        }
+        self.drop_buffer();
+        to.finish_writing().map_err(|source| Fault::io(Side::To, source))
+    }
+
+    const fn is_torn(&self) -> bool {
+        self.current.is_some() || self.holds_bytes()
+    }
+
+    fn broken(&self, source: io::Error) -> Fault {
+        if self.is_torn() { self.torn(Some(source)) } else { Fault::io(Side::From, source) }
+    }
+
+    fn torn(&self, source: Option<io::Error>) -> Fault {
+        match self.current {
+            Some(Current { total, seen, mode, .. }) => {
+                Fault::Torn { received: seen, length: total, mode, source }
+            }
+            None => {
+                let received = (self.end - self.start) as u64;
+                Fault::Torn { received, length: 0, mode: Mode::StoreAndForward, source }
+            }
+        }
+    }
+
+    /// Returns the mode of the message that is under way, if one is.
+    pub(in crate::relay) fn torn_mode(&self) -> Option<Mode> {
+        self.is_torn().then(|| self.current.map_or(Mode::StoreAndForward, |current| current.mode))
+    }
+
+    /// Sees to room for the next bytes. Here all that may be sent has been.
+    fn prepare(&mut self, cx: &mut Context<'_>, means: &Means) -> Poll<()> {
+        let stored = self.current.filter(|current| current.mode == Mode::StoreAndForward);
+        if let Some(current) = stored {
+            let needed = usize::try_from(current.total).unwrap_or(usize::MAX);
+            if self.buffer.as_ref().is_none_or(|buffer| buffer.len() < needed) {
+                return self.grow_to(cx, means, needed);
+            }
+            let room = self.buffer.as_ref().map_or(0, |buffer| buffer.len() - self.start);
+            if room < needed {
+                self.compact();
+            }
+            return Poll::Ready(());
+        }
+        self.compact();
+        let wanted = SIZES[self.size];
+        // A store is for the message that is stored in it. Whoever kept it for what comes next would fill it, and
+        // could not leave it for a larger one. What is held here is a part of a header at most.
+        let kept = self.buffer.as_ref().filter(|_| !self.is_store).map_or(0, |buffer| buffer.len());
+        if kept < wanted {
+            let taken = SIZES[..=self.size].iter().rev().find_map(|size| means.buffers.take(*size));
+            let floor = kept;
+            if let Some(taken) = taken.filter(|taken| taken.len() > floor) {
+                self.move_to(taken, false);
+            }
+        }
+        Poll::Ready(())
+    }
+
+    /// Sees to memory for a message that is stored.
+    fn grow_to(&mut self, cx: &mut Context<'_>, means: &Means, needed: usize) -> Poll<()> {
+        let size_bytes = needed.saturating_add(BEYOND_BYTES);
+        if let Some(waiting) = &mut self.waiting {
+            let store = ready!(waiting.0.as_mut().poll(cx));
+            self.waiting = None;
+            self.move_to(store, true);
+            return Poll::Ready(());
+        }
+        if self.is_store {
+            // A store that is too small, with no more in it than what was read beyond its message. Whoever waits for
+            // memory holds none of the same budget, so that those who hold some can always finish.
+            if let Some(floor) = means.buffers.take(FLOOR_BYTES) {
+                self.move_to(floor, false);
+            }
+        }
+        if let Some(store) = means.buffers.take_store(size_bytes) {
+            self.move_to(store, true);
+            return Poll::Ready(());
+        }
+        if self.framing.mode == FrameMode::Planned {
+            means.counters.messages_unstored.add(1);
+            if let Some(current) = &mut self.current {
+                current.mode = Mode::CutThrough;
+            }
+            means.counters.messages_cut_through.add(1);
+            self.sendable = self.scanned;
+            // What is there already goes first.
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let mut waiting = Box::pin(means.buffers.wait_store(size_bytes));
+        match waiting.as_mut().poll(cx) {
+            Poll::Ready(store) => {
+                self.move_to(store, true);
+                Poll::Ready(())
+            }
+            Poll::Pending => {
+                self.waiting = Some(Waiting(waiting));
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Moves what is held into `buffer`, which has room for it.
+    fn move_to(&mut self, mut buffer: Buffer, is_store: bool) {
+        if let Some(old) = &self.buffer {
+            let held = &old[self.start..self.end];
+            buffer[..held.len()].copy_from_slice(held);
+        }
+        self.shift();
+        self.buffer = Some(buffer);
+        self.is_store = is_store;
+    }
+
+    /// Moves what is held to the front of its buffer.
+    fn compact(&mut self) {
+        if self.start > 0 {
+            if let Some(buffer) = &mut self.buffer {
+                buffer.copy_within(self.start..self.end, 0);
+            }
+            self.shift();
+        }
+    }
+
+    const fn shift(&mut self) {
+        self.sendable -= self.start;
+        self.scanned -= self.start;
+        self.end -= self.start;
+        self.start = 0;
+    }
+
+    fn drop_buffer(&mut self) {
+        self.buffer = None;
+        self.is_store = false;
+        (self.start, self.sendable, self.scanned, self.end) = (0, 0, 0, 0);
+    }
+
+    fn take<A: Transport>(&mut self, cx: &Context<'_>, from: &A) -> Poll<io::Result<usize>> {
+        let Some(buffer) = &mut self.buffer else { unreachable!("invariant: prepared before") };
+        let mut stop = buffer.len();
+        if self.is_store
+            && let Some(current) = self.current
+        {
+            let message_end = usize::try_from(current.total).unwrap_or(usize::MAX);
+            stop = stop.min(self.start.saturating_add(message_end).saturating_add(BEYOND_BYTES));
+        }
+        let room = &mut buffer[self.end..stop];
+        let asked = room.len();
+        let taken = ready!(from.poll_read(cx, room))?;
+        self.end += taken;
+        if !self.is_store {
+            if taken == asked {
+                self.size = (self.size + 1).min(SIZES.len() - 1);
+            } else if taken < SIZES[self.size] / 8 {
+                self.size = self.size.saturating_sub(1).max(1);
+            }
+        }
+        Poll::Ready(Ok(taken))
+    }
+
+    /// Looks for headers and ends of messages in what has come.
+    fn scan(&mut self, means: &Means) -> Result<(), FrameError> {
+        let now = means.server.now();
+        loop {
+            let rest = self.end - self.scanned;
+            let Some(current) = &mut self.current else {
+                let Some(buffer) = &self.buffer else { return Ok(()) };
+                let Some(header) = self.framing.format.read(&buffer[self.scanned..self.end])?
+                else {
+                    return Ok(());
+                };
+                let (length, max) = (header.body_bytes, self.framing.message_bytes_max);
+                if length > max {
+                    return Err(FrameError::TooLong { length, max });
+                }
+                self.begin(header.total(), now, means);
+                continue;
+            };
+            let wanted = current.total - current.seen;
+            let taken = usize::try_from(wanted).unwrap_or(usize::MAX).min(rest);
+            current.seen += taken as u64;
+            self.scanned += taken;
+            let mode = current.mode;
+            if current.first_bytes == 0 {
+                current.first_bytes = current.seen;
+            }
+            if current.seen == current.total {
+                let ended = *current;
+                self.complete(ended, now, means);
+            } else {
+                if mode == Mode::CutThrough {
+                    self.sendable = self.scanned;
+                }
+                return Ok(());
+            }
+        }
+    }
+
+    fn begin(&mut self, total: u64, now: Instant, means: &Means) {
+        let mode = match self.framing.mode {
+            FrameMode::StoreAndForward => Mode::StoreAndForward,
+            FrameMode::CutThrough => Mode::CutThrough,
+            FrameMode::Planned => self.planner.choose(total),
+        };
+        // Of a message that is there already in whole, nothing is gained.
+        let is_whole = total <= (self.end - self.scanned) as u64;
+        let mode = if is_whole { Mode::StoreAndForward } else { mode };
+        if mode == Mode::CutThrough {
+            means.counters.messages_cut_through.add(1);
+        }
+        self.current = Some(Current { total, seen: 0, mode, began: now, first_bytes: 0 });
+    }
+
+    fn complete(&mut self, message: Current, now: Instant, means: &Means) {
+        self.sendable = self.scanned;
+        self.current = None;
+        means.counters.messages.add(1);
+        if self.framing.mode != FrameMode::Planned {
+            return;
+        }
+        self.count_work();
+        let blocked = std::mem::take(&mut self.blocked);
+        let while_arriving = match message.mode {
+            Mode::StoreAndForward => Duration::ZERO,
+            // What could not be sent was not read either.
+            Mode::CutThrough => blocked,
+        };
+        self.planner.note(Seen {
+            bytes: message.total,
+            mode: message.mode,
+            arriving: (now - message.began).saturating_sub(while_arriving),
+            arrived: message.total - message.first_bytes,
+            blocked,
+            work: self.work,
+        });
+        let is_measured = self.planner.wants_work();
+        self.work = is_measured.then_some(Duration::ZERO);
+        self.counted_to = is_measured.then(|| self.counted_to.unwrap_or_else(thread_cpu_time));
+    }
+}

@@ -1,0 +1,219 @@
+//! What a relay is told, and checked once.
+
+use std::{io, time::Duration};
+
+use thiserror::Error;
+use vigie_detect::Server;
+
+use super::{
+    buffers::{FLOOR_BYTES, budget_for},
+    chooser::Transfer,
+    endpoint::Endpoint,
+    framed::{FrameMode, Framing},
+    proxy::Network,
+    relay::Relay,
+};
+
+#[derive(Clone, Debug)]
+pub(super) struct Settings {
+    pub(super) listen: Endpoint,
+    pub(super) upstreams: Vec<Endpoint>,
+    pub(super) connect_timeout: Duration,
+    pub(super) idle_timeout: Option<Duration>,
+    pub(super) connections_max: usize,
+    pub(super) memory_bytes_max: usize,
+    pub(super) pipes_max: usize,
+    pub(super) transfer: Transfer,
+    pub(super) framing: Option<Framing>,
+    pub(super) sends_proxy: bool,
+    pub(super) trusted: Vec<Network>,
+}
+
+/// Makes a [`Relay`].
+#[derive(Clone, Debug)]
+#[must_use = "`bind` makes the relay"]
+pub struct RelayBuilder {
+    settings: Settings,
+}
+
+/// Descriptors that are left to the rest of the program, where the limit is derived from the process's.
+const DESCRIPTORS_LEFT: u64 = 64;
+
+impl RelayBuilder {
+    pub(super) fn new(listen: Endpoint) -> Self {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let usable = limit.unwrap_or(1 << 20).saturating_sub(DESCRIPTORS_LEFT).clamp(4, 1 << 20);
+        // An eighth for pipes, of two descriptors each; the rest for connections, of two each.
+        let to_usize = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
+        Self {
+            settings: Settings {
+                listen,
+                upstreams: Vec::new(),
+                connect_timeout: Duration::from_secs(5),
+                idle_timeout: None,
+                connections_max: to_usize(usable * 7 / 16).max(1),
+                memory_bytes_max: 256 << 20,
+                pipes_max: to_usize(usable / 16).min(1024),
+                transfer: Transfer::Adaptive,
+                framing: None,
+                sends_proxy: false,
+                trusted: Vec::new(),
+            },
+        }
+    }
+
+    /// Adds an upstream. They are tried in the order in which they were added, for each connection anew.
+    pub fn upstream(mut self, endpoint: impl Into<Endpoint>) -> Self {
+        self.settings.upstreams.push(endpoint.into());
+        self
+    }
+
+    /// Sets how long one upstream may take to be reached, and a client to send its header of the PROXY protocol.
+    /// Default 5 s; at least 1 ms.
+    pub const fn connect_timeout(mut self, time: Duration) -> Self {
+        self.settings.connect_timeout = time;
+        self
+    }
+
+    /// Sets after how long without a byte in either direction a connection is closed. Default `None`: never.
+    pub const fn idle_timeout(mut self, time: Option<Duration>) -> Self {
+        self.settings.idle_timeout = time;
+        self
+    }
+
+    /// Sets how many connections are relayed at a time, at least 1; further ones wait in the kernel's queue. Default:
+    /// as many as the process's limit of descriptors allows when this is called, less 64 descriptors and those for pipes.
+    pub const fn connections_max(mut self, count: usize) -> Self {
+        self.settings.connections_max = count;
+        self
+    }
+
+    /// Sets the memory for buffers. Default 256 MiB. Beside it each connection may take 8 KiB. Half is for messages
+    /// that are stored; if that is used up, messages are cut through, or wait where they must be stored.
+    pub const fn memory_bytes_max(mut self, bytes: usize) -> Self {
+        self.settings.memory_bytes_max = bytes;
+        self
+    }
+
+    /// Sets how many pipes are in use at a time, 0 for none. Default: a sixteenth of the descriptors, at most 1024.
+    pub const fn pipes_max(mut self, count: usize) -> Self {
+        self.settings.pipes_max = count;
+        self
+    }
+
+    /// Sets how raw bytes are moved. Default [`Transfer::Adaptive`].
+    pub const fn transfer(mut self, transfer: Transfer) -> Self {
+        self.settings.transfer = transfer;
+        self
+    }
+
+    /// Takes the streams apart into messages, in both directions. Default: none, bytes are relayed as they come.
+    pub const fn framing(mut self, framing: Framing) -> Self {
+        self.settings.framing = Some(framing);
+        self
+    }
+
+    /// Tells upstreams who the client is, by a header of the PROXY protocol, version 2. Default off.
+    pub const fn send_proxy_header(mut self) -> Self {
+        self.settings.sends_proxy = true;
+        self
+    }
+
+    /// Takes the client's address from the header of the PROXY protocol, version 2, that clients of `network` begin
+    /// with. Such a client must send one; what others send is relayed as it is, also if it looks like one.
+    /// Default: nobody is trusted. Clients of a Unix socket are trusted if anybody is: let the permissions of its
+    /// path say who may connect.
+    pub fn trust_proxy_header(mut self, network: impl Into<Network>) -> Self {
+        self.settings.trusted.push(network.into());
+        self
+    }
+
+    /// Listens, watched at the current server.
+    ///
+    /// # Errors
+    /// As [`bind_on`](Self::bind_on), and [`vigie_detect::NoServer`] as an [`io::Error`].
+    pub fn bind(self) -> Result<Relay, BindError> {
+        let server = Server::current().map_err(|error| self.cannot_listen(error.into()))?;
+        self.bind_on(&server)
+    }
+
+    /// Listens, watched at `server`, and so are all connections. The path of a Unix socket is taken over from a
+    /// listener that is gone.
+    ///
+    /// # Errors
+    /// [`BindError`].
+    pub fn bind_on(self, server: &Server) -> Result<Relay, BindError> {
+        let settings = &self.settings;
+        if settings.upstreams.is_empty() {
+            return Err(BindError::NoUpstream);
+        }
+        if settings.connections_max == 0 {
+            return Err(BindError::NoConnections);
+        }
+        if settings.connect_timeout < Duration::from_millis(1) {
+            return Err(BindError::ConnectTimeout { time: settings.connect_timeout });
+        }
+        if settings.idle_timeout.is_some_and(|time| time < Duration::from_millis(1)) {
+            return Err(BindError::IdleTimeout);
+        }
+        if let Some(framing) = &settings.framing
+            && framing.mode != FrameMode::CutThrough
+        {
+            let message = usize::try_from(framing.message_bytes_max).unwrap_or(usize::MAX);
+            // With its header, and what is read beyond it.
+            let needed = budget_for(message.saturating_add(2 * FLOOR_BYTES));
+            if settings.memory_bytes_max < needed {
+                let given = settings.memory_bytes_max;
+                return Err(BindError::Memory { needed, given });
+            }
+        }
+        let listen = settings.listen.clone();
+        Relay::new(self.settings, server)
+            .map_err(|source| BindError::Listen { endpoint: listen, source })
+    }
+
+    fn cannot_listen(&self, source: io::Error) -> BindError {
+        BindError::Listen { endpoint: self.settings.listen.clone(), source }
+    }
+}
+
+/// A relay that cannot be.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum BindError {
+    /// No upstream was given.
+    #[error("there is nowhere to relay to: give at least one upstream")]
+    NoUpstream,
+    /// No connection would be allowed.
+    #[error("at least one connection must be allowed")]
+    NoConnections,
+    /// The connect time-out is too short.
+    #[error("a connect time-out of {time:?}: give at least 1 ms")]
+    ConnectTimeout {
+        /// What was given.
+        time: Duration,
+    },
+    /// The idle time-out is too short.
+    #[error("an idle time-out below 1 ms would close every connection: give more, or none")]
+    IdleTimeout,
+    /// One message may be larger than the memory for messages.
+    #[error(
+        "{needed} bytes of memory are needed to store the longest message, and {given} are allowed: raise \
+         `memory_bytes_max`, lower `message_bytes_max`, or let messages be cut through"
+    )]
+    Memory {
+        /// Bytes that are needed.
+        needed: usize,
+        /// Bytes that are allowed.
+        given: usize,
+    },
+    /// The endpoint cannot be listened on.
+    #[error("cannot listen on {endpoint}")]
+    Listen {
+        /// The endpoint.
+        endpoint: Endpoint,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}

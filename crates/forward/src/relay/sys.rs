@@ -1,0 +1,35 @@
+//! What the kernel tells of a socket, and no crate of ours asks for.
+
+#![expect(unsafe_code, reason = "SIOCOUTQ and SO_MEMINFO, which rustix does not offer")]
+
+use std::{
+    os::fd::{AsFd, AsRawFd},
+    ptr,
+};
+
+/// Returns how many bytes were written to a stream that its peer's kernel has not got yet; `None` if the socket does not
+/// say.
+pub(super) fn unsent_bytes(socket: &impl AsFd) -> Option<usize> {
+    let mut count: libc::c_int = 0;
+    let place = ptr::from_mut(&mut count);
+    // SAFETY: the descriptor is open while it is borrowed; the kernel writes one `int` at `place`, which is `count`.
+    let asked = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, place) };
+    if asked == 0 { usize::try_from(count).ok() } else { None }
+}
+
+/// The numbers of `SO_MEMINFO` as this was written, and which of them counts drops (`SK_MEMINFO_DROPS`).
+const MEMINFO_COUNT: usize = MEMINFO_DROPS + 1;
+const MEMINFO_DROPS: usize = 8;
+
+/// Returns how many datagrams the kernel has dropped in front of a socket, mostly since its queue was full. It counts
+/// modulo 2^32; 0 if the kernel does not say (before 4.12).
+pub(super) fn dropped_datagrams(socket: &impl AsFd) -> u32 {
+    let mut numbers = [0_u32; MEMINFO_COUNT];
+    let mut length = libc::socklen_t::try_from(size_of_val(&numbers)).unwrap_or(0);
+    let (place, room) = (ptr::from_mut(&mut numbers).cast(), ptr::from_mut(&mut length));
+    let (socket, level) = (socket.as_fd().as_raw_fd(), libc::SOL_SOCKET);
+    // SAFETY: the descriptor is open while it is borrowed; the kernel writes at most `length` bytes at `place`, which
+    // are those of `numbers`, and how many there were at `room`, which is `length`.
+    let asked = unsafe { libc::getsockopt(socket, level, libc::SO_MEMINFO, place, room) };
+    if asked == 0 { numbers[MEMINFO_DROPS] } else { 0 }
+}

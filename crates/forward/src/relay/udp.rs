@@ -1,0 +1,478 @@
+//! Datagrams: each client has a session, which is a socket of its own towards the upstream.
+//!
+//! ```text
+//!   clients ──▶ listening socket ──▶ table: address → session ──▶ connected socket ──▶ upstream
+//!           ◀──────────────────────────────── session's task ◀──────────────────────
+//! ```
+//!
+//! A session expires when nothing has come from either side for a time. Datagrams that cannot be sent at once are
+//! dropped and counted, as a router would.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use thiserror::Error;
+use tokio::sync::{Notify, watch};
+use vigie_detect::{Instant, Server, net::UdpSocket};
+
+use super::{
+    buffers::Buffers,
+    counters::Counter,
+    health::Health,
+    relay::ConnectionTask,
+    sys::dropped_datagrams,
+    wait::{First, first, until},
+};
+
+/// The longest datagram of UDP, rounded up.
+const DATAGRAM_BYTES_MAX: usize = 64 << 10;
+
+/// After so many datagrams of one session, others are let run.
+const BATCH_MAX: usize = 64;
+
+/// How many sessions can receive at the same instant: one for each thread of an executor. A budget, not memory in use.
+const RECEIVING_MAX: usize = 256;
+
+/// Makes a [`UdpRelay`].
+#[derive(Clone, Debug)]
+#[must_use = "`bind_on` makes the relay"]
+pub struct UdpRelayBuilder {
+    listen: SocketAddr,
+    upstream: SocketAddr,
+    expire_after: Duration,
+    sessions_max: usize,
+}
+
+impl UdpRelayBuilder {
+    /// Sets after how long without a datagram in either direction a session ends. Default 60 s; at least 1 ms.
+    pub const fn expire_after(mut self, time: Duration) -> Self {
+        self.expire_after = time;
+        self
+    }
+
+    /// Sets how many sessions there are at a time, at least 1; datagrams of further clients are dropped and counted.
+    /// Default 4096. Each takes a descriptor.
+    pub const fn sessions_max(mut self, count: usize) -> Self {
+        self.sessions_max = count;
+        self
+    }
+
+    /// Binds the listening socket, watched at `server`, and so will be those of the sessions.
+    ///
+    /// # Errors
+    /// [`UdpBindError`].
+    pub fn bind_on(self, server: &Server) -> Result<UdpRelay, UdpBindError> {
+        if self.sessions_max == 0 || self.expire_after < Duration::from_millis(1) {
+            return Err(UdpBindError::Settings);
+        }
+        let cannot = |source| UdpBindError::Listen { address: self.listen, source };
+        let socket = UdpSocket::bind_on(server, self.listen).map_err(cannot)?;
+        let address = socket.local_addr().map_err(cannot)?;
+        let health = Health::new(format_args!("udp:{}", self.upstream));
+        let shared = UdpShared {
+            server: server.clone(),
+            socket,
+            buffers: Buffers::new(2 * RECEIVING_MAX * DATAGRAM_BYTES_MAX),
+            settings: self,
+            sessions: Mutex::new(BTreeMap::new()),
+            counters: UdpCounters::default(),
+            listener_dropped: Mutex::new(0),
+            health,
+            draining: watch::Sender::new(None),
+            emptied: Notify::new(),
+        };
+        Ok(UdpRelay { address, shared: Arc::new(shared) })
+    }
+}
+
+/// A relay of datagrams that cannot be.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum UdpBindError {
+    /// No session could be, or would last.
+    #[error("at least one session must be allowed, and sessions must last for at least 1 ms")]
+    Settings,
+    /// The address cannot be listened on.
+    #[error("cannot listen on udp:{address}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A relay of datagrams, which relays once [`serve`](Self::serve) is polled.
+#[derive(Debug)]
+#[must_use = "nothing is relayed before `serve` is polled"]
+pub struct UdpRelay {
+    address: SocketAddr,
+    shared: Arc<UdpShared>,
+}
+
+/// Looks at a relay of datagrams, and ends it. Clones are for the same relay.
+#[derive(Clone, Debug)]
+pub struct UdpRelayHandle {
+    shared: Arc<UdpShared>,
+}
+
+#[derive(Debug)]
+struct UdpShared {
+    server: Server,
+    socket: UdpSocket,
+    buffers: Buffers,
+    settings: UdpRelayBuilder,
+    sessions: Mutex<Sessions>,
+    counters: UdpCounters,
+    /// What the kernel had dropped in front of the listening socket when it was asked last.
+    listener_dropped: Mutex<u32>,
+    health: Health,
+    draining: watch::Sender<Option<Instant>>,
+    emptied: Notify,
+}
+
+type Sessions = BTreeMap<SocketAddr, Arc<UdpSession>>;
+
+#[derive(Debug)]
+struct UdpSession {
+    client: SocketAddr,
+    upstream: UdpSocket,
+    /// When a datagram last went through, in nanoseconds of the server's clock. Raised by the two tasks that relay,
+    /// read by the session's. Its end is decided under the table's lock.
+    last_move: AtomicU64,
+    /// Whether anything has come from the upstream. A statistic.
+    is_answered: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct UdpCounters {
+    opened: Counter,
+    active: Counter,
+    expired: Counter,
+    refused: Counter,
+    unanswered: Counter,
+    overflowed: Counter,
+    datagrams_up: Counter,
+    datagrams_down: Counter,
+    bytes_up: Counter,
+    bytes_down: Counter,
+    dropped: Counter,
+    unreachable: Counter,
+}
+
+/// What a relay of datagrams has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UdpRelayStats {
+    /// Sessions that were opened.
+    pub opened: u64,
+    /// Sessions that there are.
+    pub active: u64,
+    /// Sessions that have expired.
+    pub expired: u64,
+    /// Datagrams that were dropped since there was no session for them: too many, or no descriptors.
+    pub refused: u64,
+    /// Sessions, of those that have expired, in which the upstream has answered nothing.
+    pub unanswered: u64,
+    /// Datagrams that the kernel dropped in front of the relay's sockets, on either side: their queues were full, or a
+    /// checksum was wrong. Of sessions that are over as of those that there are; 0 before Linux 4.12.
+    pub overflowed: u64,
+    /// Datagrams to the upstream.
+    pub datagrams_up: u64,
+    /// Datagrams to clients.
+    pub datagrams_down: u64,
+    /// Bytes to the upstream.
+    pub bytes_up: u64,
+    /// Bytes to clients.
+    pub bytes_down: u64,
+    /// Datagrams that were dropped since there was no room to send them.
+    pub dropped: u64,
+    /// How often a network said that a datagram did not arrive.
+    pub unreachable: u64,
+}
+
+impl UdpRelay {
+    /// Returns a builder for a relay from `listen` to `upstream`; port 0 lets the kernel choose one.
+    pub const fn builder(listen: SocketAddr, upstream: SocketAddr) -> UdpRelayBuilder {
+        let (expire_after, sessions_max) = (Duration::from_secs(60), 4096);
+        UdpRelayBuilder { listen, upstream, expire_after, sessions_max }
+    }
+
+    /// Returns where the relay listens.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Returns a handle for looking at the relay, and for ending it.
+    #[must_use]
+    pub fn handle(&self) -> UdpRelayHandle {
+        UdpRelayHandle { shared: Arc::clone(&self.shared) }
+    }
+
+    /// Relays datagrams of clients, and gives each session's other direction as a task to `spawn`. Returns once the
+    /// relay was drained.
+    ///
+    /// # Cancel safety
+    /// Cancel safe; sessions end when they expire.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotConnected`] if the detection server was shut down.
+    pub async fn serve(self, mut spawn: impl FnMut(ConnectionTask)) -> io::Result<()> {
+        let shared = &self.shared;
+        let mut buffer = vec![0; DATAGRAM_BYTES_MAX];
+        let mut draining = shared.draining.subscribe();
+        loop {
+            let deadline = *draining.borrow_and_update();
+            if deadline.is_some() && shared.counters.active.value() == 0 {
+                return Ok(());
+            }
+            let changed = first(draining.changed(), shared.emptied.notified());
+            let received = first(shared.socket.recv_from(&mut buffer), changed);
+            let received = match deadline {
+                None => Some(received.await),
+                Some(deadline) => until(&shared.server, deadline, received).await?,
+            };
+            match received {
+                None => return Ok(()),
+                Some(First::Right(_)) => {}
+                Some(First::Left(Ok((bytes, client)))) => {
+                    shared.forward(client, &buffer[..bytes], deadline.is_some(), &mut spawn);
+                }
+                Some(First::Left(Err(error))) if error.kind() == io::ErrorKind::NotConnected => {
+                    return Err(error);
+                }
+                // What was sent to a client that is gone.
+                Some(First::Left(Err(_))) => shared.counters.unreachable.add(1),
+            }
+        }
+    }
+}
+
+impl UdpRelayHandle {
+    /// Returns what the relay has done so far.
+    #[must_use]
+    pub fn stats(&self) -> UdpRelayStats {
+        let counters = &self.shared.counters;
+        UdpRelayStats {
+            opened: counters.opened.value(),
+            active: counters.active.value(),
+            expired: counters.expired.value(),
+            refused: counters.refused.value(),
+            unanswered: counters.unanswered.value(),
+            overflowed: self.shared.overflowed(),
+            datagrams_up: counters.datagrams_up.value(),
+            datagrams_down: counters.datagrams_down.value(),
+            bytes_up: counters.bytes_up.value(),
+            bytes_down: counters.bytes_down.value(),
+            dropped: counters.dropped.value(),
+            unreachable: counters.unreachable.value(),
+        }
+    }
+
+    /// Lets the relay open no more sessions, and ends those that are left after `time`.
+    pub fn drain(&self, time: Duration) {
+        self.shared.draining.send_replace(Some(self.shared.server.now() + time));
+    }
+}
+
+impl UdpShared {
+    /// Sends a client's datagram to the upstream, in its session.
+    fn forward(
+        self: &Arc<Self>,
+        client: SocketAddr,
+        datagram: &[u8],
+        is_draining: bool,
+        spawn: &mut impl FnMut(ConnectionTask),
+    ) {
+        let session = match self.session(client) {
+            Some(session) => session,
+            None if is_draining => return self.counters.refused.add(1),
+            None => match self.open(client) {
+                Ok(session) => {
+                    let task = Arc::clone(self).answer(Arc::clone(&session));
+                    spawn(Box::pin(task));
+                    session
+                }
+                Err(error) => {
+                    self.counters.refused.add(1);
+                    tracing::debug!(%client, %error, "a session could not be opened");
+                    return;
+                }
+            },
+        };
+        // A refusal that the network told of an earlier datagram is told instead of sending this one.
+        let mut sent = session.upstream.try_send(datagram);
+        if let Err(error) = &sent
+            && error.kind() == io::ErrorKind::ConnectionRefused
+        {
+            self.note_unreachable(error);
+            sent = session.upstream.try_send(datagram);
+        }
+        match sent {
+            Ok(_) => {
+                self.counters.datagrams_up.add(1);
+                self.counters.bytes_up.add(datagram.len() as u64);
+            }
+            Err(_) => self.counters.dropped.add(1),
+        }
+    }
+
+    /// Returns the session of a client, which lives on from now.
+    fn session(&self, client: SocketAddr) -> Option<Arc<UdpSession>> {
+        let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let session = sessions.get(&client)?;
+        session.touch(self.server.now());
+        Some(Arc::clone(session))
+    }
+
+    fn open(&self, client: SocketAddr) -> io::Result<Arc<UdpSession>> {
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        if sessions.len() >= self.settings.sessions_max {
+            return Err(io::Error::other("there are as many sessions as `sessions_max` allows"));
+        }
+        let own: SocketAddr = match self.settings.upstream {
+            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+        };
+        let upstream = UdpSocket::bind_on(&self.server, own)?;
+        upstream.connect(self.settings.upstream)?;
+        let last_move = AtomicU64::new(self.server.now().as_nanos());
+        let is_answered = AtomicBool::new(false);
+        let session = Arc::new(UdpSession { client, upstream, last_move, is_answered });
+        sessions.insert(client, Arc::clone(&session));
+        self.counters.opened.add(1);
+        self.counters.active.add(1);
+        Ok(session)
+    }
+
+    /// Sends what the upstream has sent to the client, as far as it is there.
+    fn back(&self, session: &UdpSession) {
+        let Some(mut buffer) = self.buffers.take(DATAGRAM_BYTES_MAX) else {
+            return self.counters.dropped.add(1);
+        };
+        for _ in 0..BATCH_MAX {
+            match session.upstream.try_recv(&mut buffer) {
+                Ok(bytes) => {
+                    session.touch(self.server.now());
+                    self.health.note_reached(|| self.server.now());
+                    self.health.note_answered(|| self.server.now());
+                    session.is_answered.store(true, Ordering::Relaxed);
+                    match self.socket.try_send_to(&buffer[..bytes], session.client) {
+                        Ok(_) => {
+                            self.counters.datagrams_down.add(1);
+                            self.counters.bytes_down.add(bytes as u64);
+                        }
+                        Err(_) => self.counters.dropped.add(1),
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) => self.note_unreachable(&error),
+            }
+        }
+    }
+
+    fn note_unreachable(&self, error: &io::Error) {
+        self.counters.unreachable.add(1);
+        self.health.note_unreachable(error, self.server.now());
+    }
+
+    /// Returns how many datagrams the kernel has dropped in front of all sockets so far.
+    fn overflowed(&self) -> u64 {
+        let mut last = self.listener_dropped.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = dropped_datagrams(&self.socket);
+        self.counters.overflowed.add(now.wrapping_sub(*last).into());
+        *last = now;
+        drop(last);
+        // Under the lock, no session goes from one sum to the other meanwhile.
+        let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_session =
+            |session: &Arc<UdpSession>| u64::from(dropped_datagrams(&session.upstream));
+        sessions.values().map(of_session).sum::<u64>() + self.counters.overflowed.value()
+    }
+
+    /// Takes a session out of the table.
+    fn remove(&self, sessions: &mut Sessions, session: &UdpSession) {
+        sessions.remove(&session.client);
+        self.counters.overflowed.add(dropped_datagrams(&session.upstream).into());
+    }
+
+    /// The session's task: sends the upstream's datagrams to the client, until it expires.
+    async fn answer(self: Arc<Self>, session: Arc<UdpSession>) {
+        let guard = Listed { shared: &self, session: &session };
+        let mut draining = self.draining.subscribe();
+        loop {
+            let last_move = Instant::from_nanos(session.last_move.load(Ordering::Relaxed));
+            let expiry = last_move + self.settings.expire_after;
+            let end = draining.borrow_and_update().map_or(expiry, |deadline| deadline.min(expiry));
+            let readable = first(session.upstream.readable(), draining.changed());
+            match until(&self.server, end, readable).await {
+                Ok(Some(First::Left(Ok(())))) => self.back(&session),
+                Ok(Some(First::Left(Err(_)))) => return,
+                Ok(Some(First::Right(_))) => {}
+                Ok(None) if guard.expire() => return,
+                Ok(None) => {}
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+impl UdpSession {
+    fn touch(&self, now: Instant) {
+        self.last_move.fetch_max(now.as_nanos(), Ordering::Relaxed);
+    }
+}
+
+/// A session that stands in the table for as long as its task lives.
+struct Listed<'a> {
+    shared: &'a UdpShared,
+    session: &'a Arc<UdpSession>,
+}
+
+impl Listed<'_> {
+    /// Takes the session out of the table, unless a datagram has come meanwhile.
+    fn expire(&self) -> bool {
+        let shared = self.shared;
+        let mut sessions = shared.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let last_move = Instant::from_nanos(self.session.last_move.load(Ordering::Relaxed));
+        let now = shared.server.now();
+        if shared.draining.borrow().is_some_and(|deadline| deadline <= now) {
+            return true;
+        }
+        let is_over = last_move + shared.settings.expire_after <= now;
+        if is_over {
+            shared.remove(&mut sessions, self.session);
+            shared.counters.expired.add(1);
+            if !self.session.is_answered.load(Ordering::Relaxed) {
+                shared.counters.unanswered.add(1);
+                shared.health.note_silent(&"a client's session has expired", now);
+            }
+        }
+        is_over
+    }
+}
+
+impl Drop for Listed<'_> {
+    fn drop(&mut self) {
+        let mut sessions = self.shared.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let client = &self.session.client;
+        if sessions.get(client).is_some_and(|listed| Arc::ptr_eq(listed, self.session)) {
+            self.shared.remove(&mut sessions, self.session);
+        }
+        drop(sessions);
+        self.shared.counters.active.subtract(1);
+        if self.shared.counters.active.value() == 0 {
+            self.shared.emptied.notify_one();
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Waiting with a deadline, under any executor.
+
+use std::{future::poll_fn, io, pin::pin, task::Poll, time::Duration};
+
+use vigie_detect::{Instant, Server};
+
+/// Waits for `future` until `deadline`; `None` then.
+pub(super) async fn until<T>(
+    server: &Server,
+    deadline: Instant,
+    future: impl Future<Output = T>,
+) -> io::Result<Option<T>> {
+    let mut future = pin!(future);
+    let mut timer = pin!(server.timers().wait_owned(deadline));
+    poll_fn(|cx| {
+        if let Poll::Ready(value) = future.as_mut().poll(cx) {
+            return Poll::Ready(Ok(Some(value)));
+        }
+        timer.as_mut().poll(cx).map(|ended| ended.map(|()| None).map_err(io::Error::from))
+    })
+    .await
+}
+
+/// Waits for `future`, or for `time`.
+pub(super) async fn at_most(
+    server: &Server,
+    time: Duration,
+    future: impl Future<Output = ()>,
+) -> io::Result<()> {
+    until(server, server.now() + time, future).await.map(|_| ())
+}
+
+/// The first of two; the left one if both are ready.
+pub(super) enum First<A, B> {
+    Left(A),
+    Right(B),
+}
+
+pub(super) async fn first<A, B>(
+    left: impl Future<Output = A>,
+    right: impl Future<Output = B>,
+) -> First<A, B> {
+    let (mut left, mut right) = (pin!(left), pin!(right));
+    poll_fn(|cx| {
+        if let Poll::Ready(value) = left.as_mut().poll(cx) {
+            return Poll::Ready(First::Left(value));
+        }
+        right.as_mut().poll(cx).map(First::Right)
+    })
+    .await
+}
+
+/// Tells whether the process, or the machine, is out of descriptors or memory.
+pub(super) fn is_exhausted(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let lacks = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::NOSPC];
+    Errno::from_io_error(error).is_some_and(|errno| lacks.contains(&errno))
+}

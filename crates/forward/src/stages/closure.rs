@@ -1,0 +1,53 @@
+//! The user's own code.
+
+use std::fmt;
+
+use vigie_detect::Instant;
+
+use crate::{
+    model::StageModel,
+    packet::Packet,
+    pipeline::{Stage, Verdict},
+};
+
+/// A closure as a stage. It runs on the host alone.
+///
+/// ```
+/// use vigie_forward::StageModel;
+/// use vigie_forward::pipeline::{Reason, Verdict};
+/// use vigie_forward::stages::Closure;
+///
+/// let no_giants = Closure::new(StageModel::new("no giants"), |packet, _now| {
+///     if packet.len() > 9014 { Verdict::Drop(Reason::User) } else { Verdict::Pass }
+/// });
+/// # let _ = no_giants;
+/// ```
+pub struct Closure<F> {
+    model: StageModel,
+    work: F,
+}
+
+impl<F: FnMut(&mut Packet, Instant) -> Verdict + Send> Closure<F> {
+    /// Creates a stage that calls `work` with each packet and the time. `model` says what it sees and whether
+    /// it writes; that it is bound to the host is added.
+    pub fn new(model: StageModel, work: F) -> Self {
+        Self { model: model.not_on_nic("it runs user code"), work }
+    }
+}
+
+impl<F: FnMut(&mut Packet, Instant) -> Verdict + Send> Stage for Closure<F> {
+    fn model(&self) -> StageModel {
+        self.model.clone()
+    }
+
+    #[inline]
+    fn process(&mut self, packet: &mut Packet, now: Instant) -> Verdict {
+        (self.work)(packet, now)
+    }
+}
+
+impl<F> fmt::Debug for Closure<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Closure").field("model", &self.model).finish_non_exhaustive()
+    }
+}

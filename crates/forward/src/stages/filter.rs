@@ -1,0 +1,212 @@
+//! Rules for what may pass.
+
+use std::ops::RangeInclusive;
+
+use vigie_detect::Instant;
+use vigie_via::link::EtherType;
+
+use super::unreadable;
+use crate::{
+    model::{Sees, StageModel, Writes},
+    packet::{Headers, Packet, Port},
+    pipeline::{Offload, Reason, Stage, Stock, Verdict},
+    tables::Prefix,
+};
+
+/// What a rule does with a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "it passes, or it does not")]
+pub enum Action {
+    /// It passes.
+    Accept,
+    /// It is dropped ([`Reason::Filtered`]).
+    Drop,
+}
+
+/// Which packets are meant, and what is done with them. What is not said matches everything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a filter takes it"]
+pub struct Rule {
+    action: Action,
+    arrival: Option<Port>,
+    ether_type: Option<EtherType>,
+    source: Option<Prefix>,
+    destination: Option<Prefix>,
+    protocol: Option<u8>,
+    source_ports: Option<RangeInclusive<u16>>,
+    destination_ports: Option<RangeInclusive<u16>>,
+}
+
+impl Rule {
+    /// Creates a rule for every packet.
+    pub const fn new(action: Action) -> Self {
+        Self {
+            action,
+            arrival: None,
+            ether_type: None,
+            source: None,
+            destination: None,
+            protocol: None,
+            source_ports: None,
+            destination_ports: None,
+        }
+    }
+
+    /// Means what has arrived on a port.
+    pub const fn arrival(mut self, port: Port) -> Self {
+        self.arrival = Some(port);
+        self
+    }
+
+    /// Means frames of a protocol, behind VLAN tags.
+    pub const fn ether_type(mut self, ether_type: EtherType) -> Self {
+        self.ether_type = Some(ether_type);
+        self
+    }
+
+    /// Means packets of IP from these addresses.
+    pub const fn source(mut self, prefix: Prefix) -> Self {
+        self.source = Some(prefix);
+        self
+    }
+
+    /// Means packets of IP to these addresses.
+    pub const fn destination(mut self, prefix: Prefix) -> Self {
+        self.destination = Some(prefix);
+        self
+    }
+
+    /// Means packets of IP with a protocol of this number: of fragments, the later ones too.
+    pub const fn protocol(mut self, number: u8) -> Self {
+        self.protocol = Some(number);
+        self
+    }
+
+    /// Means TCP and UDP from these ports. A later fragment has none, and is not meant.
+    pub const fn source_ports(mut self, ports: RangeInclusive<u16>) -> Self {
+        self.source_ports = Some(ports);
+        self
+    }
+
+    /// Means TCP and UDP to these ports. A later fragment has none, and is not meant.
+    pub const fn destination_ports(mut self, ports: RangeInclusive<u16>) -> Self {
+        self.destination_ports = Some(ports);
+        self
+    }
+
+    /// Returns what is done.
+    #[must_use]
+    pub const fn action(&self) -> Action {
+        self.action
+    }
+
+    /// Returns the port and the protocol of Ethernet that are meant.
+    #[must_use]
+    pub const fn frames(&self) -> (Option<Port>, Option<EtherType>) {
+        (self.arrival, self.ether_type)
+    }
+
+    /// Returns the addresses and the protocol of IP that are meant.
+    #[must_use]
+    pub const fn packets(&self) -> (Option<Prefix>, Option<Prefix>, Option<u8>) {
+        (self.source, self.destination, self.protocol)
+    }
+
+    /// Returns the ports of TCP and UDP that are meant.
+    #[must_use]
+    pub const fn ports(&self) -> (Option<&RangeInclusive<u16>>, Option<&RangeInclusive<u16>>) {
+        (self.source_ports.as_ref(), self.destination_ports.as_ref())
+    }
+
+    fn means(&self, arrival: Port, headers: &Headers, frame: &[u8]) -> bool {
+        if self.arrival.is_some_and(|port| port != arrival)
+            || self.ether_type.is_some_and(|ether_type| ether_type != headers.ether_type)
+        {
+            return false;
+        }
+        if let Some(protocol) = self.protocol
+            && (!headers.is_ip() || protocol != headers.protocol)
+        {
+            return false;
+        }
+        if self.source.is_some() || self.destination.is_some() {
+            let Some((source, destination)) = headers.addresses(frame) else { return false };
+            if self.source.is_some_and(|prefix| !prefix.contains(source))
+                || self.destination.is_some_and(|prefix| !prefix.contains(destination))
+            {
+                return false;
+            }
+        }
+        if self.source_ports.is_some() || self.destination_ports.is_some() {
+            let Some((source, destination)) = headers.ports(frame) else { return false };
+            if self.source_ports.as_ref().is_some_and(|ports| !ports.contains(&source))
+                || self
+                    .destination_ports
+                    .as_ref()
+                    .is_some_and(|ports| !ports.contains(&destination))
+            {
+                return false;
+            }
+        }
+        true
+    }
+}
+
+/// Lets pass what its rules accept. The first rule that means a packet decides.
+///
+/// Later fragments have no ports: a filter that drops by ports lets them pass, and they are useless without
+/// their first one; one that accepts by ports, and drops the rest, drops them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a pipeline takes it"]
+pub struct Filter {
+    rules: Vec<Rule>,
+    otherwise: Action,
+}
+
+impl Filter {
+    /// Creates a filter that does `otherwise` with every packet.
+    pub const fn otherwise(action: Action) -> Self {
+        Self { rules: Vec::new(), otherwise: action }
+    }
+
+    /// Adds a rule behind the others.
+    pub fn rule(mut self, rule: Rule) -> Self {
+        self.rules.push(rule);
+        self
+    }
+
+    /// Returns the rules, in order.
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    /// Returns what is done with packets that no rule means.
+    #[must_use]
+    pub const fn default_action(&self) -> Action {
+        self.otherwise
+    }
+}
+
+impl Stage for Filter {
+    fn model(&self) -> StageModel {
+        StageModel::new("filter").sees(Sees::Header).writes(Writes::Yes)
+    }
+
+    #[inline]
+    fn process(&mut self, packet: &mut Packet, _: Instant) -> Verdict {
+        let headers = match packet.headers() {
+            Ok(headers) => headers,
+            Err(error) => return unreadable(&error),
+        };
+        let rule =
+            self.rules.iter().find(|rule| rule.means(packet.arrival(), &headers, packet.bytes()));
+        match rule.map_or(self.otherwise, Rule::action) {
+            Action::Accept => Verdict::Pass,
+            Action::Drop => Verdict::Drop(Reason::Filtered),
+        }
+    }
+
+    fn offload(&self) -> Offload<'_> {
+        Offload::Stock(Stock::Filter(self))
+    }
+}

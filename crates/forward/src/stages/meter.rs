@@ -1,0 +1,101 @@
+//! A rate.
+
+use std::time::Duration;
+
+use thiserror::Error;
+use vigie_detect::Instant;
+
+use crate::{
+    cost::Bandwidth,
+    model::{Sees, StageModel, Writes},
+    packet::Packet,
+    pipeline::{Offload, Reason, Stage, Stock, Verdict},
+};
+
+/// Lets pass what a rate and a burst allow, by a token bucket, and drops the rest
+/// ([`Reason::Metered`]). Frames count with their headers of Ethernet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a pipeline takes it"]
+pub struct Meter {
+    rate: Bandwidth,
+    burst_bytes: u64,
+    /// When the bucket would be full if nothing more came: how far that lies ahead says how much is missing.
+    /// As one number it loses nothing to rounding, however short the times between packets are.
+    full_at: Instant,
+}
+
+/// A meter that lets nothing pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum MeterError {
+    /// No packet fits the bucket.
+    #[error("a burst of {bytes} bytes lets no packet pass: give at least the MTU and 14")]
+    Burst {
+        /// What was given, in bytes.
+        bytes: u64,
+    },
+}
+
+/// The longest header of Ethernet with one byte behind it.
+const BURST_MIN: u64 = 64;
+
+impl Meter {
+    /// Creates a meter of a rate, and of the bytes that may pass at once after a pause.
+    ///
+    /// # Errors
+    /// [`MeterError::Burst`] if no frame fits the burst: below 64 bytes.
+    pub const fn new(rate: Bandwidth, burst_bytes: u64) -> Result<Self, MeterError> {
+        if burst_bytes < BURST_MIN {
+            return Err(MeterError::Burst { bytes: burst_bytes });
+        }
+        Ok(Self { rate, burst_bytes, full_at: Instant::from_nanos(0) })
+    }
+
+    /// Returns the rate.
+    #[must_use]
+    pub const fn rate(&self) -> Bandwidth {
+        self.rate
+    }
+
+    /// Returns the bytes that may pass at once.
+    #[must_use]
+    pub const fn burst_bytes(&self) -> u64 {
+        self.burst_bytes
+    }
+
+    /// Takes tokens for a frame, if there are enough.
+    fn take(&mut self, bytes: u64, now: Instant) -> bool {
+        let full_at = self.full_at.max(now) + self.rate.time(bytes);
+        // Rounded up by a nanosecond, so that a frame of exactly the burst fits.
+        let depth = self.rate.time(self.burst_bytes) + Duration::from_nanos(1);
+        if full_at.saturating_duration_since(now) > depth {
+            return false;
+        }
+        self.full_at = full_at;
+        true
+    }
+}
+
+impl Stage for Meter {
+    fn model(&self) -> StageModel {
+        // It needs the length of every packet before it can let the first one go.
+        StageModel::new("meter").sees(Sees::Everything).writes(Writes::Yes)
+    }
+
+    #[inline]
+    fn process(&mut self, packet: &mut Packet, now: Instant) -> Verdict {
+        let bytes = u64::try_from(packet.len()).unwrap_or(u64::MAX);
+        if self.take(bytes, now) { Verdict::Pass } else { Verdict::Drop(Reason::Metered) }
+    }
+
+    /// A message that would not fit passes not in part.
+    fn process_message(&mut self, packets: &mut [Packet], now: Instant) -> Verdict {
+        let bytes: usize = packets.iter().map(Packet::len).sum();
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+        if self.take(bytes, now) { Verdict::Pass } else { Verdict::Drop(Reason::Metered) }
+    }
+
+    fn offload(&self) -> Offload<'_> {
+        Offload::Stock(Stock::Meter(self))
+    }
+}

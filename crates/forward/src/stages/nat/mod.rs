@@ -1,0 +1,247 @@
+//! Address translation.
+
+mod fragments;
+mod quoted;
+
+use std::net::IpAddr;
+
+use vigie_detect::Instant;
+
+use self::fragments::Fragments;
+use super::{refused, unreadable};
+use crate::{
+    model::{Sees, StageModel, Writes},
+    packet::{EditError, Fragment, Headers, Packet, Port, Tcp, TcpFlags, Transport},
+    pipeline::{Offload, Reason, Stage, Stock, Verdict},
+    tables::{Endpoint, NatError, NatTable, NatTuple, Prefix},
+};
+
+/// Which flows are translated, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NatRule {
+    /// Flows that arrive on a port, from these addresses to others than these, say to come from `external`, with ports
+    /// of its own.
+    Source {
+        /// Where they arrive.
+        arrival: Port,
+        /// From whom.
+        from: Prefix,
+        /// What they say instead.
+        external: IpAddr,
+    },
+    /// Flows to an endpoint go to another one.
+    Destination {
+        /// The protocol's number: TCP or UDP.
+        protocol: u8,
+        /// To whom they are sent.
+        external: Endpoint,
+        /// Who gets them.
+        internal: Endpoint,
+    },
+}
+
+/// Translates addresses and ports of TCP and UDP, and addresses and identifiers of echoes.
+///
+/// Packets of a flow of the table are translated, in both directions. Others begin a flow if a rule means them, the
+/// first that does; others pass as they are, except that what is sent to an external address and belongs to
+/// no flow is dropped ([`Reason::NatUnknown`]), and so is what a rule means and what has nothing to be told by
+/// ([`Reason::NatProtocol`]).
+///
+/// - Later fragments follow their first one, for a minute; one that comes before it is dropped
+///   ([`Reason::NatFragment`]).
+/// - Errors of ICMP are translated with what they quote.
+/// - A flow is not led back to where it came from ("hairpinning"): inside, use inside addresses.
+#[derive(Debug)]
+pub struct Nat {
+    table: NatTable,
+    rules: Vec<NatRule>,
+    fragments: Fragments,
+}
+
+impl Nat {
+    /// Creates a stage without rules, which translates the flows of a table.
+    #[must_use]
+    pub fn new(table: NatTable) -> Self {
+        Self { table, rules: Vec::new(), fragments: Fragments::default() }
+    }
+
+    /// Adds a rule behind the others.
+    #[must_use]
+    pub fn rule(mut self, rule: NatRule) -> Self {
+        self.rules.push(rule);
+        self
+    }
+
+    /// Returns the table of flows.
+    #[must_use]
+    pub const fn table(&self) -> &NatTable {
+        &self.table
+    }
+
+    /// Returns the rules, in order.
+    #[must_use]
+    pub fn rules(&self) -> &[NatRule] {
+        &self.rules
+    }
+
+    /// Begins a flow, if a rule means it. An answer begins none.
+    fn open(
+        &self,
+        packet: &Packet,
+        tuple: NatTuple,
+        flags: Option<TcpFlags>,
+        now: Instant,
+    ) -> Result<Option<NatTuple>, NatError> {
+        if tuple.is_answer {
+            return Ok(None);
+        }
+        for rule in &self.rules {
+            match *rule {
+                NatRule::Source { arrival, from, external }
+                    if packet.arrival() == arrival
+                        && from.contains(tuple.source.address)
+                        && !from.contains(tuple.destination.address)
+                        && tuple.source.address.is_ipv4() == external.is_ipv4() =>
+                {
+                    return self.table.open_source(tuple, external, flags, now).map(Some);
+                }
+                NatRule::Destination { protocol, external, internal }
+                    if tuple.protocol == protocol && tuple.destination == external =>
+                {
+                    return self.table.open_destination(tuple, internal, flags, now).map(Some);
+                }
+                _ => {}
+            }
+        }
+        Ok(None)
+    }
+
+    fn is_external(&self, address: IpAddr) -> bool {
+        self.rules.iter().any(|rule| match rule {
+            NatRule::Source { external, .. } => *external == address,
+            NatRule::Destination { external, .. } => external.address == address,
+        })
+    }
+
+    /// Returns whether a packet that cannot be told to a flow would have to be translated.
+    fn is_meant(&self, arrival: Port, source: IpAddr, destination: IpAddr) -> bool {
+        self.rules.iter().any(|rule| match rule {
+            NatRule::Source { arrival: port, from, .. } => {
+                *port == arrival && from.contains(source) && !from.contains(destination)
+            }
+            NatRule::Destination { .. } => false,
+        })
+    }
+
+    /// What becomes of a packet without a flow.
+    fn without_flow(
+        &self,
+        arrival: Port,
+        addresses: (IpAddr, IpAddr),
+        otherwise: Reason,
+    ) -> Verdict {
+        let (source, destination) = addresses;
+        if self.is_external(destination) {
+            let is_fragment = otherwise == Reason::NatFragment;
+            return Verdict::Drop(if is_fragment { otherwise } else { Reason::NatUnknown });
+        }
+        if self.is_meant(arrival, source, destination) {
+            Verdict::Drop(otherwise)
+        } else {
+            Verdict::Pass
+        }
+    }
+
+    /// Lets a later fragment follow its first.
+    fn follow(&self, packet: &mut Packet, headers: &Headers, now: Instant) -> Verdict {
+        let Some(key) = fragments::key(headers, packet.bytes()) else { return Verdict::Pass };
+        let Some((source, destination)) = self.fragments.find(&key, now) else {
+            let addresses = (key.0, key.1);
+            return self.without_flow(packet.arrival(), addresses, Reason::NatFragment);
+        };
+        let done = packet.set_source(source).and_then(|()| packet.set_destination(destination));
+        done.map_or_else(|error| refused(&error), |()| Verdict::Pass)
+    }
+}
+
+/// The flags of a segment of TCP.
+fn flags(headers: &Headers, frame: &[u8]) -> Option<TcpFlags> {
+    if headers.transport != Transport::Tcp {
+        return None;
+    }
+    let segment = frame.get(headers.transport_at..headers.end_at)?;
+    Tcp::parse(segment).ok().map(|tcp| tcp.flags())
+}
+
+/// Makes a packet say what it becomes.
+fn replace(packet: &mut Packet, before: &NatTuple, after: &NatTuple) -> Result<(), EditError> {
+    if before.source.address != after.source.address {
+        packet.set_source(after.source.address)?;
+    }
+    if before.destination.address != after.destination.address {
+        packet.set_destination(after.destination.address)?;
+    }
+    let ports = (after.source.port, after.destination.port);
+    if before.is_echo() {
+        return packet.set_identifier(if ports.0 == 0 { ports.1 } else { ports.0 });
+    }
+    if before.source.port != ports.0 {
+        packet.set_source_port(ports.0)?;
+    }
+    if before.destination.port != ports.1 {
+        packet.set_destination_port(ports.1)?;
+    }
+    Ok(())
+}
+
+impl Stage for Nat {
+    fn model(&self) -> StageModel {
+        StageModel::new("nat").sees(Sees::Header).writes(Writes::Yes)
+    }
+
+    fn process(&mut self, packet: &mut Packet, now: Instant) -> Verdict {
+        let headers = match packet.headers() {
+            Ok(headers) => headers,
+            Err(error) => return unreadable(&error),
+        };
+        let Some(addresses) = headers.addresses(packet.bytes()) else { return Verdict::Pass };
+        if headers.fragment == Fragment::Later {
+            return self.follow(packet, &headers, now);
+        }
+        let arrival = packet.arrival();
+        let Some(tuple) = NatTuple::of(&headers, packet.bytes()) else {
+            return match quoted::translate(&self.table, packet, &headers) {
+                Some(Ok(())) => Verdict::Pass,
+                Some(Err(error)) => refused(&error),
+                None => self.without_flow(arrival, addresses, Reason::NatProtocol),
+            };
+        };
+        let flags = flags(&headers, packet.bytes());
+        let becomes = match self.table.translate(&tuple, flags, now) {
+            Some(becomes) => becomes,
+            None => match self.open(packet, tuple, flags, now) {
+                Ok(Some(becomes)) => becomes,
+                Ok(None) => return self.without_flow(arrival, addresses, Reason::NatUnknown),
+                Err(NatError::Ports { .. }) => return Verdict::Drop(Reason::NatPorts),
+                Err(NatError::Full { .. } | NatError::Conflict) => {
+                    return Verdict::Drop(Reason::NatFull);
+                }
+            },
+        };
+        if headers.fragment == Fragment::First
+            && let Some(key) = fragments::key(&headers, packet.bytes())
+        {
+            let becomes = (becomes.source.address, becomes.destination.address);
+            self.fragments.note(key, becomes, now);
+        }
+        match replace(packet, &tuple, &becomes) {
+            Ok(()) => Verdict::Pass,
+            Err(error) => refused(&error),
+        }
+    }
+
+    fn offload(&self) -> Offload<'_> {
+        Offload::Stock(Stock::Nat(self))
+    }
+}

@@ -1,0 +1,430 @@
+use std::{net::IpAddr, time::Duration};
+
+use fastrand::Rng;
+use proptest::prelude::*;
+use vigie_detect::Instant;
+use vigie_via::link::{EtherType, MacAddress};
+
+use super::*;
+use crate::{
+    cost::Bandwidth,
+    model::{Sees, StageModel, Writes},
+    packet::{Headers, Packet, Port, Transport, UDP, Verified},
+    pipeline::{
+        Reason, Stage, Verdict,
+        conformance::{self, Breach},
+    },
+    tables::{Endpoint, Fib, Interface, NatTable, NatTimeouts, NatTuple, Prefix, Route},
+};
+
+const START: Instant = Instant::from_nanos(0);
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn prefix(text: &str) -> Prefix {
+    text.parse().unwrap()
+}
+
+fn at(time: Duration) -> Instant {
+    START + time
+}
+
+/// A datagram of UDP over version 4.
+fn udp(arrival: Port, from: (&str, u16), to: (&str, u16)) -> Packet {
+    let (IpAddr::V4(source), IpAddr::V4(destination)) = (ip(from.0), ip(to.0)) else {
+        panic!("version 4")
+    };
+    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
+    frame.extend([0x45, 0, 0, 32, 0, 5, 0, 0, 64, 17, 0, 0]);
+    frame.extend(source.octets());
+    frame.extend(destination.octets());
+    frame.extend(from.1.to_be_bytes());
+    frame.extend(to.1.to_be_bytes());
+    frame.extend([0, 12, 0, 0, 1, 2, 3, 4]);
+    let mut packet = Packet::new(arrival, &frame);
+    packet.fill_checksums().unwrap();
+    packet
+}
+
+fn tuple(packet: &mut Packet) -> NatTuple {
+    let headers = packet.headers().unwrap();
+    NatTuple::of(&headers, packet.bytes()).unwrap()
+}
+
+fn fib() -> Fib {
+    let fib = Fib::default();
+    for (number, net) in [(0, "10.0.0.0/24"), (1, "10.0.1.0/24"), (2, "fd00::/8")] {
+        let port = Port(number);
+        let own = MacAddress([2, 0, 0, 0, 1, number.to_le_bytes()[0]]);
+        fib.set_interface(port, Some(Interface::new(own, 1500)));
+        fib.set_route(prefix(net), Some(Route::on_link(port)));
+    }
+    fib.set_neighbour(Port(1), ip("10.0.1.2"), Some(MacAddress([2, 0, 0, 0, 2, 1])));
+    fib.set_route(prefix("0.0.0.0/0"), Some(Route::via(Port(1), ip("10.0.1.2"))));
+    fib
+}
+
+fn nat(seed: u64) -> Nat {
+    let table = NatTable::builder().seed(seed).flows_max(20).ports(5000, 5009).build();
+    Nat::new(table)
+        .rule(NatRule::Destination {
+            protocol: UDP,
+            external: Endpoint::new(ip("10.0.1.1"), 80),
+            internal: Endpoint::new(ip("10.0.0.2"), 8080),
+        })
+        .rule(NatRule::Source {
+            arrival: Port(0),
+            from: prefix("10.0.0.0/24"),
+            external: ip("10.0.1.1"),
+        })
+}
+
+#[test]
+fn stock_stages_keep_the_contract() {
+    // Goal: each stage passes the suite. Method: the suite, from several seeds.
+    for seed in 0..4 {
+        let count = 4_000;
+        let rewrite = Rewrite::new().source_mac(MacAddress([9; 6])).source(ip("192.0.2.1"));
+        conformance::check(|| rewrite, seed, count).unwrap();
+        conformance::check(|| Ttl, seed, count).unwrap();
+        conformance::check(|| Mirror::to(Port(3)).from(Port(1)), seed, count).unwrap();
+        conformance::check(Checksum::verify, seed, count).unwrap();
+        conformance::check(Checksum::fill, seed, count).unwrap();
+        let rate = Bandwidth::new(100_000).unwrap();
+        conformance::check(|| Meter::new(rate, 2000).unwrap(), seed, count).unwrap();
+        conformance::check(|| RouteStage::new(fib()), seed, count).unwrap();
+        conformance::check(|| nat(seed), seed, count).unwrap();
+        let rule = Rule::new(Action::Drop).protocol(17).destination_ports(81..=90);
+        conformance::check(|| Filter::otherwise(Action::Accept).rule(rule.clone()), seed, count)
+            .unwrap();
+    }
+}
+
+#[test]
+fn the_suite_finds_breaches() {
+    // Goal: a stage that breaks the contract is found. Method: one breach of each kind.
+    let closure = |model: StageModel, work: fn(&mut Packet, Instant) -> Verdict| {
+        conformance::check(|| Closure::new(model.clone(), work), 1, 500)
+    };
+    let reads = || StageModel::new("x").writes(Writes::No);
+    let spoil = |packet: &mut Packet, _| {
+        packet.bytes_mut().reverse();
+        Verdict::Pass
+    };
+    assert!(matches!(closure(reads(), spoil), Err(Breach::Changed { .. })));
+    let drop = |_: &mut Packet, _| Verdict::Drop(Reason::User);
+    assert!(matches!(closure(reads(), drop), Err(Breach::Dropped { .. })));
+    let peeks = |packet: &mut Packet, _| match packet.bytes().last() {
+        Some(last) if last & 1 != 0 => Verdict::Drop(Reason::User),
+        _ => Verdict::Pass,
+    };
+    assert!(matches!(closure(StageModel::new("x"), peeks), Err(Breach::Saw { .. })));
+    let everything = StageModel::new("x").sees(Sees::Everything);
+    assert_eq!(closure(everything, peeks), Ok(()));
+    let mut number = 0;
+    let counts = || {
+        number += 1;
+        let of = number;
+        Closure::new(StageModel::new("x"), move |_, _| Verdict::Send(Port(of)))
+    };
+    assert!(matches!(conformance::check(counts, 1, 500), Err(Breach::Differs { .. })));
+}
+
+#[test]
+fn translated_flows_come_back() {
+    // Goal: what leaves says the external address with a port of its own, answers find back, and checksums are
+    // right. Method: flows of several sources there and back.
+    let mut stage = nat(7);
+    let mut ports = std::collections::BTreeSet::new();
+    for source in 0..10_u16 {
+        let from = ("10.0.0.2", 1000 + source);
+        let mut packet = udp(Port(0), from, ("10.0.1.2", 53));
+        assert_eq!(stage.process(&mut packet, START), Verdict::Pass);
+        assert_eq!(packet.verify().unwrap(), Verified::Right);
+        let outside = tuple(&mut packet);
+        assert_eq!(outside.source.address, ip("10.0.1.1"));
+        assert_eq!(outside.destination, Endpoint::new(ip("10.0.1.2"), 53));
+        assert!(ports.insert(outside.source.port), "a port of its own");
+        let mut answer = udp(Port(1), ("10.0.1.2", 53), ("10.0.1.1", outside.source.port));
+        assert_eq!(stage.process(&mut answer, START), Verdict::Pass);
+        assert_eq!(answer.verify().unwrap(), Verified::Right);
+        assert_eq!(tuple(&mut answer).destination, Endpoint::new(ip("10.0.0.2"), from.1));
+        // Somebody else is not let in by it.
+        let mut other = udp(Port(1), ("10.0.1.9", 53), ("10.0.1.1", outside.source.port));
+        assert_eq!(stage.process(&mut other, START), Verdict::Drop(Reason::NatUnknown));
+    }
+    let mut eleventh = udp(Port(0), ("10.0.0.3", 1), ("10.0.1.2", 53));
+    let before = eleventh.clone();
+    assert_eq!(stage.process(&mut eleventh, START), Verdict::Drop(Reason::NatPorts));
+    assert_eq!(eleventh, before, "what is dropped is not changed");
+    // After the time of UDP all ports are free again.
+    let later = at(Duration::from_secs(300));
+    assert_eq!(stage.process(&mut eleventh, later), Verdict::Pass);
+    stage.table().expire(later);
+    assert_eq!(stage.table().len(), 1);
+}
+
+#[test]
+fn forwarded_ports_lead_inside() {
+    // Goal: a flow to an external endpoint goes inside, and its answers say the external one. Method: there and
+    // back, until the table is full.
+    let mut stage = nat(8);
+    let mut packet = udp(Port(1), ("10.0.1.7", 999), ("10.0.1.1", 80));
+    assert_eq!(stage.process(&mut packet, START), Verdict::Pass);
+    assert_eq!(tuple(&mut packet).destination, Endpoint::new(ip("10.0.0.2"), 8080));
+    assert_eq!(packet.verify().unwrap(), Verified::Right);
+    let mut answer = udp(Port(0), ("10.0.0.2", 8080), ("10.0.1.7", 999));
+    assert_eq!(stage.process(&mut answer, START), Verdict::Pass);
+    assert_eq!(tuple(&mut answer).source, Endpoint::new(ip("10.0.1.1"), 80));
+    for source in 0..19 {
+        let mut packet = udp(Port(1), ("10.0.1.8", source), ("10.0.1.1", 80));
+        assert_eq!(stage.process(&mut packet, START), Verdict::Pass);
+    }
+    let mut packet = udp(Port(1), ("10.0.1.9", 1), ("10.0.1.1", 80));
+    assert_eq!(stage.process(&mut packet, START), Verdict::Drop(Reason::NatFull));
+    let mut packet = udp(Port(1), ("10.0.1.9", 1), ("10.0.7.1", 80));
+    assert_eq!(stage.process(&mut packet, START), Verdict::Pass, "no rule means it");
+}
+
+#[test]
+fn connections_live_by_their_state() {
+    // Goal: a connection of TCP has a long time once it is open, and a short one before and after. Method: the
+    // table itself, at the edges of the times.
+    let table = NatTable::builder().seed(1).build();
+    let flow = NatTuple {
+        protocol: crate::packet::TCP,
+        source: Endpoint::new(ip("10.0.0.2"), 5),
+        destination: Endpoint::new(ip("10.0.1.2"), 80),
+        is_answer: false,
+    };
+    use crate::packet::TcpFlags;
+    let times = NatTimeouts::default();
+    let seconds = Duration::from_secs;
+    let there = |now| table.translate(&flow, Some(TcpFlags::ACK), now);
+    let open = |now| {
+        let outside = table.open_source(flow, ip("10.0.1.1"), Some(TcpFlags::SYN), now).unwrap();
+        outside.reversed()
+    };
+    open(START);
+    let before = at(times.tcp_transitory).as_nanos() - 1;
+    assert!(table.peek(&flow).is_some());
+    assert_eq!(table.expire(Instant::from_nanos(before)), 0);
+    assert!(there(at(times.tcp_transitory)).is_none(), "nobody has answered");
+    let back = open(START);
+    assert!(table.translate(&back, Some(TcpFlags::ACK), START).is_some());
+    let now = Instant::from_nanos(at(times.tcp_established).as_nanos() - 1);
+    assert!(there(now).is_some(), "open connections are kept for long");
+    assert_eq!(table.expire(now + seconds(100)), 0);
+    assert!(table.translate(&flow, Some(TcpFlags::FIN), now).is_some());
+    assert!(table.translate(&back, Some(TcpFlags::FIN), now).is_some());
+    assert_eq!(table.expire(now + (times.tcp_transitory - seconds(1))), 0);
+    assert_eq!(table.expire(now + times.tcp_transitory), 1);
+    assert!(table.is_empty());
+}
+
+#[test]
+fn fragments_follow_their_first() {
+    // Goal: a later fragment gets the addresses of its first, and without that it is dropped. Method: two
+    // fragments in both orders.
+    let mut stage = nat(9);
+    let fragment = |offset: [u8; 2], number: u8| {
+        let mut packet = udp(Port(0), ("10.0.0.2", 5), ("10.0.1.2", 53));
+        let frame = packet.bytes_mut();
+        frame[19] = number;
+        frame[20..22].copy_from_slice(&offset);
+        packet.fill_checksums().unwrap();
+        packet
+    };
+    let mut early = fragment([0, 1], 1);
+    assert_eq!(stage.process(&mut early, START), Verdict::Drop(Reason::NatFragment));
+    let mut first = fragment([0x20, 0], 1);
+    assert_eq!(stage.process(&mut first, START), Verdict::Pass);
+    let mut later = fragment([0, 1], 1);
+    assert_eq!(stage.process(&mut later, START), Verdict::Pass);
+    let headers = Headers::parse(later.bytes()).unwrap();
+    assert_eq!(headers.addresses(later.bytes()).unwrap().0, ip("10.0.1.1"));
+    assert_eq!(later.verify().unwrap(), Verified::Right, "the header's");
+    let mut other = fragment([0, 1], 2);
+    assert_eq!(stage.process(&mut other, START), Verdict::Drop(Reason::NatFragment));
+    let mut late = fragment([0, 1], 1);
+    let verdict = stage.process(&mut late, at(Duration::from_secs(60)));
+    assert_eq!(verdict, Verdict::Drop(Reason::NatFragment));
+}
+
+#[test]
+fn errors_are_about_the_packet_that_was_sent() {
+    // Goal: an error that quotes a translated packet reaches its sender, quoting what he sent, all checksums
+    // right. Method: the quote of a packet that left, in an error from a router.
+    let mut stage = nat(10);
+    let sent = udp(Port(0), ("10.0.0.2", 5), ("10.0.7.7", 53));
+    let mut left = sent.clone();
+    assert_eq!(stage.process(&mut left, START), Verdict::Pass);
+    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
+    frame.extend([0x45, 0, 0, 56, 0, 5, 0, 0, 64, 1, 0, 0, 10, 0, 1, 2, 10, 0, 1, 1]);
+    frame.extend([3, 4, 0, 0, 0, 0, 5, 0]);
+    frame.extend(&left.bytes()[14..14 + 28]);
+    let mut error = Packet::new(Port(1), &frame);
+    error.fill_checksums().unwrap();
+    assert_eq!(stage.process(&mut error, START), Verdict::Pass);
+    assert_eq!(error.verify().unwrap(), Verified::Right);
+    let headers = error.headers().unwrap();
+    assert_eq!(headers.transport, Transport::Icmp);
+    assert_eq!(headers.addresses(error.bytes()).unwrap().1, ip("10.0.0.2"));
+    assert_eq!(error.bytes()[42..], sent.bytes()[14..42], "the quote, its checksums among it");
+    frame[14 + 28 + 19] ^= 1;
+    let mut about_nothing = Packet::new(Port(1), &frame);
+    about_nothing.fill_checksums().unwrap();
+    let verdict = stage.process(&mut about_nothing, START);
+    assert_eq!(verdict, Verdict::Drop(Reason::NatUnknown));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Goal: translation loses nobody: whoever is translated there is translated back to what was sent, as long
+    /// as his flow lives, and ports are never shared; followers of the table agree. Method: random packets and
+    /// times against the table's own lines.
+    #[test]
+    fn translation_can_be_undone(seed in any::<u64>()) {
+        let mut rng = Rng::with_seed(seed);
+        let mut stage = nat(seed);
+        let mut feed = stage.table().follow();
+        let mut copy = std::collections::BTreeSet::new();
+        let mut now = START;
+        for _ in 0..300 {
+            now = now + Duration::from_secs(rng.u64(0..20));
+            let mut packet = Packet::new(Port(rng.u16(0..2)), &conformance::frame(&mut rng));
+            let before = packet.headers().ok().and_then(|h| NatTuple::of(&h, packet.bytes()));
+            let verified = packet.verify();
+            let verdict = stage.process(&mut packet, now);
+            if let (Some(before), Verdict::Pass) = (before, verdict) {
+                let after = tuple(&mut packet);
+                if after != before {
+                    let back = stage.table().peek(&after.reversed());
+                    prop_assert_eq!(back, Some(before.reversed()));
+                    prop_assert_eq!(packet.verify(), verified);
+                }
+            }
+            while let Some(update) = feed.take() {
+                use crate::tables::{NatChange, Update};
+                match update {
+                    Update::All(flows) => copy = flows.into_iter().collect(),
+                    Update::One(NatChange::Added(flow)) => prop_assert!(copy.insert(flow)),
+                    Update::One(NatChange::Removed(flow)) => prop_assert!(copy.remove(&flow)),
+                }
+            }
+            let flows = stage.table().flows();
+            prop_assert!(flows.len() <= 20);
+            prop_assert_eq!(&copy, &flows.iter().copied().collect());
+            let sources: Vec<_> = flows.iter().map(|flow| (flow.translated.protocol, flow.translated)).collect();
+            for (number, one) in sources.iter().enumerate() {
+                prop_assert!(!sources[..number].contains(one), "two flows say the same");
+            }
+        }
+    }
+
+    /// Goal: no more passes than rate and burst allow in any interval, and no less than nine tenths under load.
+    /// Method: packets of random lengths at random times.
+    #[test]
+    fn a_meter_keeps_its_rate(seed in any::<u64>(), rate in 10_000..1_000_000_000_u64) {
+        let mut rng = Rng::with_seed(seed);
+        let burst = 3_000;
+        let rate = Bandwidth::new(rate).unwrap();
+        let mut meter = Meter::new(rate, burst).unwrap();
+        let mut now = START;
+        let mut passed = 0;
+        let mut offered = 0;
+        let gap = rate.time(400).as_nanos();
+        for _ in 0..2_000 {
+            let mut packet = Packet::new(Port(0), &vec![0; rng.usize(60..1500)]);
+            offered += packet.len();
+            if meter.process(&mut packet, now) == Verdict::Pass {
+                passed += packet.len();
+            }
+            let elapsed = now - START;
+            let allowed = elapsed.as_secs_f64() * rate.bytes_per_s() as f64 + burst as f64;
+            prop_assert!(passed as f64 <= allowed * 1.001 + 1.0, "{passed} in {elapsed:?}");
+            now = now + Duration::from_nanos(rng.u64(0..2 * u64::try_from(gap).unwrap()));
+        }
+        let possible = (now - START).as_secs_f64() * rate.bytes_per_s() as f64;
+        prop_assert!(passed as f64 >= 0.7 * possible.min(offered as f64), "{passed} of {possible}");
+    }
+}
+
+#[test]
+fn packets_go_where_the_longest_prefix_says() {
+    // Goal: ports, next hops and addresses of frames by the table, as it is now; what has no way is dropped with
+    // its reason. Method: destinations of each kind, and a change between two.
+    let fib = fib();
+    let mut stage = RouteStage::new(fib.clone());
+    let mut go = |to: &str| {
+        let mut packet = udp(Port(0), ("10.0.0.2", 5), (to, 53));
+        let verdict = stage.process(&mut packet, START);
+        (verdict, packet.bytes()[..12].to_vec())
+    };
+    let sent = [[2, 0, 0, 0, 2, 1], [2, 0, 0, 0, 1, 1]].concat();
+    assert_eq!(go("10.0.1.2"), (Verdict::Send(Port(1)), sent.clone()));
+    assert_eq!(go("192.0.2.1"), (Verdict::Send(Port(1)), sent));
+    assert_eq!(go("10.0.1.3").0, Verdict::Drop(Reason::NoNeighbour));
+    fib.set_route(prefix("0.0.0.0/0"), None);
+    assert_eq!(go("192.0.2.1").0, Verdict::Drop(Reason::NoRoute));
+    fib.set_interface(Port(1), Some(Interface::new(MacAddress([2; 6]), 31)));
+    assert_eq!(go("10.0.1.2").0, Verdict::Drop(Reason::TooLong));
+    let mut arp = Packet::new(Port(0), &[[2; 12].as_slice(), &[0x88, 0xb5]].concat());
+    assert_eq!(stage.process(&mut arp, START), Verdict::Drop(Reason::NotIp));
+}
+
+#[test]
+fn rules_mean_what_they_say() {
+    // Goal: each condition of a rule counts, and the first rule that means a packet decides. Method: one rule
+    // for each condition, on a packet that meets all and one that misses it.
+    let packet = || udp(Port(1), ("10.0.0.2", 5), ("10.0.1.2", 53));
+    let meets = |rule: Rule| {
+        let mut filter = Filter::otherwise(Action::Accept).rule(rule);
+        filter.process(&mut packet(), START) == Verdict::Drop(Reason::Filtered)
+    };
+    let drop = || Rule::new(Action::Drop);
+    for (rule, is_met) in [
+        (drop(), true),
+        (drop().arrival(Port(1)), true),
+        (drop().arrival(Port(0)), false),
+        (drop().ether_type(EtherType::IPV4), true),
+        (drop().ether_type(EtherType::IPV6), false),
+        (drop().source(prefix("10.0.0.0/24")), true),
+        (drop().source(prefix("10.0.1.0/24")), false),
+        (drop().destination(prefix("10.0.1.2")), true),
+        (drop().destination(prefix("::/0")), false),
+        (drop().protocol(17), true),
+        (drop().protocol(6), false),
+        (drop().source_ports(5..=5), true),
+        (drop().source_ports(6..=9), false),
+        (drop().destination_ports(0..=53), true),
+        (drop().destination_ports(54..=99), false),
+    ] {
+        assert_eq!(meets(rule.clone()), is_met, "{rule:?}");
+    }
+    let accept_first = Filter::otherwise(Action::Drop)
+        .rule(Rule::new(Action::Accept).protocol(17))
+        .rule(drop().arrival(Port(1)));
+    assert_eq!(accept_first.clone().process(&mut packet(), START), Verdict::Pass);
+}
+
+#[test]
+fn hops_are_counted_down() {
+    // Goal: one router less with a right checksum, and nothing at the last. Method: all values.
+    for ttl in 0..=255_u8 {
+        let mut packet = udp(Port(0), ("10.0.0.2", 5), ("10.0.1.2", 53));
+        packet.bytes_mut()[22] = ttl;
+        packet.fill_checksums().unwrap();
+        let verdict = Ttl.process(&mut packet, START);
+        if ttl <= 1 {
+            assert_eq!(verdict, Verdict::Drop(Reason::TtlExpired));
+            assert_eq!(packet.bytes()[22], ttl);
+        } else {
+            assert_eq!((verdict, packet.bytes()[22]), (Verdict::Pass, ttl - 1));
+            assert_eq!(packet.verify().unwrap(), Verified::Right);
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Longest-prefix match: a binary trie whose rows of single children are cut short.
+//!
+//! It is persistent: a change makes new nodes along one path and shares all others, so that whoever has an
+//! older one keeps it undisturbed, and a change costs as much as a look.
+
+use std::{net::IpAddr, sync::Arc};
+
+use super::prefix::{Prefix, address_of, key, mask};
+
+/// Values by prefixes of both versions of IP.
+#[derive(Clone, Debug)]
+pub(super) struct Trie<V> {
+    v4: Option<Arc<Node<V>>>,
+    v6: Option<Arc<Node<V>>>,
+    count: usize,
+}
+
+impl<V> Default for Trie<V> {
+    fn default() -> Self {
+        Self { v4: None, v6: None, count: 0 }
+    }
+}
+
+/// All prefixes below begin with its own. A node without a value has both children.
+#[derive(Clone, Debug)]
+struct Node<V> {
+    bits: u128,
+    length: u8,
+    value: Option<V>,
+    children: [Option<Arc<Self>>; 2],
+}
+
+/// The bit at a place, the first on top.
+#[inline]
+const fn bit(bits: u128, at: u8) -> usize {
+    ((bits >> (127 - at)) & 1) as usize
+}
+
+/// How many bits both begin with, at most `max`.
+fn common(a: u128, b: u128, max: u8) -> u8 {
+    u8::try_from((a ^ b).leading_zeros()).map_or(max, |same| same.min(max))
+}
+
+impl<V: Clone> Node<V> {
+    const fn leaf(bits: u128, length: u8, value: V) -> Self {
+        Self { bits, length, value: Some(value), children: [None, None] }
+    }
+
+    fn insert(
+        node: Option<&Arc<Self>>,
+        bits: u128,
+        length: u8,
+        value: V,
+    ) -> (Arc<Self>, Option<V>) {
+        let Some(node) = node else { return (Arc::new(Self::leaf(bits, length, value)), None) };
+        let shared = common(node.bits, bits, node.length.min(length));
+        if shared < node.length {
+            // The new prefix ends, or parts, above this node.
+            let mut parent = Self {
+                bits: bits & mask(shared),
+                length: shared,
+                value: None,
+                children: [None, None],
+            };
+            parent.children[bit(node.bits, shared)] = Some(Arc::clone(node));
+            if shared == length {
+                parent.value = Some(value);
+            } else {
+                let leaf = Self::leaf(bits, length, value);
+                parent.children[bit(bits, shared)] = Some(Arc::new(leaf));
+            }
+            return (Arc::new(parent), None);
+        }
+        let mut changed = Self::clone(node);
+        if length == node.length {
+            let before = changed.value.replace(value);
+            return (Arc::new(changed), before);
+        }
+        let side = bit(bits, node.length);
+        let (child, before) = Self::insert(node.children[side].as_ref(), bits, length, value);
+        changed.children[side] = Some(child);
+        (Arc::new(changed), before)
+    }
+
+    /// Returns the node without a prefix, and what it had; `None` if it had nothing.
+    fn remove(node: &Arc<Self>, bits: u128, length: u8) -> Option<(Option<Arc<Self>>, V)> {
+        if length < node.length || (node.bits ^ bits) & mask(node.length) != 0 {
+            return None;
+        }
+        let mut changed = Self::clone(node);
+        let before;
+        if length == node.length {
+            before = changed.value.take()?;
+        } else {
+            let side = bit(bits, node.length);
+            let (child, value) = Self::remove(node.children[side].as_ref()?, bits, length)?;
+            changed.children[side] = child;
+            before = value;
+        }
+        Some((changed.shortened(), before))
+    }
+
+    /// Leaves out a node that neither has a value nor parts anything.
+    fn shortened(mut self) -> Option<Arc<Self>> {
+        if self.value.is_some() {
+            return Some(Arc::new(self));
+        }
+        match (self.children[0].take(), self.children[1].take()) {
+            (None, child) | (child, None) => child,
+            both => {
+                self.children = [both.0, both.1];
+                Some(Arc::new(self))
+            }
+        }
+    }
+
+    fn each(&self, is_v4: bool, visit: &mut impl FnMut(Prefix, &V)) {
+        if let Some(value) = &self.value
+            && let Ok(prefix) = Prefix::new(address_of(self.bits, is_v4), self.length)
+        {
+            visit(prefix, value);
+        }
+        for child in self.children.iter().flatten() {
+            child.each(is_v4, visit);
+        }
+    }
+}
+
+impl<V: Clone> Trie<V> {
+    pub(super) const fn len(&self) -> usize {
+        self.count
+    }
+
+    const fn root_mut(&mut self, is_v4: bool) -> &mut Option<Arc<Node<V>>> {
+        if is_v4 { &mut self.v4 } else { &mut self.v6 }
+    }
+
+    pub(super) fn insert(&mut self, prefix: Prefix, value: V) -> Option<V> {
+        let address = prefix.address();
+        let root = self.root_mut(address.is_ipv4());
+        let (node, before) = Node::insert(root.as_ref(), key(address), prefix.length_bits(), value);
+        *root = Some(node);
+        self.count += usize::from(before.is_none());
+        before
+    }
+
+    pub(super) fn remove(&mut self, prefix: Prefix) -> Option<V> {
+        let address = prefix.address();
+        let root = self.root_mut(address.is_ipv4());
+        let (node, before) = Node::remove(root.as_ref()?, key(address), prefix.length_bits())?;
+        *root = node;
+        self.count -= 1;
+        Some(before)
+    }
+
+    /// Returns the value of the longest prefix with which the address begins.
+    #[inline]
+    pub(super) fn lookup(&self, address: IpAddr) -> Option<&V> {
+        let bits = key(address);
+        let mut node = if address.is_ipv4() { &self.v4 } else { &self.v6 };
+        let mut found = None;
+        while let Some(here) = node {
+            if (here.bits ^ bits) & mask(here.length) != 0 {
+                break;
+            }
+            found = here.value.as_ref().or(found);
+            if here.length >= 128 {
+                break;
+            }
+            node = &here.children[bit(bits, here.length)];
+        }
+        found
+    }
+
+    /// Visits all, in the order of their addresses, shorter prefixes first, version 4 first.
+    pub(super) fn each(&self, mut visit: impl FnMut(Prefix, &V)) {
+        for (root, is_v4) in [(&self.v4, true), (&self.v6, false)] {
+            if let Some(root) = root {
+                root.each(is_v4, &mut visit);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, net::Ipv4Addr};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn prefixes() -> impl Strategy<Value = Prefix> {
+        let v4 = (any::<u32>(), 0..=32_u8).prop_map(|(bits, length)| {
+            // Few different first bits, so that prefixes lie in each other.
+            let bits = bits & 0xc30c_0003;
+            Prefix::new(Ipv4Addr::from(bits).into(), length).unwrap()
+        });
+        let v6 = (any::<u128>(), 0..=128_u8).prop_map(|(bits, length)| {
+            Prefix::new(IpAddr::from((bits & (0b101 << 125 | 3)).to_be_bytes()), length).unwrap()
+        });
+        prop_oneof![v4, v6]
+    }
+
+    proptest! {
+        /// Goal: it finds what a look through all prefixes finds, after any changes, and older ones stay as they
+        /// were. Method: an ordered map as the oracle.
+        #[test]
+        fn the_longest_prefix_wins(
+            changes in prop::collection::vec((prefixes(), prop::option::weighted(0.7, any::<u32>())), 1..60),
+            looks in prop::collection::vec(prefixes(), 20),
+        ) {
+            let mut trie = Trie::default();
+            let mut oracle = BTreeMap::new();
+            let longest = |oracle: &BTreeMap<Prefix, u32>, address| {
+                let matching = oracle.iter().filter(|(prefix, _)| prefix.contains(address));
+                matching.max_by_key(|(prefix, _)| prefix.length_bits()).map(|(_, value)| *value)
+            };
+            for (prefix, value) in changes {
+                let older = trie.clone();
+                let older_oracle = oracle.clone();
+                match value {
+                    Some(value) => assert_eq!(trie.insert(prefix, value), oracle.insert(prefix, value)),
+                    None => assert_eq!(trie.remove(prefix), oracle.remove(&prefix)),
+                }
+                assert_eq!(trie.len(), oracle.len());
+                for look in &looks {
+                    let address = look.address();
+                    assert_eq!(trie.lookup(address).copied(), longest(&oracle, address));
+                    assert_eq!(older.lookup(address).copied(), longest(&older_oracle, address));
+                }
+            }
+            let mut all = BTreeMap::new();
+            trie.each(|prefix, value| assert_eq!(all.insert(prefix, *value), None));
+            assert_eq!(all, oracle);
+        }
+    }
+}

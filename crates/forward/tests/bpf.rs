@@ -1,0 +1,399 @@
+//! Programs and maps in the kernel, in network namespaces of their own. They need root, and are skipped without.
+
+mod namespace;
+
+use std::{
+    env,
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream, UdpSocket},
+    os::fd::AsFd,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use vigie_forward::bpf::{
+    Assembler, Atomic, AttachError, Attachment, Condition, Fault, Generator, Helper, Interpreter,
+    KernelMap, LoadError, LoadedProgram, MapError, MapKind, MapSpec, Operation, PacketBuffer,
+    Place, Program, ProgramKind, Put, Register::*, Size, Surroundings, TCX_DROP, Table, UserMap,
+    XDP_DROP, XDP_PASS, attach_to_sockets, constant_program,
+};
+
+use crate::namespace::{Namespace, index, inside, run};
+
+fn zero() -> [u8; 4] {
+    0_u32.to_ne_bytes()
+}
+
+/// A program that counts in a per-CPU array, and then returns `action`.
+fn counting(kind: ProgramKind, action: i32) -> Program {
+    let mut a = Assembler::new("counting", kind);
+    let counts = a.map(MapSpec::per_cpu_array(8, 1));
+    let end = a.label();
+    a.store(Size::Word, R10, -4, 0).set(R2, R10).add(R2, -4).load_map(R1, counts);
+    a.call(Helper::MapLookup).branch(Condition::Equal, R0, 0, end);
+    a.load(Size::Double, R1, R0, 0).add(R1, 1).store(Size::Double, R0, 0, R1);
+    a.bind(end).set(R0, action).exit();
+    a.finish().expect("a program")
+}
+
+/// The sum over all processors.
+fn count(map: &KernelMap) -> u64 {
+    let values = map.value(&zero()).expect("values");
+    values.chunks_exact(8).map(|value| u64::from_ne_bytes(value.try_into().expect("8"))).sum()
+}
+
+/// Goal: every kind of map works in the kernel as in this process, errors included. Method: the same calls on both.
+#[test]
+fn maps_of_both_sides_agree() {
+    inside("maps_of_both_sides_agree", || {
+        let word = |number: u32| number.to_ne_bytes().to_vec();
+        let prefix = |length: u32, bytes: [u8; 4]| [length.to_ne_bytes(), bytes].concat();
+        let cases: [(MapSpec, Vec<Vec<u8>>); 4] = [
+            (MapSpec::array(4, 3), (0..5).map(word).collect()),
+            (MapSpec::hash(4, 4, 3), [9, 8, 7, 6, 9].map(word).to_vec()),
+            (MapSpec::new(MapKind::LruHash, 4, 4, 64), [9, 8, 9].map(word).to_vec()),
+            (
+                MapSpec::new(MapKind::LpmTrie, 8, 4, 3),
+                vec![
+                    prefix(8, [10, 9, 9, 9]),
+                    prefix(32, [10, 0, 0, 1]),
+                    prefix(0, [0; 4]),
+                    prefix(33, [0; 4]),
+                    prefix(12, [10; 4]),
+                    prefix(8, [10, 0, 0, 0]),
+                ],
+            ),
+        ];
+        for (spec, keys) in cases {
+            let mut kernel = KernelMap::new(spec, "test").expect("a map");
+            let mut user = UserMap::new(spec).expect("a map");
+            let mut number = 0;
+            for put in [Put::Existing, Put::New, Put::Any, Put::Existing] {
+                for key in &keys {
+                    number += 1;
+                    let both: [String; 2] = [&mut kernel as &mut dyn Table, &mut user]
+                        .map(|map| format!("{:?}", map.put(key, &word(number), put)));
+                    assert_eq!(both[0], both[1], "{spec:?} {put:?} {key:?}");
+                    let both = [&kernel as &dyn Table, &user]
+                        .map(|map| format!("{:?} {:?}", map.value(key), sorted(map)));
+                    assert_eq!(both[0], both[1], "{spec:?} {put:?} {key:?}");
+                }
+            }
+            for key in &keys {
+                let both = [&mut kernel as &mut dyn Table, &mut user]
+                    .map(|map| format!("{:?} {:?}", map.remove(key), sorted(map)));
+                assert_eq!(both[0], both[1], "{spec:?} remove {key:?}");
+            }
+            assert!(matches!(kernel.value(&[1]), Err(MapError::Length { .. })));
+        }
+        let devices = KernelMap::new(MapSpec::devices(2), "test").expect("a map");
+        let put = |key: u32, value: u32| devices.write(&word(key), &word(value), Put::Any);
+        assert!(matches!(put(0, 4_000), Err(MapError::NoTarget)));
+        assert!(matches!(put(2, 1), Err(MapError::Full { entries_max: 2 })));
+        put(0, 1).expect("the loopback interface");
+    });
+}
+
+fn sorted(map: &dyn Table) -> Vec<Vec<u8>> {
+    let mut keys = map.keys().expect("keys");
+    keys.sort();
+    keys
+}
+
+/// Goal: what the verifier refuses is an error with its words. Method: a packet is read without looking for its end.
+#[test]
+fn the_verifier_is_quoted() {
+    inside("the_verifier_is_quoted", || {
+        let mut a = Assembler::new("careless", ProgramKind::Xdp);
+        a.load(Size::Word, R2, R1, 0).load(Size::Byte, R0, R2, 0).exit();
+        let program = a.finish().expect("a program");
+        let error = LoadedProgram::load(&program).expect_err("unsafe");
+        let LoadError::Refused { log, .. } = &error else { panic!("{error}") };
+        assert!(log.contains("invalid access to packet"), "{log}");
+        assert!(error.to_string().contains("careless"), "{error}");
+        // The interpreter takes it, and ends it where it goes too far.
+        let mut packet = PacketBuffer::new(&[]);
+        let fault = Interpreter::new(&program).run(&Surroundings::on(1), &mut packet, &mut []);
+        assert!(matches!(fault, Err(Fault::Memory { at: 1, bytes: 1, .. })), "{fault:?}");
+    });
+}
+
+const OPERATIONS: [Operation; 13] = Operation::ALL;
+
+/// A program of chance: arithmetic, byte order, jumps forward, stack, atomics. It returns a mix of all registers.
+fn of_chance(rng: &mut fastrand::Rng) -> Program {
+    let mut a = Assembler::new("chance", ProgramKind::Xdp);
+    let registers = [R0, R2, R3, R4, R5, R6, R7, R8];
+    for register in registers {
+        a.constant(register, rng.u64(..));
+    }
+    for slot in [-8, -16] {
+        a.store(Size::Double, R10, slot, R2);
+    }
+    let any = |rng: &mut fastrand::Rng| registers[rng.usize(..registers.len())];
+    for _ in 0..rng.usize(1..60) {
+        let skip = a.label();
+        if rng.bool() {
+            let condition = Condition::ALL[rng.usize(..11)];
+            let of = any(rng);
+            match rng.u8(..3) {
+                0 => a.branch(condition, of, any(rng), skip),
+                1 => a.branch32(condition, of, any(rng), skip),
+                _ => a.branch(condition, of, rng.i32(..), skip),
+            };
+        }
+        let (to, from) = (any(rng), any(rng));
+        let operation = OPERATIONS[rng.usize(..13)];
+        // The verifier refuses constants of shifts that are too large, and divisions by a constant 0.
+        let small = rng.i32(1..32);
+        match rng.u8(..9) {
+            0 | 1 => a.compute(operation, to, from),
+            2 | 3 => a.compute32(operation, to, from),
+            4 => a.compute(operation, to, small),
+            5 => a.compute32(operation, to, small),
+            6 => a.network_order(Size::ALL[rng.usize(1..4)], to),
+            7 => {
+                let size = [Size::Word, Size::Double][rng.usize(..2)];
+                let atomic =
+                    [Atomic::Add, Atomic::FetchAdd, Atomic::Exchange, Atomic::CompareExchange];
+                a.atomic(size, atomic[rng.usize(..4)], R10, -8, from)
+            }
+            _ => {
+                let size = Size::ALL[rng.usize(..4)];
+                a.store(size, R10, -16, from).load(size, to, R10, -16)
+            }
+        };
+        a.bind(skip);
+    }
+    a.load(Size::Double, R1, R10, -8);
+    for register in &registers[1..] {
+        a.compute(Operation::Multiply, R0, 31).add(R0, *register);
+    }
+    a.add(R0, R1).set(R1, R0).compute(Operation::ShiftRight, R1, 32).add(R0, R1).exit();
+    a.finish().expect("a program")
+}
+
+/// Goal: the interpreter calculates as the kernel does. Method: programs of chance, run by both.
+#[test]
+fn the_interpreter_calculates_as_the_kernel() {
+    inside("the_interpreter_calculates_as_the_kernel", || {
+        let seed = env::var("SEED").map_or(1, |seed| seed.parse().expect("a number"));
+        let mut rng = fastrand::Rng::with_seed(seed);
+        for number in 0..400 {
+            let program = of_chance(&mut rng);
+            let frame = [0; 64];
+            let mut packet = PacketBuffer::new(&frame);
+            let outcome = Interpreter::new(&program)
+                .run(&Surroundings::on(1), &mut packet, &mut [])
+                .expect("no fault");
+            let loaded = LoadedProgram::load(&program).expect("loaded");
+            let tested = loaded.test_run(&frame, 0, 1).expect("run");
+            assert_eq!(outcome.action, tested.action, "seed {seed}, number {number}: {program:?}");
+        }
+    });
+}
+
+/// Goal: programs run at each place of an interface, are alone there where that is so, and go with their attachment; what
+/// does not fit is a typed error. Method: a veth pair, datagrams.
+#[test]
+fn programs_are_attached_and_go() {
+    inside("programs_are_attached_and_go", || {
+        let other = Namespace::new();
+        run(&format!(
+            "ip link add v0 address 02:00:00:00:00:01 type veth peer name v1 netns {}; \
+             ip addr add 10.7.0.1/24 dev v0; ip link set v0 up",
+            other.id()
+        ));
+        other.run(
+            "ip addr add 10.7.0.2/24 dev v1; ip link set v1 up; \
+             ip neigh add 10.7.0.1 lladdr 02:00:00:00:00:01 dev v1",
+        );
+        let socket = UdpSocket::bind("10.7.0.1:0").expect("bound");
+        socket.set_read_timeout(Some(Duration::from_millis(300))).expect("set");
+        let address = socket.local_addr().expect("an address");
+        let arrives = || {
+            other.enter(|| UdpSocket::bind("0.0.0.0:0")?.send_to(b"here", address)).expect("sent");
+            socket.recv(&mut [0; 8]).is_ok()
+        };
+        assert!(arrives());
+        for place in Place::ALL {
+            let action = if place == Place::Tcx { TCX_DROP } else { XDP_DROP };
+            let program = LoadedProgram::load(&counting(place.kind(), action)).expect("loaded");
+            let attachment = Attachment::new(&program, index("v0"), place).expect("attached");
+            assert!(!arrives(), "{place}");
+            assert!(count(&program.maps()[0]) > 0, "{place}");
+            if place != Place::Tcx {
+                let second = Attachment::new(&program, index("v0"), place);
+                assert!(matches!(second, Err(AttachError::Taken { .. })), "{second:?}");
+            }
+            assert!(attachment.is_attached());
+            drop(attachment);
+            assert!(arrives(), "{place}");
+        }
+        let program = LoadedProgram::load(&constant_program(ProgramKind::Xdp, XDP_PASS));
+        let program = program.expect("loaded");
+        let nowhere = Attachment::new(&program, 4_000, Place::Generic);
+        assert!(matches!(nowhere, Err(AttachError::NoInterface { interface: 4_000 })));
+        let wrong = Attachment::new(&program, index("v0"), Place::Tcx);
+        assert!(matches!(wrong, Err(AttachError::NoPlace { .. })), "{wrong:?}");
+        // An interface that is removed takes its programs along; the attachment knows.
+        let attachment = Attachment::new(&program, index("v0"), Place::Native).expect("attached");
+        run("ip link del v0");
+        assert!(!attachment.is_attached());
+    });
+}
+
+/// Goal: nothing stays after `kill -9`. Method: a child attaches programs at two places and is killed.
+#[test]
+fn nothing_stays_after_a_kill() {
+    const CHILD: &str = "VIGIE_FORWARD_ATTACHES";
+    inside("nothing_stays_after_a_kill", || {
+        if env::var_os(CHILD).is_some() {
+            let mut kept = Vec::new();
+            for (place, action) in [(Place::Native, XDP_DROP), (Place::Tcx, TCX_DROP)] {
+                let program = constant_program(place.kind(), action);
+                let program = LoadedProgram::load(&program).expect("loaded");
+                kept.push(Attachment::new(&program, index("v0"), place).expect("attached"));
+            }
+            println!("attached");
+            let _ = std::io::stdin().read(&mut [0]);
+            return;
+        }
+        run("ip link add v0 type veth peer name v1; ip link set v0 up; ip link set v1 up");
+        let shown = || run("ip link show dev v0").contains("xdp");
+        assert!(!shown());
+        let mut child = Command::new(env::current_exe().expect("this program"))
+            .args(["--exact", "nothing_stays_after_a_kill", "--nocapture"])
+            .env(CHILD, "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a child");
+        let output = BufReader::new(child.stdout.take().expect("piped"));
+        assert!(output.lines().any(|line| line.expect("a line").contains("attached")));
+        assert!(shown());
+        child.kill().expect("SIGKILL");
+        child.wait().expect("it ended");
+        // Links go with the last work of the process that is gone: soon, not at once.
+        let gone = (0..100).any(|_| !run("sleep 0.05; ip link show dev v0").contains("xdp"));
+        assert!(gone, "still attached");
+    });
+}
+
+/// Goal: without the rights, errors name the one that is missing, and nothing else happens. Method: the same call
+/// without each capability, and in a user namespace, which gives rights that mean nothing here.
+#[test]
+fn missing_rights_are_named() {
+    const CHILD: &str = "VIGIE_FORWARD_WITHOUT";
+    if let Ok(name) = env::var(CHILD) {
+        let error = LoadedProgram::load(&counting(ProgramKind::Xdp, XDP_PASS));
+        let said = error.expect_err("no right").to_string();
+        assert!(said.contains(&name) && said.contains("setcap"), "{said}");
+        return;
+    }
+    let again = |command: &mut Command, name: &str| {
+        let output = command
+            .arg(env::current_exe().expect("this program"))
+            .args(["--exact", "missing_rights_are_named"])
+            .env(CHILD, name)
+            .output()
+            .expect("a child");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{name}: {output:?}");
+    };
+    if run("unshare -Urn true && echo yes || echo no") == "yes\n" {
+        again(Command::new("unshare").arg("-Urn"), "CAP_BPF");
+    } else {
+        std::io::stderr()
+            .write_all(b"SKIPPED: user namespaces are not allowed here\n")
+            .expect("said");
+    }
+    if run("setpriv --bounding-set -bpf true && echo yes || echo no") == "yes\n" {
+        let bounded = |set: &str| {
+            let mut command = Command::new("setpriv");
+            command.args(["--bounding-set", set, "--inh-caps", set]);
+            command
+        };
+        again(&mut bounded("-bpf,-sys_admin"), "CAP_BPF");
+        again(&mut bounded("-net_admin,-sys_admin"), "CAP_NET_ADMIN");
+    }
+}
+
+/// Goal: live frames are all handled. Method: a program that counts and drops, fed by the generator.
+#[test]
+fn live_frames_are_all_counted() {
+    inside("live_frames_are_all_counted", || {
+        run("ip link set lo up");
+        let program = LoadedProgram::load(&counting(ProgramKind::Xdp, XDP_DROP)).expect("loaded");
+        let generator = Generator::new(&program, &[0; 60], index("lo"));
+        generator.burst(100_000).expect("frames");
+        assert_eq!(count(&program.maps()[0]), 100_000);
+        let error = Generator::new(&program, &[0; 60], 4_000).burst(64).expect_err("no interface");
+        assert!(error.to_string().contains("live frames"), "{error}");
+        let tcx = LoadedProgram::load(&constant_program(ProgramKind::Tcx, 0)).expect("loaded");
+        assert!(Generator::new(&tcx, &[0; 60], 1).burst(64).is_err());
+    });
+}
+
+/// A parser that takes what is there as one message.
+fn parser() -> Program {
+    let mut a = Assembler::new("whole", ProgramKind::StreamParser);
+    a.load(Size::Word, R0, R1, 0).exit();
+    a.finish().expect("a program")
+}
+
+/// A verdict that sends what comes from the socket with this local port to entry 0, all else to entry 1.
+fn verdict(map: MapSpec, port: u16) -> Program {
+    let mut a = Assembler::new("to_the_other", ProgramKind::StreamVerdict);
+    let sockets = a.map(map);
+    let same = a.label();
+    // skb->local_port, in the machine's order.
+    a.load(Size::Word, R6, R1, 136).set(R3, 1);
+    a.branch(Condition::NotEqual, R6, i32::from(port), same).set(R3, 0);
+    a.bind(same).load_map(R2, sockets).set(R4, 0).call(Helper::SocketRedirectMap).exit();
+    a.finish().expect("a program")
+}
+
+/// Goal: streams are relayed by the kernel alone. Method: two connections whose ends here are in a map of sockets.
+#[test]
+fn sockets_are_redirected() {
+    inside("sockets_are_redirected", || {
+        run("ip link set lo up");
+        let pair = || {
+            let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
+            let address = listener.local_addr().expect("an address");
+            let client = TcpStream::connect(address).expect("connected");
+            client.set_read_timeout(Some(Duration::from_secs(5))).expect("set");
+            (client, listener.accept().expect("accepted").0)
+        };
+        let ((mut near, left), (mut far, right)) = (pair(), pair());
+        let map = KernelMap::new(MapSpec::sockets(2), "relay").expect("a map");
+        let port = right.local_addr().expect("an address").port();
+        let parser = LoadedProgram::load(&parser()).expect("loaded");
+        let verdict = LoadedProgram::load_with(&verdict(map.spec(), port), vec![map.clone()]);
+        let verdict = verdict.expect("loaded");
+        attach_to_sockets(&parser, &map).expect("attached");
+        attach_to_sockets(&verdict, &map).expect("attached");
+        for (key, socket) in [(0_u32, &left), (1, &right)] {
+            map.put_socket(&key.to_ne_bytes(), socket.as_fd()).expect("put");
+        }
+        for (from, to) in [(&mut near, &mut far)] {
+            for text in [&b"there"[..], b"and more"] {
+                from.write_all(text).expect("written");
+                let mut buffer = vec![0; text.len()];
+                to.read_exact(&mut buffer).expect("relayed");
+                assert_eq!(buffer, text);
+            }
+        }
+        far.write_all(b"back").expect("written");
+        let mut buffer = [0; 4];
+        near.read_exact(&mut buffer).expect("relayed");
+        assert_eq!(&buffer, b"back");
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
+        let unconnected = map.put_socket(&zero(), listener.as_fd());
+        println!("a listener in the map: {unconnected:?}");
+        let file = std::fs::File::open("/dev/null").expect("opened");
+        let none = map.put_socket(&zero(), file.as_fd());
+        assert!(none.is_err(), "{none:?}");
+    });
+}

@@ -1,0 +1,380 @@
+//! Messages through a forwarder over real providers: threads and processes of this machine.
+
+use std::env;
+use std::fmt::Write as _;
+use std::io::{self, BufRead, BufReader};
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use vigie_detect::clock::monotonic_now;
+use vigie_detect::{Clock, Instant};
+use vigie_forward::messages::{
+    Basic, Busy, Fate, Finished, Forwarder, ForwarderReport, Idle, MessagesError, Settings, Sink,
+    SinkEvent, Source, closure,
+};
+use vigie_forward::{Bandwidth, Path, Sees};
+use vigie_via::shm::Shm;
+use vigie_via::software_nic::{Config, Secret, SoftwareNic, Wire};
+use vigie_via::udp::{Udp, UdpWire};
+use vigie_via::vi::{Address, Provider};
+
+const PATHS: [Path; 3] = [Path::HOST, Path::NIC, Path::NIC_CUT_THROUGH];
+
+fn udp() -> Udp {
+    let mut config = Config::default();
+    (config.keep_alive, config.dead_after) = (Duration::from_millis(200), Duration::from_secs(1));
+    let here = "127.0.0.1:0".parse().expect("an address");
+    Udp::bind(here, Secret::new([9; 16]), config).expect("a NIC")
+}
+
+fn settings() -> Settings {
+    Settings::new().window(8).patience(Duration::from_secs(20))
+}
+
+/// A sink on a thread of its own, until its last connection is over.
+fn sink_on_a_thread<P: Provider>(
+    nic: P,
+    settings: Settings,
+) -> (Address, thread::JoinHandle<Vec<Vec<u8>>>) {
+    let mut sink = Sink::open(nic, settings).expect("a sink");
+    let address = sink.address();
+    let thread = thread::spawn(move || {
+        let mut received = Vec::new();
+        loop {
+            match sink.receive().expect("a sink") {
+                Some(SinkEvent::Message(message)) => received.push(message.bytes),
+                Some(SinkEvent::Finished { .. }) => {}
+                _ => return received,
+            }
+        }
+    });
+    (address, thread)
+}
+
+fn messages(seed: u64, count: usize) -> Vec<Vec<u8>> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let lengths = [0, 1, 2047, 2048, 2049, 4096, 8192, 30_000];
+    let message = |random: &mut fastrand::Rng| {
+        let length = random.choice(lengths).unwrap_or(0);
+        (0..length).map(|_| random.u8(..)).collect()
+    };
+    (0..count).map(|_| message(&mut random)).collect()
+}
+
+fn through<P: Provider>(
+    nic: impl Fn() -> P,
+    settings: &Settings,
+    path: Path,
+    sent: &[Vec<u8>],
+) -> (Vec<Vec<u8>>, Finished, ForwarderReport) {
+    let (address, sink) = sink_on_a_thread(nic(), settings.clone());
+    let stamp = closure(Sees::Header, |envelope, bytes: &mut [u8]| {
+        envelope.set_tag(envelope.tag().rotate_left(8));
+        bytes.iter_mut().for_each(|byte| *byte ^= 0x55);
+        Fate::Forward
+    });
+    let routes = [(5, address)];
+    let forwarder = Forwarder::start(nic(), settings.clone(), &routes, path, stamp).expect("one");
+    let mut source =
+        Source::connect(nic(), forwarder.address(), settings.clone()).expect("connected");
+    for (tag, bytes) in (0..).zip(sent) {
+        source.send_forward(5, tag, bytes).expect("sent");
+    }
+    let finished = source.finish(5).expect("acknowledged");
+    let report = forwarder.stop().expect("no error");
+    let received = sink.join().expect("a sink");
+    (received, finished, report)
+}
+
+/// Goal: over real sockets and shared memory, all ways of forwarding give the same bytes, once and in order; the final
+/// acknowledgement counts them; and the program is used only on the host's path. Method: three threads, random messages.
+#[test]
+fn all_ways_give_the_same_bytes() {
+    let sent = messages(4, 300);
+    let expected: Vec<Vec<u8>> = sent
+        .iter()
+        .map(|bytes| {
+            let mut bytes = bytes.clone();
+            bytes.iter_mut().take(64).for_each(|byte| *byte ^= 0x55);
+            bytes
+        })
+        .collect();
+    let spinning = settings().idle(Idle::Spin(Duration::from_micros(50)));
+    let paced = Bandwidth::new(200_000_000).ok();
+    for path in PATHS {
+        let runs = [
+            through(udp, &settings(), path, &sent),
+            through(udp, &settings().pace(paced).window(1), path, &sent),
+            through(|| Shm::open().expect("a NIC"), &spinning, path, &sent),
+        ];
+        for (received, finished, report) in runs {
+            assert!(received == expected, "{path}");
+            assert_eq!((finished.delivered, report.forwarded), (300, 300), "{path}");
+            let handed_over = if path == Path::HOST { 300 } else { 0 };
+            assert_eq!(report.hand_over.messages, handed_over, "{path}");
+        }
+    }
+}
+
+/// A wire that loses some of what it is to send.
+struct Lossy {
+    wire: UdpWire,
+    random: fastrand::Rng,
+    lost: Arc<AtomicU64>,
+}
+
+impl Wire for Lossy {
+    type Path = SocketAddr;
+    const NAME: &'static str = "lossy";
+
+    fn now(&self) -> Instant {
+        self.wire.now()
+    }
+
+    fn path(&self) -> SocketAddr {
+        self.wire.path()
+    }
+
+    fn send(&mut self, to: SocketAddr, packets: &[u8], packet_bytes: usize) -> io::Result<()> {
+        if self.random.u8(..) < 8 {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        }
+        self.wire.send(to, packets, packet_bytes)
+    }
+
+    fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Option<(usize, SocketAddr)>> {
+        self.wire.receive(buffer)
+    }
+
+    fn packets_max(&self) -> usize {
+        self.wire.packets_max()
+    }
+
+    fn packet_bytes(&mut self, to: SocketAddr) -> usize {
+        self.wire.packet_bytes(to)
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.wire.descriptor()
+    }
+}
+
+/// Goal: lost packets change nothing but the time: every way gives the same bytes, once and in order. Method: each node's wire
+/// loses three of a hundred sends.
+#[test]
+fn lost_packets_are_not_noticed() {
+    let sent = messages(8, 120);
+    let lost = Arc::new(AtomicU64::new(0));
+    let nic = || {
+        let wire = UdpWire::bind("127.0.0.1:0".parse().expect("an address")).expect("a wire");
+        let random = fastrand::Rng::with_seed(6);
+        let wire = Lossy { wire, random, lost: Arc::clone(&lost) };
+        SoftwareNic::new(wire, Secret::new([9; 16]), Config::default(), [4; 16])
+    };
+    for path in PATHS {
+        let (received, finished, _) = through(nic, &settings(), path, &sent);
+        assert_eq!((received.len(), finished.delivered), (120, 120), "{path}");
+        for (found, sent) in received.iter().zip(&sent) {
+            assert!(found.len() == sent.len() && found.get(64..) == sent.get(64..), "{path}");
+        }
+    }
+    assert!(lost.load(Ordering::Relaxed) > 10, "the wires lose packets");
+}
+
+/// Goal: the algorithm's time is spent where it is said to be. Method: a busy algorithm on both processors; what they report.
+#[test]
+fn busy_time_is_spent_where_it_is_said() {
+    for path in [Path::HOST, Path::NIC] {
+        let (address, sink) = sink_on_a_thread(udp(), settings());
+        let busy = Busy::new(Duration::from_micros(300));
+        let forwarder =
+            Forwarder::start(udp(), settings(), &[(1, address)], path, busy).expect("one");
+        let mut source = Source::connect(udp(), forwarder.address(), settings()).expect("one");
+        for tag in 0..50 {
+            source.send_forward(1, tag, &[0; 100]).expect("sent");
+        }
+        source.finish(1).expect("acknowledged");
+        let report = forwarder.stop().expect("no error");
+        sink.join().expect("a sink");
+        let spent = Duration::from_micros(300 * 50);
+        let (there, elsewhere) = match path {
+            Path::HOST => (report.hand_over.algorithm, report.nic_algorithm),
+            _ => (report.nic_algorithm, report.hand_over.algorithm),
+        };
+        assert!(there >= spent && elsewhere.is_zero(), "{path}: {report:?}");
+        assert_eq!(report.program_cpu.is_zero(), path == Path::NIC);
+    }
+}
+
+/// The variable that makes a process of this test the forwarder: the sink's address.
+const NEXT: &str = "VIGIE_FORWARD_TEST_NEXT";
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    let digits: Vec<u8> =
+        text.chars().filter_map(|digit| u8::try_from(digit.to_digit(16)?).ok()).collect();
+    digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect()
+}
+
+/// The forwarder's process, started by the test below; nothing otherwise.
+#[test]
+fn the_forwarders_process() {
+    let Ok(next) = env::var(NEXT) else { return };
+    let routes = [(1, Address(unhex(&next)))];
+    let settings = settings().ends_with_sources(true);
+    let forwarder =
+        Forwarder::start(udp(), settings, &routes, Path::NIC_CUT_THROUGH, Basic::default());
+    let forwarder = forwarder.expect("a forwarder");
+    println!("\nforwards at {}", hex(&forwarder.address().0));
+    forwarder.join().expect("no error");
+}
+
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn forwarder_process(sink: &Address) -> (Killed, Address) {
+    let mut child = Command::new(env::current_exe().expect("this program"))
+        .args(["--exact", "the_forwarders_process", "--nocapture"])
+        .env(NEXT, hex(&sink.0))
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("a process");
+    let output = child.stdout.take().expect("a pipe");
+    let child = Killed(child);
+    let mut lines = BufReader::new(output).lines().map_while(Result::ok);
+    let address = lines.find_map(|line| line.strip_prefix("forwards at ").map(unhex));
+    // What else it prints needs a reader.
+    thread::spawn(move || lines.count());
+    (child, Address(address.expect("an address")))
+}
+
+/// Goal: a forwarder that is killed is noticed by both sides with a typed error, within the time that the provider needs, and
+/// what the sink has is whole and in order; one that is not killed ends with its source. Method: the forwarder as a process
+/// of its own, killed in the middle, and not.
+#[test]
+fn a_killed_forwarder_is_noticed() {
+    for is_killed in [true, false] {
+        let (address, sink) = sink_on_a_thread(udp(), settings());
+        let (mut process, next) = forwarder_process(&address);
+        let mut source = Source::connect(udp(), &next, settings()).expect("connected");
+        let bytes = vec![3; 9_000];
+        for tag in 0..100 {
+            source.send_forward(1, tag, &bytes).expect("sent");
+        }
+        assert_eq!(source.finish(1).expect("acknowledged").delivered, 100);
+        if is_killed {
+            process.0.kill().expect("killed");
+            let error = (0..100_000)
+                .find_map(|tag| source.send_forward(1, tag, &bytes).err())
+                .expect("an error");
+            assert!(matches!(error, MessagesError::Lost { .. }), "{error}");
+        } else {
+            drop(source);
+            assert!(process.0.wait().expect("an end").success());
+        }
+        let received = sink.join().expect("a sink");
+        assert!(received.len() >= 100 && received.iter().all(|found| *found == bytes));
+    }
+}
+
+/// Goal: a source that leads nowhere gives up with a typed error, and so does one whose sink does not listen any more. Method:
+/// an address where nobody is; a sink that only waits.
+#[test]
+fn nothing_waits_for_ever() {
+    let soon = settings().patience(Duration::from_millis(300)).window(2);
+    let nobody = udp().address();
+    let error = Source::connect(udp(), &nobody, soon.clone()).expect_err("nobody is there");
+    assert!(matches!(error, MessagesError::Refused(_)), "{error}");
+    let mut sink = Sink::open(udp(), soon.clone()).expect("a sink");
+    let address = sink.address();
+    let source = thread::spawn(move || {
+        let mut source = Source::connect(udp(), &address, soon).expect("connected");
+        (0..10).find_map(|tag| source.send_forward(1, tag, b"a word").err())
+    });
+    while !source.is_finished() {
+        // It keeps the connection alive, but takes nothing.
+        sink.turn().expect("a sink");
+    }
+    let error = source.join().expect("a source").expect("an error");
+    assert!(matches!(error, MessagesError::Stalled { .. }), "{error}");
+}
+
+/// A clock that is moved ahead, as clocks are for a process that was stopped, and counts how often it was asked.
+#[derive(Debug, Default)]
+struct Leaping {
+    ahead: AtomicU64,
+    looks: AtomicU64,
+}
+
+impl Clock for Leaping {
+    fn now(&self) -> Instant {
+        self.looks.fetch_add(1, Ordering::SeqCst);
+        monotonic_now() + Duration::from_secs(self.ahead.load(Ordering::SeqCst))
+    }
+}
+
+impl Leaping {
+    /// Moves ahead by ten minutes, and waits until the node, if it still runs, has looked several times since.
+    fn leap<T>(&self, node: &thread::JoinHandle<T>) {
+        self.ahead.fetch_add(600, Ordering::SeqCst);
+        self.wait_for_looks(self.looks.load(Ordering::SeqCst) + 10, node);
+    }
+
+    fn wait_for_looks<T>(&self, looks: u64, node: &thread::JoinHandle<T>) {
+        while self.looks.load(Ordering::SeqCst) < looks && !node.is_finished() {
+            thread::park_timeout(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Goal: nodes that were stopped for longer than they are patient, all of them, go on: the first one to run again does not take
+/// the others for stalled. Method: a source's clock leaps while it connects, and while it waits for the final acknowledgement;
+/// only after it has looked again does its sink do anything.
+#[test]
+fn a_stop_of_all_nodes_is_no_stall() {
+    let clock = Arc::new(Leaping::default());
+    let mut sink = Sink::open(Shm::open().expect("a NIC"), settings()).expect("a sink");
+    let address = sink.address();
+    let (is_connected, connected) = mpsc::channel();
+    let of_source = settings().clock(clock.clone());
+    let source = thread::spawn(move || {
+        let nic = Shm::open().expect("a NIC");
+        let mut source = Source::connect(nic, &address, of_source)?;
+        is_connected.send(()).expect("the test waits");
+        source.send_forward(5, 0, b"a message")?;
+        source.finish(5)
+    });
+    // By then it has begun to connect.
+    clock.wait_for_looks(6, &source);
+    clock.leap(&source);
+    while let Err(mpsc::RecvTimeoutError::Timeout) =
+        connected.recv_timeout(Duration::from_millis(1))
+    {
+        sink.turn().expect("a sink");
+    }
+    clock.leap(&source);
+    let mut received = 0;
+    while let Ok(Some(SinkEvent::Message(_) | SinkEvent::Finished { .. })) = sink.receive() {
+        received += 1;
+    }
+    let finished = source.join().expect("no panic").expect("no error");
+    assert_eq!((finished.delivered, received), (1, 2));
+}

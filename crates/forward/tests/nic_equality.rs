@@ -1,0 +1,195 @@
+//! The network processor does what the host does: the same program, interpreted, beside the host's stages.
+//!
+//! Packets and pipelines of chance, from one seed; for as long as `VIGIE_FUZZ_SECONDS` says, by default so many that it
+//! takes about a second. A failure prints the seed of the pipeline and the packet.
+//!
+//! Ten minutes: `VIGIE_FUZZ_SECONDS=600 cargo test --release -p vigie-forward --test nic_equality`.
+
+mod traffic;
+
+use std::{env, time::Duration};
+
+use fastrand::Rng;
+use proptest::prelude::*;
+use vigie_detect::Instant;
+use vigie_forward::{
+    bpf::PacketBuffer,
+    nic::{Emulator, EmulatorError, Fate, NicCounters, Settings},
+    packet::Port,
+    pipeline::{Offload, Reason, Stage, Stock},
+};
+
+use crate::traffic::{Made, PORTS, borrowed, change_fib, frame, may_go_up, on_host, stages};
+
+fn number(name: &str) -> Option<u64> {
+    env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}: a number")))
+}
+
+fn has(stages: &[Box<dyn Stage>], what: impl Fn(&Stock<'_>) -> bool) -> bool {
+    stages.iter().any(|stage| matches!(stage.offload(), Offload::Stock(stock) if what(&stock)))
+}
+
+/// What happened so far, so that a test that looks at nothing is found out.
+#[derive(Debug, Default)]
+struct Seen {
+    pipelines: u64,
+    refused: u64,
+    packets: u64,
+    sent: u64,
+    copied: u64,
+    went_up: u64,
+    translated: u64,
+    dropped: std::collections::BTreeMap<Reason, u64>,
+}
+
+/// The reason that was counted between two times.
+fn reason(before: &NicCounters, after: &NicCounters) -> Option<Reason> {
+    let differs = |reason: &&Reason| before.traffic.of(**reason) != after.traffic.of(**reason);
+    Reason::ALL.iter().find(differs).copied()
+}
+
+/// Compares one packet. Returns whether both have seen the same since, meters among it.
+fn compare(
+    emulator: &mut Emulator,
+    host: &mut [Box<dyn Stage>],
+    (arrival, frame, now, otherwise): (Port, &[u8], Instant, Option<Port>),
+    seen: &mut Seen,
+) -> Result<bool, String> {
+    let translates = has(host, |stock| matches!(stock, Stock::Nat(_)));
+    let before = emulator.counters().expect("counters");
+    let mut packet = PacketBuffer::new(frame);
+    let fate = emulator.process(arrival, &mut packet, now).map_err(|error| error.to_string())?;
+    let after = emulator.counters().expect("counters");
+    let made = on_host(host, arrival, frame, otherwise, now);
+    seen.packets += 1;
+    let Made { dropped, port, copy, bytes } = &made;
+    let said =
+        || format!("host: {made:?}\nprogram: {fate:?}, {:?}, {packet:?}", reason(&before, &after));
+    match fate {
+        Fate::PassedUp => {
+            seen.went_up += 1;
+            if packet.frame() != frame {
+                return Err(format!("it did not go up as it came: {}", said()));
+            }
+            if !may_go_up(frame, translates) {
+                return Err(format!("it went up: {}", said()));
+            }
+            return Ok(!has(host, |stock| matches!(stock, Stock::Meter(_))));
+        }
+        Fate::Sent { port: to, copy: with } => {
+            seen.sent += 1;
+            seen.copied += u64::from(with.is_some());
+            seen.translated += u64::from(translates && packet.frame() != frame);
+            if dropped.is_some() || *port != Some(to) || *copy != with || packet.frame() != bytes {
+                return Err(said());
+            }
+        }
+        Fate::Dropped | Fate::Copied(_) => {
+            let with = if let Fate::Copied(to) = fate { Some(to) } else { None };
+            if *dropped != reason(&before, &after) || dropped.is_none() || *copy != with {
+                return Err(said());
+            }
+            if let Some(reason) = dropped {
+                *seen.dropped.entry(*reason).or_default() += 1;
+            }
+        }
+        other => return Err(format!("{other:?}")),
+    }
+    Ok(true)
+}
+
+/// Compares some packets in one pipeline.
+fn run(seed: u64, seen: &mut Seen) {
+    let (mut host, fib) = stages(seed);
+    // With and without a port for the rest.
+    let otherwise = (!seed.is_multiple_of(3)).then_some(Port(2));
+    let settings = otherwise.map_or_else(Settings::new, |port| Settings::new().otherwise(port));
+    let mut emulator = match Emulator::new(&borrowed(&host), &PORTS, &settings) {
+        Ok(emulator) => emulator,
+        Err(EmulatorError::NotCompiled(_)) => {
+            seen.refused += 1;
+            return;
+        }
+        Err(error) => panic!("pipeline {seed}: {error}"),
+    };
+    seen.pipelines += 1;
+    let mut rng = Rng::with_seed(seed ^ 0x5eed);
+    let mut now = Instant::from_nanos(1_000_000_000);
+    for number in 0..60 {
+        now = now + Duration::from_nanos(rng.u64(..50_000));
+        let frame = frame(&mut rng);
+        let arrival = PORTS[rng.usize(..3)];
+        // Now and then the same packet again: flows that are begun are then known.
+        for _ in 0..rng.usize(1..4) {
+            match compare(&mut emulator, &mut host, (arrival, &frame, now, otherwise), seen) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(said) => panic!(
+                    "pipeline {seed}, packet {number}: {said}\n{frame:02x?}\n{:?}",
+                    host.iter().map(|stage| format!("{:?}", stage.offload())).collect::<Vec<_>>()
+                ),
+            }
+            emulator.follow().expect("room");
+        }
+        if let Some(fib) = &fib
+            && rng.bool()
+        {
+            change_fib(&mut rng, fib);
+            emulator.follow().expect("room");
+        }
+    }
+}
+
+/// Goal: every packet that a program does not leave to the host has the same fate there as on the host: bytes, port, copy,
+/// reason; while routes, neighbours and flows change. Method: pipelines and packets of chance.
+#[test]
+fn programs_do_what_stages_do() {
+    let first = number("VIGIE_FUZZ_SEED").unwrap_or(1) << 32;
+    let end =
+        number("VIGIE_FUZZ_SECONDS").map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    let mut seen = Seen::default();
+    for seed in first.. {
+        run(seed, &mut seen);
+        if end.map_or(seed >= first + 400, |end| Instant::now() >= end) {
+            break;
+        }
+    }
+    println!("{seen:?}");
+    assert!(
+        seen.sent > 100 && seen.copied > 10 && seen.went_up > 100 && seen.translated > 20,
+        "{seen:?}"
+    );
+    for reason in [
+        Reason::Malformed,
+        Reason::NotIp,
+        Reason::TtlExpired,
+        Reason::Filtered,
+        Reason::Metered,
+        Reason::NoRoute,
+        Reason::NoNeighbour,
+        Reason::NoPort,
+        Reason::TooLong,
+    ] {
+        assert!(seen.dropped.contains_key(&reason), "no packet was dropped: {reason}; {seen:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Goal: as above, for any bytes. Method: frames whose bytes are all chance, in pipelines of chance; shrinks.
+    #[test]
+    fn programs_do_what_stages_do_with_any_bytes(
+        seed in 0_u64..2_000,
+        mut frame in proptest::collection::vec(any::<u8>(), 14..120),
+        ether_type in proptest::sample::select(vec![0x0800_u16, 0x86dd, 0x0806, 0x8100, 0x88a8, 0x1234]),
+    ) {
+        frame[12..14].copy_from_slice(&ether_type.to_be_bytes());
+        let (mut host, _) = stages(seed);
+        let emulator = Emulator::new(&borrowed(&host), &PORTS, &Settings::new());
+        let Ok(mut emulator) = emulator else { return Ok(()) };
+        let packet = (PORTS[0], &frame[..], Instant::from_nanos(1_000_000_000), None);
+        let same = compare(&mut emulator, &mut host, packet, &mut Seen::default());
+        prop_assert!(same.is_ok(), "{}", same.unwrap_err());
+    }
+}

@@ -1,0 +1,189 @@
+//! Datagrams: sessions, bounds, ends.
+
+use std::{io, net::SocketAddr, time::Duration};
+
+use vigie_detect::{Server, net::UdpSocket};
+use vigie_forward::relay::{UdpRelay, UdpRelayHandle, UdpRelayStats};
+use vigie_runtime::{JoinHandle, spawn, time};
+
+use crate::{local, run};
+
+fn echo() -> io::Result<SocketAddr> {
+    let socket = UdpSocket::bind(local())?;
+    let address = socket.local_addr()?;
+    drop(spawn(async move {
+        let mut buffer = vec![0; 64 << 10];
+        while let Ok((bytes, from)) = socket.recv_from(&mut buffer).await {
+            let _ = socket.send_to(&buffer[..bytes], from).await;
+        }
+    }));
+    Ok(address)
+}
+
+fn start(
+    upstream: SocketAddr,
+    expire_after: Duration,
+    sessions: usize,
+) -> (SocketAddr, UdpRelayHandle, JoinHandle<io::Result<()>>) {
+    let server = Server::current().expect("a runtime");
+    let builder = UdpRelay::builder(local(), upstream).expire_after(expire_after);
+    let relay = builder.sessions_max(sessions).bind_on(&server).expect("it listens");
+    let (address, handle) = (relay.address(), relay.handle());
+    let task = spawn(relay.serve(|session| drop(spawn(session))));
+    (address, handle, task)
+}
+
+async fn ask(socket: &UdpSocket, relay: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>> {
+    let mut answer = vec![0; 64 << 10];
+    loop {
+        socket.send_to(question, relay).await?;
+        // A datagram may be lost; the question is asked again.
+        let received = time::timeout(Duration::from_secs(2), socket.recv(&mut answer)).await;
+        if let Ok(received) = received {
+            answer.truncate(received?);
+            return Ok(answer);
+        }
+    }
+}
+
+/// Goal: clients have sessions of their own, datagrams of all sizes keep their borders, and a further client is
+/// refused and counted. Method: two clients of a relay for two; sizes from none to the longest.
+#[test]
+fn clients_have_sessions_of_their_own() {
+    run(async {
+        let (relay, handle, task) = start(echo()?, Duration::from_secs(600), 2);
+        let clients = [UdpSocket::bind(local())?, UdpSocket::bind(local())?];
+        for bytes in [0, 1, 2047, 2048, 2049, 65_507] {
+            for (client, mark) in clients.iter().zip(*b"ab") {
+                assert_eq!(ask(client, relay, &vec![mark; bytes]).await?, vec![mark; bytes]);
+            }
+        }
+        let third = UdpSocket::bind(local())?;
+        third.send_to(b"x", relay).await?;
+        while handle.stats().refused == 0 {
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        let stats = handle.stats();
+        assert_eq!((stats.opened, stats.active), (2, 2), "{stats:?}");
+        assert!(stats.datagrams_up >= 12 && stats.datagrams_down >= 12, "{stats:?}");
+        handle.drain(Duration::from_millis(1));
+        task.await.expect("no panic")?;
+        while handle.stats().active > 0 {
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        Ok(())
+    });
+}
+
+/// Goal: a session expires and leaves its place, and its client gets a new one. Method: sessions of 20 ms, and
+/// room for one.
+#[test]
+fn sessions_expire() {
+    run(async {
+        let (relay, handle, _) = start(echo()?, Duration::from_millis(20), 1);
+        for round in 1..=3 {
+            let client = UdpSocket::bind(local())?;
+            assert_eq!(ask(&client, relay, b"hello").await?, b"hello");
+            while handle.stats().expired < round || handle.stats().active > 0 {
+                time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+        assert_eq!(handle.stats().opened, handle.stats().expired);
+        Ok(())
+    });
+}
+
+/// Goal: an upstream that is not there harms nobody. Method: a closed port, which the network tells of; then one
+/// that answers at the same port.
+#[test]
+fn an_upstream_may_come_later() {
+    run(async {
+        let closed = UdpSocket::bind(local())?.local_addr()?;
+        let (relay, handle, _) = start(closed, Duration::from_secs(600), 8);
+        let client = UdpSocket::bind(local())?;
+        while handle.stats().unreachable == 0 {
+            client.send_to(b"anybody?", relay).await?;
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        let upstream = UdpSocket::bind(closed)?;
+        client.send_to(b"now", relay).await?;
+        let mut buffer = [0; 16];
+        loop {
+            let (bytes, from) = upstream.recv_from(&mut buffer).await?;
+            if &buffer[..bytes] == b"now" {
+                upstream.send_to(b"here", from).await?;
+                break;
+            }
+        }
+        let bytes = client.recv(&mut buffer).await?;
+        assert_eq!(&buffer[..bytes], b"here");
+        Ok(())
+    });
+}
+
+/// Goal: datagrams that the kernel drops in front of the relay's sockets are counted, on both sides, and stay counted
+/// when their session is over. Method: more than any queue holds, before the relay looks at its socket, and before a
+/// session's task runs; every datagram was relayed or counted.
+#[test]
+fn overflows_are_counted() {
+    const COUNT: u64 = 4000;
+    run(async {
+        let upstream = UdpSocket::bind(local())?;
+        let server = Server::current().expect("a runtime");
+        let relay = UdpRelay::builder(local(), upstream.local_addr()?).bind_on(&server);
+        let relay = relay.expect("it listens");
+        let (address, handle) = (relay.address(), relay.handle());
+        let client = UdpSocket::bind(local())?;
+        for _ in 0..COUNT {
+            client.send_to(&[1; 1000], address).await?;
+        }
+        let overflowed = handle.stats().overflowed;
+        assert!(overflowed > 0);
+        let (sender, mut tasks) = tokio::sync::mpsc::unbounded_channel();
+        let serving = spawn(relay.serve(move |task| drop(sender.send(task))));
+        let task = tasks.recv().await.expect("a session");
+        while handle.stats().datagrams_up + handle.stats().dropped + overflowed < COUNT {
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(handle.stats().overflowed, overflowed);
+
+        let (_, session) = upstream.recv_from(&mut [0; 1000]).await?;
+        for _ in 0..COUNT {
+            upstream.send_to(&[2; 1000], session).await?;
+        }
+        let both = handle.stats().overflowed;
+        assert!(both > overflowed);
+        let answering = spawn(task);
+        let relayed = |stats: UdpRelayStats| stats.datagrams_down + stats.dropped;
+        while relayed(handle.stats()) + (both - overflowed) < COUNT {
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        handle.drain(Duration::from_millis(1));
+        serving.await.expect("no panic")?;
+        answering.await.expect("no panic");
+        assert_eq!((handle.stats().active, handle.stats().overflowed), (0, both));
+        Ok(())
+    });
+}
+
+/// Goal: a session in which the upstream says nothing is counted, and one in which it answers is not. Method: a
+/// silent upstream, then an echo, with sessions of 20 ms.
+#[test]
+fn silent_upstreams_are_counted() {
+    run(async {
+        for answers in [false, true] {
+            let silent = UdpSocket::bind(local())?;
+            let upstream = if answers { echo()? } else { silent.local_addr()? };
+            let (relay, handle, _) = start(upstream, Duration::from_millis(20), 8);
+            let client = UdpSocket::bind(local())?;
+            client.send_to(b"anybody?", relay).await?;
+            while handle.stats().expired == 0 {
+                time::sleep(Duration::from_millis(1)).await;
+            }
+            let stats = handle.stats();
+            assert_eq!(stats.unanswered, u64::from(stats.datagrams_down == 0), "{stats:?}");
+            assert!(answers || stats.unanswered == 1, "{stats:?}");
+        }
+        Ok(())
+    });
+}

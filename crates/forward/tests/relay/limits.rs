@@ -1,0 +1,162 @@
+//! What happens at the bounds: connections, descriptors, slow receivers.
+
+use std::{io, time::Duration};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use vigie_detect::net::TcpListener;
+use vigie_runtime::time;
+
+use crate::{Serving, echo, exchange, local, pattern, run, tcp};
+
+/// Goal: beyond the bound connections wait, and none is lost. Method: thirty connections of a relay for two.
+#[test]
+fn connections_beyond_the_bound_wait() {
+    run(async {
+        let relay = Serving::start(tcp(echo()?).connections_max(2));
+        let mut streams = Vec::new();
+        for _ in 0..30 {
+            streams.push(relay.connect().await?);
+        }
+        for (index, stream) in (0..).zip(streams) {
+            let bytes = pattern(index, 10_000);
+            assert!(exchange(stream, bytes.clone()).await? == bytes);
+            assert!(relay.handle.stats().active <= 2);
+        }
+        relay.until(|stats| stats.finished == 30).await;
+        assert_eq!(relay.handle.stats().pauses, 0);
+        Ok(())
+    });
+}
+
+/// Goal: a slow receiver stops its sender, and nobody else. Method: a client that writes to an upstream that does
+/// not read, until nothing moves; meanwhile others are served; then the upstream reads everything.
+#[test]
+fn a_slow_receiver_stops_its_sender() {
+    run(async {
+        let slow = TcpListener::bind(local())?;
+        let relay = Serving::start(tcp(slow.local_addr()?));
+        let mut client = relay.connect().await?;
+        let (mut served, _) = slow.accept().await?;
+        let block = vec![3; 64 << 10];
+        let mut sent = 0_usize;
+        // Nothing moved for a while: the kernel's queues on both sides of the relay are full.
+        while let Ok(written) =
+            time::timeout(Duration::from_millis(300), client.write(&block)).await
+        {
+            sent += written?;
+            assert!(sent < 256 << 20, "nothing bounds what is under way");
+        }
+        let other = Serving::start(tcp(echo()?));
+        let bytes = pattern(12, 100_000);
+        assert!(exchange(other.connect().await?, bytes.clone()).await? == bytes);
+        client.shutdown().await?;
+        let mut heard = 0;
+        let mut buffer = vec![0; 256 << 10];
+        loop {
+            match served.read(&mut buffer).await? {
+                0 => break,
+                bytes => heard += bytes,
+            }
+        }
+        assert_eq!(heard, sent);
+        io::Result::Ok(())
+    });
+}
+
+/// The environment variable that makes [`few_descriptors`] a relay; it holds the upstream's address.
+const UPSTREAM: &str = "VIGIE_TEST_RELAY_UPSTREAM";
+
+/// Descriptors of that process.
+const FEW: u64 = 96;
+
+/// A relay with few descriptors, in a process of its own, for the test below. Prints its address, serves until its
+/// standard input ends, and prints what it has counted.
+#[test]
+#[ignore = "a part of ten_thousand_connections_and_few_descriptors, which runs it"]
+fn few_descriptors() {
+    let upstream = std::env::var(UPSTREAM).expect("run by the test below");
+    let limit = rustix::process::Rlimit { current: Some(FEW), maximum: Some(FEW) };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit)
+        .expect("lower than it was");
+    let (ended, end) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let read = io::copy(&mut io::stdin(), &mut io::sink());
+        ended.send(read).expect("the test waits");
+    });
+    run(async {
+        // More than there are descriptors for, so that the kernel is the one who says no.
+        let builder = tcp(upstream.parse().expect("an address"));
+        let builder = builder.connections_max(10_000).connect_timeout(crate::PATIENCE);
+        let relay = Serving::start(builder);
+        println!("\nlistening {}", relay.endpoint.address().expect("it listens on TCP"));
+        vigie_runtime::spawn_blocking(move || end.recv())
+            .await
+            .expect("no panic")
+            .expect("an end")?;
+        let stats = relay.handle.stats();
+        println!(
+            "\ncounted {} {} {} {}",
+            stats.accepted, stats.finished, stats.refused, stats.pauses
+        );
+        Ok(())
+    });
+}
+
+/// Goal: with far fewer descriptors than connections, none is lost, and the relay does not run in circles while it
+/// waits. Method: 10 000 connections, 250 at a time, through a process that may have 96 descriptors; a pause ends with a
+/// connection or after 100 ms, which bounds their number.
+#[test]
+fn ten_thousand_connections_and_few_descriptors() {
+    use std::io::{BufRead, BufReader};
+
+    const AT_A_TIME: u64 = 250;
+    const EACH: u64 = 40;
+    run(async {
+        let upstream = echo()?;
+        let mut child = std::process::Command::new(std::env::current_exe()?)
+            .args(["limits::few_descriptors", "--exact", "--ignored", "--nocapture"])
+            .env(UPSTREAM, upstream.to_string())
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()?;
+        let stdout = child.stdout.take().expect("it was asked for");
+        let (said, mut hears) = tokio::sync::mpsc::channel(16);
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                let _ = said.blocking_send(line);
+            }
+        });
+        let mut heard = async |mark: &str| loop {
+            let line = hears.recv().await.expect("the child lives");
+            if let Some(rest) = line.strip_prefix(mark) {
+                return rest.to_owned();
+            }
+        };
+        let address: std::net::SocketAddr = heard("listening ").await.parse().expect("an address");
+        let mut tasks = Vec::new();
+        for index in 0..AT_A_TIME {
+            tasks.push(vigie_runtime::spawn(async move {
+                for turn in 0..EACH {
+                    let stream = vigie_detect::net::TcpStream::connect(address).await?;
+                    let bytes = pattern(index * EACH + turn, 200);
+                    assert!(exchange(stream, bytes.clone()).await? == bytes, "{index}, {turn}");
+                }
+                io::Result::Ok(())
+            }));
+        }
+        for task in tasks {
+            task.await.expect("no connection is lost")?;
+        }
+        drop(child.stdin.take());
+        let counted = heard("counted ").await;
+        let counted: Vec<u64> = counted.split(' ').filter_map(|text| text.parse().ok()).collect();
+        let [accepted, finished, refused, pauses] = counted[..] else { panic!("{counted:?}") };
+        assert_eq!((accepted, refused), (AT_A_TIME * EACH, 0));
+        // The last ones may not have been counted when the relay was asked.
+        assert!(accepted - finished <= FEW, "{counted:?}");
+        assert!(pauses > 0, "the limit was never met: {counted:?}");
+        let ticks = u64::try_from(crate::PATIENCE.as_millis() / 100).unwrap_or(u64::MAX);
+        assert!(pauses <= accepted + ticks, "it ran in circles: {counted:?}");
+        child.wait().map(|status| assert!(status.success()))
+    });
+}

@@ -1,0 +1,159 @@
+//! Fuzz targets of what strangers send to a relay: headers of the PROXY protocol and lengths of messages.
+//!
+//! Each makes bytes of chance, from one seed, for as long as `VIGIE_FUZZ_SECONDS` says (by default so many inputs that it
+//! takes about a second), and compares with a second reader that is written for clarity alone. A failure prints the seed,
+//! which `VIGIE_FUZZ_SEED` takes.
+//!
+//! Ten minutes of each: `VIGIE_FUZZ_SECONDS=600 cargo test --release -p vigie-forward --test relay_fuzz`.
+
+use std::{env, net::SocketAddr, time::Duration};
+
+use fastrand::Rng;
+use vigie_detect::Instant;
+use vigie_forward::relay::{LengthFormat, ProxyHeader, ProxyParse};
+
+fn number(name: &str) -> Option<u64> {
+    env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}: a number")))
+}
+
+/// Runs `target` on inputs of chance; each has a seed of its own.
+fn fuzz(target: impl Fn(&mut Rng)) {
+    let first = number("VIGIE_FUZZ_SEED");
+    let deadline =
+        number("VIGIE_FUZZ_SECONDS").map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    let begin = first.unwrap_or(0);
+    let count = if first.is_some() { 1 } else { 200_000 };
+    for seed in begin.. {
+        let is_over = match deadline {
+            Some(end) => Instant::now() >= end,
+            None => seed - begin >= count,
+        };
+        if is_over {
+            break;
+        }
+        let told = Told(seed);
+        target(&mut Rng::with_seed(seed));
+        drop(told);
+    }
+}
+
+/// Prints its seed when the input fails.
+struct Told(u64);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("replay with VIGIE_FUZZ_SEED={}", self.0);
+        }
+    }
+}
+
+fn bytes(rng: &mut Rng) -> Vec<u8> {
+    let length = rng.usize(..80);
+    (0..length).map(|_| rng.u8(..)).collect()
+}
+
+/// What the protocol says of these bytes, in the order of the text: a length and what is in it, or nothing.
+fn proxy_oracle(bytes: &[u8]) -> Option<(usize, Option<[SocketAddr; 2]>)> {
+    if bytes.get(..12)? != b"\r\n\r\n\0\r\nQUIT\n" || bytes.get(12)? >> 4 != 2 {
+        return None;
+    }
+    let length = usize::from(u16::from_be_bytes([*bytes.get(14)?, *bytes.get(15)?]));
+    let variable = bytes.get(16..16 + length)?;
+    if length > 4096 {
+        return None;
+    }
+    let known = [0x00, 0x11, 0x12, 0x21, 0x22, 0x31, 0x32];
+    let sizes = [0, 12, 12, 36, 36, 216, 216];
+    let family = known.iter().position(|family| *family == bytes[13])?;
+    match bytes[12] & 0x0f {
+        0 => return Some((16 + length, None)),
+        1 if length >= sizes[family] => {}
+        _ => return None,
+    }
+    let port = |at: usize| u16::from(variable[at]) << 8 | u16::from(variable[at + 1]);
+    let addresses = match bytes[13] {
+        0x11 => {
+            let four = |at: usize| <[u8; 4]>::try_from(&variable[at..at + 4]).expect("four");
+            Some([(four(0), port(8)).into(), (four(4), port(10)).into()])
+        }
+        0x21 => {
+            let sixteen =
+                |at: usize| <[u8; 16]>::try_from(&variable[at..at + 16]).expect("sixteen");
+            Some([(sixteen(0), port(32)).into(), (sixteen(16), port(34)).into()])
+        }
+        _ => None,
+    };
+    Some((16 + length, addresses))
+}
+
+/// Goal: a header is read as the protocol says, and nothing else is taken for one. Method: chance, and headers that were
+/// damaged in a few places, beside the oracle.
+#[test]
+fn proxy_headers() {
+    fuzz(|rng| {
+        let mut input = bytes(rng);
+        if rng.u8(..8) > 0 {
+            let address = |rng: &mut Rng| -> SocketAddr {
+                if rng.bool() {
+                    (rng.u32(..).to_be_bytes(), rng.u16(..)).into()
+                } else {
+                    (rng.u128(..).to_be_bytes(), rng.u16(..)).into()
+                }
+            };
+            let mut room = [0; ProxyHeader::WRITTEN_BYTES_MAX];
+            let header = ProxyHeader::of(Some((address(rng), address(rng))));
+            let written = header.write(&mut room);
+            input.splice(..0, room[..written].iter().copied());
+        }
+        for _ in 0..rng.usize(..3) {
+            if let Some(byte) = rng.choice(&mut input) {
+                *byte = 0;
+            }
+            // Where versions, families and lengths stand.
+            if let Some(byte) = input.get_mut(rng.usize(12..16)) {
+                *byte = *rng.choice(&[0, 1, 0x20, 0x21, 0x11, 0x31, 12, 36, 0xff]).unwrap_or(&0);
+            }
+        }
+        input.truncate(rng.usize(..=input.len()));
+        let expected = proxy_oracle(&input);
+        match ProxyHeader::read(&input) {
+            Ok(ProxyParse::Complete(header, length)) => {
+                let (expected_length, addresses) = expected.expect("a header");
+                assert_eq!(length, expected_length);
+                let read = match header {
+                    ProxyHeader::Tcp { source, destination } => Some([source, destination]),
+                    _ => None,
+                };
+                assert_eq!(read, addresses);
+            }
+            Ok(ProxyParse::Needs(needed)) => {
+                assert!(expected.is_none() && needed > input.len() && needed <= 16 + 4096);
+            }
+            _ => assert_eq!(expected, None),
+        }
+    });
+}
+
+/// Goal: lengths are read as written, by every format, and every header of chance is either refused or no longer than
+/// what there is. Method: chance, and what is read is written again; only a varint may have been longer than it had to be.
+#[test]
+fn lengths_of_messages() {
+    fuzz(|rng| {
+        let input = bytes(rng);
+        for format in LengthFormat::ALL {
+            let Ok(Some(header)) = format.read(&input) else { continue };
+            assert!(header.header_bytes <= input.len());
+            let mut room = [0; 10];
+            let written = format.write(header.body_bytes, &mut room).expect("it was read");
+            match format {
+                LengthFormat::Varint => assert!(written <= header.header_bytes),
+                _ => assert_eq!(room[..written], input[..header.header_bytes]),
+            }
+            assert_eq!(
+                format.read(&room[..written]).map(|read| read.map(|read| read.body_bytes)),
+                Ok(Some(header.body_bytes))
+            );
+        }
+    });
+}

@@ -1,0 +1,253 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::{Config, Flow, Kind, L2, L3, Nat, Process, Relay, Time};
+
+/// Forwards streams, frames and packets: on the network interface where a program at the driver can do it, else on
+/// the host.
+#[derive(Debug, Parser)]
+#[command(name = "vigie-forward", version, after_help = AFTER_HELP)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Relay streams (TCP, Unix) or datagrams (UDP) from one endpoint to another. Needs no privilege.
+    Relay(Single<Relay>),
+    /// Pass frames between two interfaces as they are, like a wire.
+    L2(Single<L2>),
+    /// Route packets between interfaces by the kernel's routes and neighbours, which are followed.
+    L3(Single<L3>),
+    /// Route packets, and hide private addresses behind a public one (IPv4).
+    Nat(Single<Nat>),
+    /// Forward all flows of a configuration file.
+    Run(RunArgs),
+    /// Check a configuration file, and say what it would do.
+    Check {
+        /// The file.
+        #[arg(value_name = "FILE")]
+        config: PathBuf,
+    },
+    /// Measure what forwarding costs on this machine, and say where the model would place it.
+    Plan(PlanArgs),
+    /// Show what a running instance does.
+    Stats(StatsArgs),
+    /// Move a flow of a running instance between host and network interface.
+    Move(MoveArgs),
+}
+
+/// One flow, and what concerns its process.
+#[derive(Args, Debug)]
+pub(crate) struct Single<T: Args> {
+    #[command(flatten)]
+    pub(crate) flow: T,
+    #[command(flatten, next_help_heading = "Process")]
+    pub(crate) process: Process,
+}
+
+impl<T: Args> Single<T> {
+    /// Makes a configuration of one flow.
+    pub(crate) fn into_config(self, kind: impl FnOnce(T) -> Kind) -> Config {
+        let kind = kind(self.flow);
+        let flow = Flow { name: kind.word().to_owned(), line: None, kind };
+        Config { process: self.process, flows: vec![flow] }
+    }
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct RunArgs {
+    /// The configuration file: docs/forwarding.md lists its settings.
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) config: PathBuf,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct PlanArgs {
+    /// The interface whose speed bounds the links; without one, or if it does not tell, 10 Gb/s is assumed.
+    #[arg(long, value_name = "INTERFACE")]
+    pub(crate) interface: Option<String>,
+
+    /// The rate of the links in megabits per second, instead.
+    #[arg(long, value_name = "MBIT", conflicts_with = "interface",
+          value_parser = clap::value_parser!(u32).range(1..=4_000_000))]
+    pub(crate) rate: Option<u32>,
+
+    /// A message size in bytes; may be repeated.
+    #[arg(long, value_name = "BYTES", default_values_t = [64, 1500, 65536],
+          value_parser = clap::value_parser!(u32).range(14..=16 << 20))]
+    pub(crate) message: Vec<u32>,
+
+    /// What is done to packets.
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) work: Work,
+
+    /// Messages in the node at a time.
+    #[arg(long, value_name = "COUNT", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) window: u32,
+
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Measure a program here, and print nothing else: for the process that `plan` starts in a namespace of its own.
+    #[arg(long, hide = true)]
+    pub(crate) probe_program: bool,
+}
+
+/// What is done to packets, for the planner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Work {
+    /// Nothing: l2.
+    L2,
+    /// TTL and route: l3.
+    #[default]
+    L3,
+    /// TTL, route and translation: nat.
+    Nat,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct StatsArgs {
+    /// The instance's socket. Default: the only one that is found.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+
+    /// Print JSON, one line for each look.
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Look again and again, this often, until interrupted; shows rates.
+    #[arg(long, value_name = "TIME")]
+    pub(crate) every: Option<Time>,
+
+    /// Look this many times.
+    #[arg(long, value_name = "COUNT", requires = "every")]
+    pub(crate) count: Option<u64>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct MoveArgs {
+    /// The flow's name.
+    pub(crate) flow: String,
+
+    /// Where it shall run.
+    #[arg(value_enum)]
+    pub(crate) to: Side,
+
+    /// The instance's socket. Default: the only one that is found.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+}
+
+/// Where a flow runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Side {
+    /// In this process.
+    Host,
+    /// In a program at the network interface.
+    Nic,
+}
+
+impl Side {
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Nic => "nic",
+        }
+    }
+}
+
+const AFTER_HELP: &str = "\
+Rights: relay needs none. Programs at interfaces need CAP_BPF and CAP_NET_ADMIN, packet sockets \
+CAP_NET_RAW. What is missing is named, with the path that is taken instead. After set-up all rights are given up but \
+those that attaching again takes when an interface returns (--drop-all-rights: those too).
+
+Signals: SIGTERM or SIGINT drains: no new connections, and those that there are have --drain to end; a second one \
+ends at once. Nothing stays attached to an interface, however the process ends.
+
+Exit code:
+  0      asked to end, and all was drained
+  1      something failed: standard error says what
+  2      the command line or the configuration is wrong; nothing was started
+  3      a right is missing without which nothing can be forwarded
+  4      asked to end, and connections were cut at the deadline
+  128+N  a second signal, of number N";
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, error::ErrorKind};
+
+    use super::*;
+
+    /// Goal: the definition of the command line is sound. Method: clap's own check.
+    #[test]
+    fn definition() {
+        Cli::command().debug_assert();
+    }
+
+    /// Goal: each subcommand takes its arguments, and gives the same flows as a file would. Method: one command
+    /// line each.
+    #[test]
+    fn subcommands() {
+        let config = |line: &str| {
+            let cli = Cli::try_parse_from(line.split(' ')).unwrap();
+            match cli.command {
+                Command::Relay(one) => one.into_config(Kind::Relay),
+                Command::L2(one) => one.into_config(Kind::L2),
+                Command::L3(one) => one.into_config(Kind::L3),
+                Command::Nat(one) => one.into_config(Kind::Nat),
+                other => panic!("{other:?}"),
+            }
+        };
+        let relay = config("f relay --listen tcp://[::1]:1 --to unix:/x --mode splice --drain 1s");
+        assert_eq!((relay.flows[0].name.as_str(), relay.process.drain.0.as_secs()), ("relay", 1));
+        let l2 = config("f l2 a b --path xdp-native --waiting spin");
+        assert_eq!(l2.flows[0].kind.interfaces(), ["a", "b"]);
+        let l3 = config("f l3 a b c --to-nic-above 100 --to-host-below 10 --hold 1s");
+        let Kind::L3(l3) = &l3.flows[0].kind else { panic!("{l3:?}") };
+        assert_eq!(l3.frames.migration().unwrap().hold.as_secs(), 1);
+        let nat = config(
+            "f nat --inside a --inside b --outside c --address 192.0.2.1 --publish udp:1=10.0.0.1:2",
+        );
+        assert_eq!(nat.flows[0].kind.interfaces(), ["a", "b", "c"]);
+    }
+
+    /// Goal: bad input is refused with code 2. Method: each kind of it.
+    #[test]
+    fn bad_input() {
+        for (line, kind) in [
+            ("f", ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand),
+            ("f fly", ErrorKind::InvalidSubcommand),
+            ("f relay --listen tcp://[::1]:1", ErrorKind::MissingRequiredArgument),
+            ("f relay --listen 1 --to unix:/x", ErrorKind::ValueValidation),
+            (
+                "f relay --listen tcp://[::1]:1 --to unix:/x --connections 0",
+                ErrorKind::ValueValidation,
+            ),
+            (
+                "f relay --listen tcp://[::1]:1 --to unix:/x --drain soon",
+                ErrorKind::ValueValidation,
+            ),
+            ("f l2 a", ErrorKind::WrongNumberOfValues),
+            ("f l2 a b c", ErrorKind::WrongNumberOfValues),
+            ("f l3", ErrorKind::MissingRequiredArgument),
+            ("f l3 a --path moon", ErrorKind::InvalidValue),
+            ("f l3 a --to-nic-above 5", ErrorKind::MissingRequiredArgument),
+            ("f nat --inside a --outside b --address ::1", ErrorKind::ValueValidation),
+            ("f run", ErrorKind::MissingRequiredArgument),
+            ("f plan --rate 0", ErrorKind::ValueValidation),
+            ("f stats --count 5", ErrorKind::MissingRequiredArgument),
+            ("f move x moon", ErrorKind::InvalidValue),
+        ] {
+            let error = Cli::try_parse_from(line.split(' ')).unwrap_err();
+            assert_eq!(error.kind(), kind, "{line}: {error}");
+            assert_eq!(error.exit_code(), 2, "{line}");
+        }
+    }
+}

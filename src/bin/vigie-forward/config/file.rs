@@ -1,0 +1,410 @@
+//! The configuration file.
+
+use std::{collections::BTreeMap, fs, io, net::Ipv4Addr, path::Path};
+
+use super::{
+    CONNECT_DEFAULT, CONNECTIONS_DEFAULT, CONNECTIONS_MAX, Config, Endpoint, Flow, FrameMode,
+    Frames, HOLD_DEFAULT, IDLE_DEFAULT, Inside, Kind, L2, L3, LengthForm, MESSAGE_BYTES_DEFAULT,
+    Nat, OneOrMore, PORTS_DEFAULT, PathChoice, Ports, Process, Publish, Range, Relay, RelayMode,
+    SegmentsChoice, TABLE_MAIN, Time, Waiting,
+    nearest::advice,
+    tables::{Many, One, Table},
+};
+use serde::Deserialize;
+use thiserror::Error;
+
+/// A longer file is no configuration.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+
+/// What is wrong with a configuration.
+#[derive(Debug, Error)]
+pub(crate) enum ConfigError {
+    #[error("{file} cannot be read: {source}")]
+    File { file: String, source: io::Error },
+    #[error("{file} has {bytes} bytes, and a configuration has at most {FILE_BYTES_MAX}")]
+    Long { file: String, bytes: u64 },
+    #[error(
+        "{file}: {source}{}docs/forwarding.md lists all settings; nothing was started",
+        advised(source)
+    )]
+    Text { file: String, source: Box<toml::de::Error> },
+    #[error("{}: {problem}", place(file, *line, flow))]
+    Flow { file: String, line: Option<usize>, flow: String, problem: String },
+    #[error("{file} has no flow: add a table such as [[relay]] or [[l3]]")]
+    Empty { file: String },
+}
+
+/// Returns what may help, as a line of its own.
+fn advised(source: &toml::de::Error) -> String {
+    advice(source.message()).map_or_else(String::new, |advice| advice + "\n")
+}
+
+/// Says where a flow stands.
+fn place(file: &str, line: Option<usize>, flow: &str) -> String {
+    match line {
+        Some(line) => format!("{file}, line {line}: flow `{flow}`"),
+        None => format!("{file}: flow `{flow}`"),
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawConfig {
+    #[serde(default)]
+    process: One<Process>,
+    #[serde(default)]
+    relay: Many<RawRelay>,
+    #[serde(default)]
+    l2: Many<RawL2>,
+    #[serde(default)]
+    l3: Many<RawL3>,
+    #[serde(default)]
+    nat: Many<RawNat>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawRelay {
+    name: Option<String>,
+    listen: Endpoint,
+    to: OneOrMore<Endpoint>,
+    #[serde(default)]
+    mode: RelayMode,
+    idle: Option<Time>,
+    connect: Option<Time>,
+    connections: Option<u32>,
+    #[serde(default)]
+    proxy_send: bool,
+    proxy_from: Option<OneOrMore<Range>>,
+    framed: Option<LengthForm>,
+    #[serde(default)]
+    frame_mode: FrameMode,
+    message_max: Option<u64>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawL2 {
+    name: Option<String>,
+    between: [String; 2],
+    #[serde(default)]
+    path: PathChoice,
+    #[serde(default)]
+    waiting: Waiting,
+    #[serde(default)]
+    segments: SegmentsChoice,
+    migrate: Option<One<RawMigrate>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawL3 {
+    name: Option<String>,
+    interfaces: Vec<String>,
+    table: Option<u32>,
+    #[serde(default)]
+    path: PathChoice,
+    #[serde(default)]
+    waiting: Waiting,
+    #[serde(default)]
+    segments: SegmentsChoice,
+    migrate: Option<One<RawMigrate>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawNat {
+    name: Option<String>,
+    inside: Vec<String>,
+    outside: String,
+    address: Ipv4Addr,
+    from: Option<OneOrMore<Inside>>,
+    ports: Option<Ports>,
+    idle: Option<Time>,
+    #[serde(default)]
+    publish: Vec<Publish>,
+    table: Option<u32>,
+    #[serde(default)]
+    path: PathChoice,
+    #[serde(default)]
+    waiting: Waiting,
+    #[serde(default)]
+    segments: SegmentsChoice,
+    migrate: Option<One<RawMigrate>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawMigrate {
+    to_nic_above: u64,
+    to_host_below: u64,
+    hold: Option<Time>,
+}
+
+macro_rules! tables {
+    ($($type:ty, $word:literal;)*) => {$(
+        impl Table for $type {
+            const WORD: &'static str = $word;
+        }
+    )*};
+}
+
+tables! {
+    Process, "process";
+    RawRelay, "relay";
+    RawL2, "l2";
+    RawL3, "l3";
+    RawNat, "nat";
+    RawMigrate, "l3.migrate";
+}
+
+/// Returns a default, which is the text that the command line shows.
+fn or_default(given: Option<Time>, text: &str) -> Time {
+    given.or_else(|| text.parse().ok()).unwrap_or(Time(std::time::Duration::ZERO))
+}
+
+fn frames(
+    (path, waiting, segments): (PathChoice, Waiting, SegmentsChoice),
+    migrate: Option<One<RawMigrate>>,
+) -> Frames {
+    let (to_nic_above, to_host_below, hold) = match migrate {
+        Some(One(one)) => (Some(one.to_nic_above), Some(one.to_host_below), one.hold),
+        None => (None, None, None),
+    };
+    Frames {
+        path,
+        waiting,
+        segments,
+        to_nic_above,
+        to_host_below,
+        hold: or_default(hold, HOLD_DEFAULT),
+    }
+}
+
+impl RawRelay {
+    fn read(self) -> (Option<String>, Kind) {
+        let relay = Relay {
+            listen: self.listen,
+            to: self.to.0,
+            mode: self.mode,
+            idle: or_default(self.idle, IDLE_DEFAULT),
+            connect: or_default(self.connect, CONNECT_DEFAULT),
+            connections: self.connections.unwrap_or(CONNECTIONS_DEFAULT),
+            proxy_send: self.proxy_send,
+            proxy_from: self.proxy_from.map_or_else(Vec::new, |some| some.0),
+            framed: self.framed,
+            frame_mode: self.frame_mode,
+            message_max: self.message_max.unwrap_or(MESSAGE_BYTES_DEFAULT),
+        };
+        (self.name, Kind::Relay(relay))
+    }
+}
+
+impl RawL2 {
+    fn read(self) -> (Option<String>, Kind) {
+        let frames = frames((self.path, self.waiting, self.segments), self.migrate);
+        (self.name, Kind::L2(L2 { between: self.between.into(), frames }))
+    }
+}
+
+impl RawL3 {
+    fn read(self) -> (Option<String>, Kind) {
+        let frames = frames((self.path, self.waiting, self.segments), self.migrate);
+        let table = self.table.unwrap_or(TABLE_MAIN);
+        (self.name, Kind::L3(L3 { interfaces: self.interfaces, table, frames }))
+    }
+}
+
+impl RawNat {
+    fn read(self) -> (Option<String>, Kind) {
+        let frames = frames((self.path, self.waiting, self.segments), self.migrate);
+        let ports = self.ports.or_else(|| PORTS_DEFAULT.parse().ok());
+        let nat = Nat {
+            inside: self.inside,
+            outside: self.outside,
+            address: self.address,
+            from: self.from.map_or_else(Vec::new, |some| some.0),
+            ports: ports.unwrap_or(Ports { first: 1024, last: u16::MAX }),
+            idle: or_default(self.idle, IDLE_DEFAULT),
+            publish: self.publish,
+            table: self.table.unwrap_or(TABLE_MAIN),
+            frames,
+        };
+        (self.name, Kind::Nat(nat))
+    }
+}
+
+/// Reads a file and checks it.
+pub(crate) fn read(path: &Path) -> Result<Config, ConfigError> {
+    let file = path.display().to_string();
+    let failed = |source| ConfigError::File { file: file.clone(), source };
+    let bytes = fs::metadata(path).map_err(failed)?.len();
+    if bytes > FILE_BYTES_MAX {
+        return Err(ConfigError::Long { file, bytes });
+    }
+    parse(&file, &fs::read_to_string(path).map_err(failed)?)
+}
+
+fn parse(file: &str, text: &str) -> Result<Config, ConfigError> {
+    let raw: RawConfig = toml::from_str(text)
+        .map_err(|source| ConfigError::Text { file: file.to_owned(), source: Box::new(source) })?;
+    // Where each begins, its name and what it does.
+    let mut flows: Vec<(usize, (Option<String>, Kind))> = Vec::new();
+    flows.extend(raw.relay.0.into_iter().map(|one| (one.span().start, one.into_inner().read())));
+    flows.extend(raw.l2.0.into_iter().map(|one| (one.span().start, one.into_inner().read())));
+    flows.extend(raw.l3.0.into_iter().map(|one| (one.span().start, one.into_inner().read())));
+    flows.extend(raw.nat.0.into_iter().map(|one| (one.span().start, one.into_inner().read())));
+    // In the order of the file, so that names and messages are those of the reader.
+    flows.sort_by_key(|(start, _)| *start);
+    let mut counts = BTreeMap::new();
+    let flows = flows.into_iter().map(|(start, (name, kind))| {
+        let before = text.get(..start).unwrap_or_default();
+        let line = before.bytes().filter(|byte| *byte == b'\n').count() + 1;
+        Flow { name: name_of(name, kind.word(), &mut counts), line: Some(line), kind }
+    });
+    let config = Config { process: raw.process.0, flows: flows.collect() };
+    if config.flows.is_empty() {
+        return Err(ConfigError::Empty { file: file.to_owned() });
+    }
+    super::check(file, &config)?;
+    Ok(config)
+}
+
+/// Numbers flows that have no name: `relay-1`, `relay-2`.
+fn name_of(given: Option<String>, word: &'static str, counts: &mut BTreeMap<&str, u32>) -> String {
+    let count = counts.entry(word).or_default();
+    *count += 1;
+    given.unwrap_or_else(|| format!("{word}-{count}"))
+}
+
+/// Whether a number of connections can be served.
+pub(super) fn is_connection_count(count: u32) -> bool {
+    (1..=CONNECTIONS_MAX).contains(&i64::from(count))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: &str = r#"
+        [process]
+        drain = "2s"
+
+        [[l3]]
+        interfaces = ["a", "b"]
+        path = "xdp-native"
+        migrate = { to_nic_above = 1000, to_host_below = 100 }
+
+        [[relay]]
+        name = "web"
+        listen = "tcp://127.0.0.1:8080"
+        to = "unix:/run/web"
+        mode = "splice"
+
+        [[relay]]
+        listen = "udp://127.0.0.1:53"
+        to = ["udp://192.0.2.1:53"]
+
+        [[l2]]
+        between = ["c", "d"]
+        waiting = "spin"
+
+        [[nat]]
+        inside = ["lan"]
+        outside = "wan"
+        address = "198.51.100.1"
+        publish = ["tcp:80=10.0.0.2:8080"]
+    "#;
+
+    /// Goal: every kind of flow is read, in the order of the file, with names, lines and defaults. Method: a
+    /// file with all.
+    #[test]
+    fn a_file_with_everything() {
+        let config = parse("f", ALL).unwrap();
+        let flows = config.flows.iter().map(|flow| (flow.name.as_str(), flow.line.unwrap()));
+        let expected = [("l3-1", 5), ("web", 10), ("relay-2", 16), ("l2-1", 20), ("nat-1", 24)];
+        assert_eq!(flows.collect::<Vec<_>>(), expected);
+        assert_eq!(config.process.drain.to_string(), "2s");
+        let Kind::L3(l3) = &config.flows[0].kind else { panic!("{config:?}") };
+        let thresholds = l3.frames.migration().unwrap();
+        assert_eq!((thresholds.to_nic_above, thresholds.to_host_below), (1000, 100));
+        assert_eq!((thresholds.hold.as_secs(), l3.table), (5, 254));
+        let Kind::Relay(relay) = &config.flows[1].kind else { panic!("{config:?}") };
+        assert_eq!((relay.mode, relay.idle.0.as_secs()), (RelayMode::Splice, 300));
+    }
+
+    /// Goal: what is wrong is refused with the line and what would be right. Method: one fault at a time, with
+    /// words that the message must have.
+    #[test]
+    fn faults_are_named() {
+        let relay = "[[relay]]\nlisten = 'tcp://127.0.0.1:1'\nto = 'tcp://127.0.0.1:2'\n";
+        let l3 = "[[l3]]\ninterfaces = ['a', 'b']\n";
+        let nat = "[[nat]]\ninside = ['a']\noutside = 'b'\naddress = '192.0.2.1'\n";
+        for (text, words) in [
+            (String::new(), &["no flow", "[[relay]]"][..]),
+            ("[[relay]\n".to_owned(), &["line 1"]),
+            ("[[tunnel]]\n".to_owned(), &["line 1", "tunnel", "expected one of", "relay"]),
+            (format!("{relay}mod = 'copy'\n"), &["line 4", "unknown field `mod`", "mean `mode`?"]),
+            (format!("{relay}mode = 'fast'\n"), &["line 4", "`fast`", "`splice`"]),
+            (format!("{relay}mode = 'slice'\n"), &["line 4", "mean `splice`?"]),
+            ("[[rely]]\n".to_owned(), &["line 1", "mean `relay`?"]),
+            (relay.replace("[[relay]]", "[relay]"), &["line 1", "write [[relay]]", "two brackets"]),
+            ("relay = { to = 'a' }\n".to_owned(), &["line 1", "write [[relay]]"]),
+            ("relay = 5\n".to_owned(), &["line 1", "begins with [[relay]]"]),
+            (format!("\n{}", l3.replace("[[l3]]", "[l3]")), &["line 2", "write [[l3]]"]),
+            ("[l2]\nbetween = ['a', 'b']\n".to_owned(), &["line 1", "write [[l2]]"]),
+            (nat.replace("[[nat]]", "[nat]"), &["line 1", "write [[nat]]"]),
+            (format!("[[process]]\ndrain = '1s'\n{relay}"), &["line 1", "write [process]"]),
+            (format!("[process]\ndrian = '1s'\n{relay}"), &["line 2", "mean `drain`?"]),
+            (format!("{l3}[[l3.migrate]]\nto_nic_above = 5\n"), &["line 3", "write [l3.migrate]"]),
+            ("[[l3]]\ninterfaces = 'a'\n".to_owned(), &["line 2", "brackets"]),
+            (format!("{relay}idle = 10\n"), &["line 4", "string"]),
+            (format!("{relay}idle = '10'\n"), &["line 4", "with a unit", "10s"]),
+            ("[[relay]]\nlisten = '127.0.0.1:1'\n".to_owned(), &["line 2", "begin with tcp://"]),
+            ("[[relay]]\nlisten = 'tcp://localhost:1'\n".to_owned(), &["line 2", "not resolved"]),
+            ("[[relay]]\nlisten = 'tcp://[::]:1'\n".to_owned(), &["line 1", "missing field `to`"]),
+            (format!("{relay}proxy_from = ['a']\n"), &["line 4", "10.0.0.0/8"]),
+            (format!("{relay}framed = 'u8'\n"), &["line 4", "`u32-be`"]),
+            (format!("{relay}frame_mode = 'cut-through'\n"), &["line 1", "`framed`"]),
+            (
+                format!("{l3}[l3.migrate]\nto_nic_above = 5\nto_host_below = 7\n"),
+                &["line 1", "below"],
+            ),
+            (format!("{l3}[l3.migrate]\nto_nic_above = -5\n"), &["line 4", "-5"]),
+            ("\n[[l3]]\ninterfaces = []\n".to_owned(), &["line 2", "interface"]),
+            ("[[l2]]\nbetween = ['a', 'a']\n".to_owned(), &["line 1", "`a`"]),
+            ("[[l2]]\nbetween = ['a']\n".to_owned(), &["line 2"]),
+            ("[[l2]]\nbetween = ['a', 'a-name-that-is-too-long']\n".to_owned(), &["line 1", "15"]),
+            (format!("{l3}{l3}"), &["line 3", "`a`", "l3-1"]),
+            (format!("{relay}name = 'x'\n{relay}name = 'x'\n"), &["line 5", "`x`", "name"]),
+            (format!("{relay}{relay}"), &["line 4", "relay-1", "listen"]),
+            (format!("{nat}ports = '9-1'\n"), &["line 5", "20000-60000"]),
+            (format!("{nat}from = '::/0'\n"), &["line 5", "10.0.0.0/24"]),
+            (format!("{nat}publish = ['tcp:1=[::1]:1']\n"), &["line 1", "IPv4"]),
+            (format!("{relay}connections = 0\n"), &["line 1", "connections"]),
+        ] {
+            let error = parse("f", &text).unwrap_err().to_string();
+            for word in words {
+                assert!(error.contains(word), "{text}\n{error}\nlacks {word}");
+            }
+        }
+    }
+
+    /// Goal: no text makes the reader panic. Method: the file with everything, with bytes changed, from 64
+    /// seeds.
+    #[test]
+    fn any_text_is_read_safely() {
+        for seed in 0..64 {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            for _ in 0..20 {
+                let mut text = ALL.as_bytes().to_vec();
+                for _ in 0..rng.usize(1..6) {
+                    let at = rng.usize(..text.len());
+                    text[at] = rng.u8(0x20..0x7f);
+                }
+                text.truncate(rng.usize(..=text.len()));
+                drop(parse("f", std::str::from_utf8(&text).unwrap()));
+            }
+        }
+    }
+}

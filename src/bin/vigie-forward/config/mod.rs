@@ -1,0 +1,300 @@
+//! What is to be forwarded, from the command line or from a file: see `docs/forwarding.md`.
+
+mod check;
+mod file;
+mod nearest;
+mod tables;
+mod values;
+
+use std::{fmt, net::Ipv4Addr, path::PathBuf, time::Duration};
+
+use clap::Args;
+use serde::Deserialize;
+
+pub(crate) use self::{
+    check::check,
+    file::{ConfigError, read},
+    values::{
+        Endpoint, FrameMode, Inside, LengthForm, OneOrMore, PathChoice, Ports, Publish, Range,
+        RelayMode, SegmentsChoice, Time, Transport, Waiting,
+    },
+};
+
+/// Everything that one process does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Config {
+    pub(crate) process: Process,
+    pub(crate) flows: Vec<Flow>,
+}
+
+/// One flow, by its name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Flow {
+    pub(crate) name: String,
+    /// Where it stands in the file, from 1 on.
+    pub(crate) line: Option<usize>,
+    pub(crate) kind: Kind,
+}
+
+/// What a flow does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Relay(Relay),
+    L2(L2),
+    L3(L3),
+    Nat(Nat),
+}
+
+impl Kind {
+    pub(crate) const fn word(&self) -> &'static str {
+        match self {
+            Self::Relay(_) => "relay",
+            Self::L2(_) => "l2",
+            Self::L3(_) => "l3",
+            Self::Nat(_) => "nat",
+        }
+    }
+
+    /// Returns the interfaces whose frames it takes.
+    pub(crate) fn interfaces(&self) -> Vec<&str> {
+        match self {
+            Self::Relay(_) => Vec::new(),
+            Self::L2(l2) => l2.between.iter().map(String::as_str).collect(),
+            Self::L3(l3) => l3.interfaces.iter().map(String::as_str).collect(),
+            Self::Nat(nat) => nat.inside.iter().chain([&nat.outside]).map(String::as_str).collect(),
+        }
+    }
+
+    /// Returns how its frames travel, if it has frames.
+    pub(crate) const fn frames(&self) -> Option<&Frames> {
+        match self {
+            Self::Relay(_) => None,
+            Self::L2(l2) => Some(&l2.frames),
+            Self::L3(l3) => Some(&l3.frames),
+            Self::Nat(nat) => Some(&nat.frames),
+        }
+    }
+}
+
+/// Says what the flow does, in one line.
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Relay(relay) => {
+                let to: Vec<_> = relay.to.iter().map(Endpoint::to_string).collect();
+                write!(f, "relays {} to {}", relay.listen, to.join(", or else "))
+            }
+            Self::L2(l2) => write!(f, "passes frames between {}", l2.between.join(" and ")),
+            Self::L3(l3) => {
+                write!(f, "routes between {} by table {}", l3.interfaces.join(", "), l3.table)
+            }
+            Self::Nat(nat) => write!(
+                f,
+                "hides {} behind {} of {}, ports {}",
+                nat.inside.join(", "),
+                nat.address,
+                nat.outside,
+                nat.ports
+            ),
+        }
+    }
+}
+
+/// What concerns all flows.
+#[derive(Args, Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Process {
+    /// Where `vigie-forward stats` finds this instance. Default: vigie-forward.PID.sock in XDG_RUNTIME_DIR, or
+    /// else in /run, or else in /tmp.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) stats_socket: Option<PathBuf>,
+
+    /// How long connections may go on after SIGTERM or SIGINT.
+    #[arg(long, value_name = "TIME", default_value = "10s")]
+    pub(crate) drain: Time,
+
+    /// Give up every right after set-up, also those for re-attaching when an interface returns: a flow whose
+    /// interface is removed then stays without it.
+    #[arg(long)]
+    pub(crate) drop_all_rights: bool,
+}
+
+impl Default for Process {
+    fn default() -> Self {
+        let drain = Time(Duration::from_secs(10));
+        Self { stats_socket: None, drain, drop_all_rights: false }
+    }
+}
+
+/// Streams or datagrams from one endpoint to another.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Relay {
+    /// Where connections or datagrams come in: tcp://ADDRESS:PORT, udp://ADDRESS:PORT or unix:PATH.
+    #[arg(long, value_name = "ENDPOINT")]
+    pub(crate) listen: Endpoint,
+
+    /// Where they go. Given again: where they go if the first cannot be reached.
+    #[arg(long, value_name = "ENDPOINT", required = true)]
+    pub(crate) to: Vec<Endpoint>,
+
+    /// How bytes are moved.
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) mode: RelayMode,
+
+    /// How long a connection may be silent in both directions.
+    #[arg(long, value_name = "TIME", default_value = IDLE_DEFAULT)]
+    pub(crate) idle: Time,
+
+    /// How long connecting to the other end may take.
+    #[arg(long, value_name = "TIME", default_value = CONNECT_DEFAULT)]
+    pub(crate) connect: Time,
+
+    /// Connections, or with UDP senders, at a time; more wait.
+    #[arg(long, value_name = "COUNT", default_value_t = CONNECTIONS_DEFAULT,
+          value_parser = clap::value_parser!(u32).range(1..=CONNECTIONS_MAX))]
+    pub(crate) connections: u32,
+
+    /// Tell the other end who connects, by a PROXY protocol header, version 2.
+    #[arg(long)]
+    pub(crate) proxy_send: bool,
+
+    /// Believe the PROXY protocol header, version 2, with which connections from these addresses must begin, as in
+    /// 10.0.0.0/8; may be repeated.
+    #[arg(long, value_name = "NETWORK")]
+    pub(crate) proxy_from: Vec<Range>,
+
+    /// Take streams apart into messages whose length stands before them in this form.
+    #[arg(long, value_enum, value_name = "FORM")]
+    pub(crate) framed: Option<LengthForm>,
+
+    /// When the first byte of a message may leave.
+    #[arg(long, value_enum, default_value_t, requires = "framed")]
+    pub(crate) frame_mode: FrameMode,
+
+    /// The longest message, in bytes.
+    #[arg(long, value_name = "BYTES", default_value_t = MESSAGE_BYTES_DEFAULT, requires = "framed")]
+    pub(crate) message_max: u64,
+}
+
+const MESSAGE_BYTES_DEFAULT: u64 = 16 << 20;
+
+const IDLE_DEFAULT: &str = "5m";
+const CONNECT_DEFAULT: &str = "10s";
+const PORTS_DEFAULT: &str = "32768-60999";
+const CONNECTIONS_DEFAULT: u32 = 10_000;
+const CONNECTIONS_MAX: i64 = 1_000_000;
+
+/// How frames travel.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Frames {
+    /// How frames are moved. `auto` falls back and says why.
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) path: PathChoice,
+
+    /// How the host's threads wait, if it is the host that forwards.
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) waiting: Waiting,
+
+    /// What the host does with frames of several segments.
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) segments: SegmentsChoice,
+
+    /// Begin on the host, and move to the network interface when there are more packets per second than this.
+    #[arg(long, value_name = "PPS", requires = "to_host_below",
+          value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) to_nic_above: Option<u64>,
+
+    /// Move back to the host when there are fewer packets per second than this.
+    #[arg(long, value_name = "PPS", requires = "to_nic_above")]
+    pub(crate) to_host_below: Option<u64>,
+
+    /// How long the load must stay so before a flow moves.
+    #[arg(long, value_name = "TIME", default_value = HOLD_DEFAULT)]
+    pub(crate) hold: Time,
+}
+
+const HOLD_DEFAULT: &str = "5s";
+
+impl Frames {
+    /// Returns when the flow moves, if it does.
+    pub(crate) fn migration(&self) -> Option<Thresholds> {
+        let (to_nic_above, to_host_below) = self.to_nic_above.zip(self.to_host_below)?;
+        Some(Thresholds { to_nic_above, to_host_below, hold: self.hold.0 })
+    }
+}
+
+/// When a flow moves between host and network interface, in packets per second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Thresholds {
+    pub(crate) to_nic_above: u64,
+    pub(crate) to_host_below: u64,
+    pub(crate) hold: Duration,
+}
+
+/// Frames between two interfaces, as they are.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub(crate) struct L2 {
+    /// The two interfaces.
+    #[arg(num_args = 2, required = true, value_name = "INTERFACE")]
+    pub(crate) between: Vec<String>,
+
+    #[command(flatten)]
+    pub(crate) frames: Frames,
+}
+
+/// Packets by the kernel's routes.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub(crate) struct L3 {
+    /// The interfaces between which packets are routed.
+    #[arg(num_args = 1.., required = true, value_name = "INTERFACE")]
+    pub(crate) interfaces: Vec<String>,
+
+    /// The kernel's routing table (`ip route show table N`).
+    #[arg(long, value_name = "N", default_value_t = TABLE_MAIN)]
+    pub(crate) table: u32,
+
+    #[command(flatten)]
+    pub(crate) frames: Frames,
+}
+
+const TABLE_MAIN: u32 = 254;
+
+/// Packets of private addresses behind one public one.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Nat {
+    /// An interface of the private network; may be repeated.
+    #[arg(long, required = true, value_name = "INTERFACE")]
+    pub(crate) inside: Vec<String>,
+
+    /// The interface of the public network.
+    #[arg(long, value_name = "INTERFACE")]
+    pub(crate) outside: String,
+
+    /// The public address.
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) address: Ipv4Addr,
+
+    /// A network inside whose addresses are translated; may be repeated. Default: those that are reached by the inside
+    /// interfaces when the program starts.
+    #[arg(long, value_name = "NETWORK")]
+    pub(crate) from: Vec<Inside>,
+
+    /// The ports that are lent to those inside.
+    #[arg(long, value_name = "FIRST-LAST", default_value = PORTS_DEFAULT)]
+    pub(crate) ports: Ports,
+
+    /// How long a translation without packets is kept.
+    #[arg(long, value_name = "TIME", default_value = IDLE_DEFAULT)]
+    pub(crate) idle: Time,
+
+    /// A port of the public address that somebody inside serves, as in tcp:8080=10.0.0.2:80; may be repeated.
+    #[arg(long, value_name = "PUBLISHED")]
+    pub(crate) publish: Vec<Publish>,
+
+    /// The kernel's routing table.
+    #[arg(long, value_name = "N", default_value_t = TABLE_MAIN)]
+    pub(crate) table: u32,
+
+    #[command(flatten)]
+    pub(crate) frames: Frames,
+}

@@ -1,0 +1,402 @@
+//! What a setting can be, read from text: the same on the command line and in a file.
+
+use std::{
+    fmt,
+    marker::PhantomData,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    str::FromStr,
+    time::Duration,
+};
+
+use clap::ValueEnum;
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{self, SeqAccess, Visitor},
+};
+use thiserror::Error;
+use vigie::forward::{relay::Network, tables::Prefix};
+
+/// A text that is no such value, and what would be one.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub(crate) struct BadValue(String);
+
+impl BadValue {
+    fn new(what: impl Into<String>) -> Self {
+        Self(what.into())
+    }
+}
+
+/// Where streams or datagrams come from or go to.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) enum Endpoint {
+    Tcp(SocketAddr),
+    Udp(SocketAddr),
+    Unix(PathBuf),
+}
+
+impl FromStr for Endpoint {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let (scheme, rest) = text.split_once(':').unwrap_or(("", text));
+        let rest = rest.strip_prefix("//").unwrap_or(rest);
+        let address = || {
+            rest.parse().map_err(|_| {
+                BadValue::new(format!(
+                    "`{rest}` must be an address with a port, as in 192.0.2.1:7000 or [::1]:7000 (host names are \
+                     not resolved: ask `getent hosts`)"
+                ))
+            })
+        };
+        match scheme {
+            "tcp" => address().map(Self::Tcp),
+            "udp" => address().map(Self::Udp),
+            "unix" if rest.is_empty() => Err(BadValue::new("a path must follow `unix:`")),
+            "unix" => Ok(Self::Unix(PathBuf::from(rest))),
+            _ => Err(BadValue::new(format!(
+                "`{text}` must begin with tcp://, udp:// or unix:, as in tcp://0.0.0.0:8080"
+            ))),
+        }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "tcp://{address}"),
+            Self::Udp(address) => write!(f, "udp://{address}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// A length of time: `250ms`, `10s`, `5m`, `1h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct Time(pub(crate) Duration);
+
+/// The longest time that can be set: beyond it the unit was mistaken.
+const TIME_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+
+impl FromStr for Time {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let at = text.find(|one: char| !one.is_ascii_digit()).unwrap_or(text.len());
+        let (number, unit) = text.split_at(at);
+        let millis = match unit {
+            "ms" => Some(1),
+            "s" => Some(1000),
+            "m" => Some(60_000),
+            "h" => Some(3_600_000),
+            _ => None,
+        };
+        let time = number.parse::<u64>().ok().zip(millis);
+        let time = time.and_then(|(number, millis)| number.checked_mul(millis));
+        match time.map(Duration::from_millis) {
+            Some(time) if time <= TIME_MAX => Ok(Self(time)),
+            _ => Err(BadValue::new(format!(
+                "`{text}` must be a whole number with a unit, as in 250ms, 10s, 5m or 1h, and at most a year"
+            ))),
+        }
+    }
+}
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.0)
+    }
+}
+
+/// Ports from the first to the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct Ports {
+    pub(crate) first: u16,
+    pub(crate) last: u16,
+}
+
+impl FromStr for Ports {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        match (first.parse(), last.parse()) {
+            (Ok(first), Ok(last)) if 0 < first && first <= last => Ok(Self { first, last }),
+            _ => Err(BadValue::new(format!(
+                "`{text}` must be the first and the last port, as in 20000-60000"
+            ))),
+        }
+    }
+}
+
+impl fmt::Display for Ports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
+    }
+}
+
+/// The transport of a published port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    Tcp,
+    Udp,
+}
+
+/// A port of the outside address behind which somebody inside listens: `tcp:8080=10.0.0.2:80`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct Publish {
+    pub(crate) transport: Transport,
+    pub(crate) port: u16,
+    pub(crate) to: SocketAddr,
+}
+
+impl FromStr for Publish {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let read = || {
+            let (transport, rest) = text.split_once(':')?;
+            let (port, to) = rest.split_once('=')?;
+            let transport = match transport {
+                "tcp" => Transport::Tcp,
+                "udp" => Transport::Udp,
+                _ => return None,
+            };
+            let port = port.parse().ok().filter(|port| *port > 0)?;
+            Some(Self { transport, port, to: to.parse().ok()? })
+        };
+        read().ok_or_else(|| {
+            BadValue::new(format!(
+                "`{text}` must be the outside port and who gets it, as in tcp:8080=10.0.0.2:80"
+            ))
+        })
+    }
+}
+
+/// How frames are moved.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Deserialize, Serialize,
+)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum PathChoice {
+    /// The first that works of xdp-native, xdp-generic, tcx, af-packet.
+    #[default]
+    Auto,
+    /// A program at the driver.
+    XdpNative,
+    /// The same program, behind the driver.
+    XdpGeneric,
+    /// The same program, at the entry of the kernel's traffic control.
+    Tcx,
+    /// This process, with rings that the driver fills.
+    AfXdp,
+    /// This process, with packet sockets.
+    AfPacket,
+}
+
+impl fmt::Display for PathChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Auto => "auto",
+            Self::XdpNative => "xdp-native",
+            Self::XdpGeneric => "xdp-generic",
+            Self::Tcx => "tcx",
+            Self::AfXdp => "af-xdp",
+            Self::AfPacket => "af-packet",
+        })
+    }
+}
+
+/// How the host's threads wait for frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Waiting {
+    /// Until the kernel tells: no processor time while nothing comes.
+    #[default]
+    Sleep,
+    /// Ask the network card for a while before sleeping.
+    BusyPoll,
+    /// Always look: the shortest delay, and a whole processor.
+    Spin,
+}
+
+/// What is done with frames of several segments, which senders of this host leave to a network card that is not there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum SegmentsChoice {
+    /// The host takes them whole, of up to 64 KiB, and cuts them: 64 MiB of memory for each interface.
+    #[default]
+    Cut,
+    /// The host drops and counts them: 8 MiB, and more frames that may wait.
+    Refuse,
+}
+
+/// How bytes of a stream are moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum RelayMode {
+    /// What is fastest for these two ends.
+    #[default]
+    Auto,
+    /// Through a buffer of this process.
+    Copy,
+    /// Through a pipe of the kernel, without a copy.
+    Splice,
+}
+
+/// How the length of a message is written before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum LengthForm {
+    /// Two bytes, the most significant first.
+    U16Be,
+    /// Four bytes, the most significant first.
+    U32Be,
+    /// Four bytes, the least significant first.
+    U32Le,
+    /// Eight bytes, the most significant first.
+    U64Be,
+    /// One to ten bytes, as protocol buffers have it.
+    Varint,
+}
+
+/// When the first byte of a message may leave.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum FrameMode {
+    /// As the model predicts to be best for the links as they are measured.
+    #[default]
+    Planned,
+    /// When the whole message has arrived.
+    StoreAndForward,
+    /// At once.
+    CutThrough,
+}
+
+/// Addresses that begin alike: `10.0.0.0/8`, or a single one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct Range(pub(crate) Network);
+
+impl FromStr for Range {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let bad = || BadValue::new(format!("`{text}` must be addresses, as in 10.0.0.0/8 or ::1"));
+        text.parse().map(Self).map_err(|_| bad())
+    }
+}
+
+/// A network whose addresses are translated: `10.0.0.0/24`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct Inside(pub(crate) Prefix);
+
+impl FromStr for Inside {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let bad =
+            || BadValue::new(format!("`{text}` must be a network of IPv4, as in 10.0.0.0/24"));
+        let prefix = text.parse::<Prefix>().map_err(|_| bad())?;
+        if prefix.address().is_ipv4() { Ok(Self(prefix)) } else { Err(bad()) }
+    }
+}
+
+/// One value, or a list of them.
+#[derive(Debug)]
+pub(crate) struct OneOrMore<T>(pub(crate) Vec<T>);
+
+impl<'de, T> Deserialize<'de> for OneOrMore<T>
+where
+    T: Deserialize<'de> + FromStr<Err = BadValue>,
+{
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader<T>(PhantomData<T>);
+
+        impl<'de, T> Visitor<'de> for Reader<T>
+        where
+            T: Deserialize<'de> + FromStr<Err = BadValue>,
+        {
+            type Value = OneOrMore<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string, or a list of strings")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+                text.parse().map(|one| OneOrMore(vec![one])).map_err(E::custom)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+                let mut all = Vec::new();
+                while let Some(one) = list.next_element()? {
+                    all.push(one);
+                }
+                Ok(OneOrMore(all))
+            }
+        }
+
+        deserializer.deserialize_any(Reader(PhantomData))
+    }
+}
+
+macro_rules! from_string {
+    ($($type:ty),*) => {$(
+        impl TryFrom<String> for $type {
+            type Error = BadValue;
+
+            fn try_from(text: String) -> Result<Self, BadValue> {
+                text.parse()
+            }
+        }
+    )*};
+}
+
+from_string!(Endpoint, Time, Ports, Publish, Range, Inside);
+
+/// Returns whether an address is of the version 4.
+pub(crate) const fn is_v4(address: &SocketAddr) -> bool {
+    matches!(address.ip(), IpAddr::V4(_))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: texts that are values are read, and others are refused with what would be right. Method: each
+    /// kind.
+    #[test]
+    fn texts_are_read() {
+        let tcp = Endpoint::Tcp("[::1]:7".parse().unwrap());
+        assert_eq!("tcp://[::1]:7".parse(), Ok(tcp.clone()));
+        assert_eq!(tcp.to_string().parse(), Ok(tcp));
+        assert_eq!("unix:/run/x".parse(), Ok(Endpoint::Unix("/run/x".into())));
+        assert_eq!("unix:///run/x".parse(), Ok(Endpoint::Unix("/run/x".into())));
+        for bad in ["", "tcp", "tcp://host:80", "tcp://1.2.3.4", "http://1.2.3.4:80", "unix:"] {
+            let error = bad.parse::<Endpoint>().unwrap_err().to_string();
+            assert!(error.contains("must"), "{bad}: {error}");
+        }
+        assert_eq!("250ms".parse(), Ok(Time(Duration::from_millis(250))));
+        assert_eq!("2h".parse(), Ok(Time(Duration::from_secs(7200))));
+        for bad in ["", "s", "10", "1.5s", "-1s", "10 s", "99999999999999999999s", "9000h"] {
+            assert!(bad.parse::<Time>().is_err(), "{bad}");
+        }
+        assert_eq!("80".parse(), Ok(Ports { first: 80, last: 80 }));
+        for bad in ["", "0-1", "9-8", "1-65536", "a-b"] {
+            assert!(bad.parse::<Ports>().is_err(), "{bad}");
+        }
+        let to = "10.0.0.2:80".parse().unwrap();
+        let publish = Publish { transport: Transport::Tcp, port: 8080, to };
+        assert_eq!("tcp:8080=10.0.0.2:80".parse(), Ok(publish));
+        for bad in ["", "8080=10.0.0.2:80", "sctp:1=10.0.0.2:80", "tcp:0=10.0.0.2:80", "tcp:1=x:80"]
+        {
+            assert!(bad.parse::<Publish>().is_err(), "{bad}");
+        }
+    }
+}

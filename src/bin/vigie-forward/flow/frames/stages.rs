@@ -1,0 +1,285 @@
+//! Stages that the command adds to the library's.
+
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    sync::mpsc::SyncSender,
+};
+
+use vigie::{
+    Instant,
+    forward::{
+        model::{Sees, StageModel, Writes},
+        packet::{ARP_BYTES, Arp, Ethernet, Fragment, Packet, Port},
+        pipeline::{Offload, Reason, Stage, Verdict},
+        stages::RouteStage,
+        tables::{Fib, FibReader, NoHop},
+    },
+    via::link::{EtherType, MacAddress},
+};
+
+/// The port of what belongs to this host. No interface has it: by a program, such packets go up to the kernel; the
+/// host's own pipeline leaves them, since the kernel has them anyway.
+pub(super) const KERNEL: Port = Port(u16::MAX);
+
+/// What a pipeline leaves to the kernel is dropped there for this reason: nothing else has it.
+pub(super) const LEFT_TO_KERNEL: Reason = Reason::User;
+
+/// Leaves to the kernel what is not to be routed: frames to others than the interface, with VLAN tags, or of other
+/// protocols than IP. Answers for an address that nobody has. The rest goes through the stages behind it, which so
+/// never see what is no IP.
+pub(super) struct Guard {
+    reader: FibReader,
+    /// The address, and the port at whose link it is.
+    answers_for: Option<(Ipv4Addr, Port)>,
+    behind: Vec<Box<dyn Stage>>,
+}
+
+impl Guard {
+    pub(super) fn new(
+        fib: &Fib,
+        answers_for: Option<(Ipv4Addr, Port)>,
+        behind: Vec<Box<dyn Stage>>,
+    ) -> Self {
+        Self { reader: fib.reader(), answers_for, behind }
+    }
+
+    /// Leads a packet through the stages behind; none of them makes copies.
+    fn go_on(&mut self, packet: &mut Packet, now: Instant) -> Verdict {
+        let mut last = Verdict::Pass;
+        for stage in &mut self.behind {
+            match stage.process(packet, now) {
+                Verdict::Pass => {}
+                Verdict::Drop(reason) => return Verdict::Drop(reason),
+                verdict => last = verdict,
+            }
+        }
+        last
+    }
+
+    /// Makes the answer of a question for our address.
+    fn answer(&mut self, packet: &mut Packet, payload_at: usize) -> Verdict {
+        let left = Verdict::Drop(LEFT_TO_KERNEL);
+        let Some((address, port)) = self.answers_for else { return left };
+        let (Some(own), Some(payload)) =
+            (self.reader.get().interface(port), packet.bytes().get(payload_at..))
+        else {
+            return left;
+        };
+        let Ok(question) = Arp::parse(payload) else { return left };
+        let is_ours = packet.arrival() == port
+            && question.operation == 1
+            && question.target_ip == address
+            && question.sender_ip != address;
+        if !is_ours {
+            return left;
+        }
+        packet.resize(payload_at + ARP_BYTES);
+        packet.set_destination_mac(question.sender);
+        packet.set_source_mac(own.address);
+        if let Some(answer) = packet.bytes_mut().get_mut(payload_at..) {
+            write_answer(answer, &question, own.address);
+        }
+        Verdict::Send(port)
+    }
+}
+
+/// Writes operation, sender and target behind what stays the same.
+fn write_answer(answer: &mut [u8], question: &Arp, own: MacAddress) {
+    let fields: [&[u8]; 5] = [
+        &2_u16.to_be_bytes(),
+        &own.0,
+        &question.target_ip.octets(),
+        &question.sender.0,
+        &question.sender_ip.octets(),
+    ];
+    for (place, byte) in answer.iter_mut().skip(6).zip(fields.concat()) {
+        *place = byte;
+    }
+}
+
+impl Stage for Guard {
+    fn model(&self) -> StageModel {
+        StageModel::new("guard").sees(Sees::Header).writes(Writes::Yes)
+    }
+
+    fn process(&mut self, packet: &mut Packet, now: Instant) -> Verdict {
+        let Ok(frame) = Ethernet::parse(packet.bytes()) else {
+            return Verdict::Drop(Reason::Malformed);
+        };
+        if frame.tags.iter().any(Option::is_some) {
+            return Verdict::Drop(LEFT_TO_KERNEL);
+        }
+        match frame.ether_type {
+            EtherType(0x0806) => self.answer(packet, frame.payload_at),
+            EtherType(0x0800 | 0x86dd) => {
+                let own = self.reader.get().interface(packet.arrival());
+                if own.is_some_and(|own| own.address == frame.destination) {
+                    self.go_on(packet, now)
+                } else {
+                    Verdict::Drop(LEFT_TO_KERNEL)
+                }
+            }
+            _ => Verdict::Drop(LEFT_TO_KERNEL),
+        }
+    }
+
+    fn offload(&self) -> Offload<'_> {
+        Offload::host_only("the kernel gets those frames from a program")
+    }
+}
+
+/// Routes, and asks for the neighbours that are missing.
+#[derive(Debug)]
+pub(super) struct Router {
+    route: RouteStage,
+    wanted: SyncSender<(Port, IpAddr)>,
+}
+
+impl Router {
+    /// `wanted` is told whose address of Ethernet is missing; when it is full, nobody is told.
+    pub(super) fn new(fib: Fib, wanted: SyncSender<(Port, IpAddr)>) -> Self {
+        Self { route: RouteStage::new(fib), wanted }
+    }
+
+    #[cold]
+    fn explain(&mut self, packet: &mut Packet, reason: Reason) -> Reason {
+        let Ok(headers) = packet.headers() else { return reason };
+        debug_assert!(headers.fragment != Fragment::Later || headers.is_ip());
+        let Some((_, destination)) = headers.addresses(packet.bytes()) else { return reason };
+        let fib = self.route.fib().snapshot();
+        match fib.hop(destination) {
+            Err(NoHop::Neighbour { port, next }) => {
+                // Whoever sends goes on sending: it will be asked for again.
+                let _ = self.wanted.try_send((port, next));
+                reason
+            }
+            Err(_) if fib.route(destination).is_some_and(|route| route.port == KERNEL) => {
+                LEFT_TO_KERNEL
+            }
+            _ => reason,
+        }
+    }
+}
+
+impl Stage for Router {
+    fn model(&self) -> StageModel {
+        self.route.model()
+    }
+
+    fn process(&mut self, packet: &mut Packet, now: Instant) -> Verdict {
+        match self.route.process(packet, now) {
+            Verdict::Drop(reason @ (Reason::NoRoute | Reason::NoNeighbour)) => {
+                Verdict::Drop(self.explain(packet, reason))
+            }
+            verdict => verdict,
+        }
+    }
+
+    fn offload(&self) -> Offload<'_> {
+        self.route.offload()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::sync_channel;
+
+    use vigie::{
+        detect::clock::monotonic_now,
+        forward::{
+            stages::Ttl,
+            tables::{Interface, Route},
+        },
+    };
+
+    use super::*;
+
+    const OWN: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
+    const OTHER: MacAddress = MacAddress([2, 0, 0, 0, 0, 9]);
+
+    fn fib() -> Fib {
+        let fib = Fib::default();
+        fib.set_interface(Port(0), Some(Interface::new(OWN, 1500)));
+        fib.set_interface(Port(1), Some(Interface::new(OWN, 1500)));
+        fib.set_route("10.1.0.0/16".parse().unwrap(), Some(Route::on_link(Port(1))));
+        fib.set_route("10.1.0.1/32".parse().unwrap(), Some(Route::on_link(KERNEL)));
+        fib
+    }
+
+    fn frame(to: MacAddress, kind: u16, payload: &[u8]) -> Packet {
+        let frame = [&to.0[..], &OTHER.0, &kind.to_be_bytes(), payload].concat();
+        Packet::new(Port(0), &frame)
+    }
+
+    /// A packet of UDP without bytes.
+    fn ip(to: [u8; 4]) -> Packet {
+        let mut header = vec![0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 2];
+        header.extend(to);
+        header.extend([0, 7, 0, 7, 0, 8, 0, 0]);
+        let mut packet = frame(OWN, 0x0800, &header);
+        packet.fill_checksums().unwrap();
+        packet
+    }
+
+    /// Goal: only IP to the interface itself, without tags, is routed. Method: one frame of each kind.
+    #[test]
+    fn the_guard_leaves_what_is_not_ours() {
+        let (mut guard, now) = (Guard::new(&fib(), None, Vec::new()), monotonic_now());
+        let mut verdict = |mut packet: Packet| guard.process(&mut packet, now);
+        let left = Verdict::Drop(LEFT_TO_KERNEL);
+        assert_eq!(verdict(ip([10, 1, 0, 5])), Verdict::Pass);
+        assert_eq!(verdict(frame(OTHER, 0x0800, &[0; 20])), left);
+        assert_eq!(verdict(frame(MacAddress::BROADCAST, 0x0800, &[0; 20])), left);
+        assert_eq!(verdict(frame(OWN, 0x0806, &[0; 28])), left);
+        assert_eq!(verdict(frame(OWN, 0x8100, &[0, 5, 8, 0, 0, 0])), left);
+        assert_eq!(verdict(frame(OWN, 0x88b5, &[0; 4])), left);
+        assert_eq!(verdict(Packet::new(Port(0), &[1, 2, 3])), Verdict::Drop(Reason::Malformed));
+    }
+
+    /// Goal: questions for the public address are answered as the standard has it, and no others. Method: a
+    /// question, and what differs from it in one field.
+    #[test]
+    fn the_guard_answers_for_its_address() {
+        let address = Ipv4Addr::new(192, 0, 2, 1);
+        let now = monotonic_now();
+        let mut guard = Guard::new(&fib(), Some((address, Port(0))), vec![Box::new(Ttl::new())]);
+        let question = |operation: u8, target: [u8; 4]| {
+            let mut payload = vec![0, 1, 8, 0, 6, 4, 0, operation];
+            payload.extend(OTHER.0);
+            payload.extend([192, 0, 2, 7]);
+            payload.extend([0; 6]);
+            payload.extend(target);
+            // Frames are filled up to the shortest that Ethernet has.
+            payload.extend([0; 18]);
+            frame(MacAddress::BROADCAST, 0x0806, &payload)
+        };
+        let mut asked = question(1, address.octets());
+        assert_eq!(guard.process(&mut asked, now), Verdict::Send(Port(0)));
+        let header = Ethernet::parse(asked.bytes()).unwrap();
+        assert_eq!((header.destination, header.source), (OTHER, OWN));
+        let answer = Arp::parse(&asked.bytes()[header.payload_at..]).unwrap();
+        assert_eq!((answer.operation, answer.sender, answer.sender_ip), (2, OWN, address));
+        assert_eq!((answer.target, answer.target_ip), (OTHER, [192, 0, 2, 7].into()));
+        for mut other in [question(2, address.octets()), question(1, [192, 0, 2, 2])] {
+            assert_eq!(guard.process(&mut other, now), Verdict::Drop(LEFT_TO_KERNEL));
+        }
+    }
+
+    /// Goal: a missing neighbour is asked for, and what belongs to this host is not counted as lost. Method: a
+    /// destination of each kind.
+    #[test]
+    fn the_router_asks_for_neighbours() {
+        let (sender, wanted) = sync_channel(1);
+        let (fib, now) = (fib(), monotonic_now());
+        let mut router = Router::new(fib.clone(), sender);
+        let mut verdict = |to| router.process(&mut ip(to), now);
+        let missing = Verdict::Drop(Reason::NoNeighbour);
+        assert_eq!((verdict([10, 1, 0, 5]), verdict([10, 1, 0, 6])), (missing, missing));
+        assert_eq!(wanted.try_recv(), Ok((Port(1), [10, 1, 0, 5].into())));
+        assert!(wanted.try_recv().is_err(), "the second found no room");
+        assert_eq!(verdict([10, 1, 0, 1]), Verdict::Drop(LEFT_TO_KERNEL));
+        assert_eq!(verdict([10, 9, 0, 1]), Verdict::Drop(Reason::NoRoute));
+        fib.set_neighbour(Port(1), [10, 1, 0, 5].into(), Some(OTHER));
+        assert_eq!(verdict([10, 1, 0, 5]), Verdict::Send(Port(1)));
+    }
+}

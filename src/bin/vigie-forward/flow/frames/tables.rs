@@ -1,0 +1,254 @@
+//! The kernel's routes in the tables by which packets are routed.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket},
+};
+
+use vigie::{
+    forward::{
+        packet::Port,
+        tables::{Fib, Interface, Prefix, Route},
+    },
+    via::link::MacAddress,
+};
+
+use super::stages::KERNEL;
+use crate::kernel::{Change, Own, Picture, Target};
+
+/// The discard protocol: whoever gets it says nothing.
+const DISCARD: u16 = 9;
+/// Questions in one look.
+const QUESTIONS_MAX: usize = 64;
+
+/// Keeps a [`Fib`] like the kernel's routes, for some interfaces.
+#[derive(Debug)]
+pub(super) struct Tables {
+    fib: Fib,
+    /// Names of interfaces, in the order of their ports.
+    names: Vec<String>,
+    /// Ports by the numbers of their interfaces, as of now.
+    ports: BTreeMap<u32, Port>,
+    /// Addresses of interfaces, by their numbers.
+    own: BTreeMap<u32, Own>,
+    /// Asks for neighbours, by whatever makes the kernel look for them.
+    questions: [Option<UdpSocket>; 2],
+}
+
+impl Tables {
+    pub(super) fn new(fib: Fib, names: Vec<String>) -> Self {
+        let socket = |address: IpAddr| {
+            let socket = UdpSocket::bind((address, 0)).ok()?;
+            socket.set_nonblocking(true).ok()?;
+            Some(socket)
+        };
+        let questions =
+            [socket(Ipv4Addr::UNSPECIFIED.into()), socket(Ipv6Addr::UNSPECIFIED.into())];
+        Self { fib, names, ports: BTreeMap::new(), own: BTreeMap::new(), questions }
+    }
+
+    /// Takes in what has changed.
+    pub(super) fn follow(&mut self, changes: &[Change], picture: &Picture) {
+        for change in changes {
+            match change {
+                Change::Route { prefix, target } => {
+                    let Ok(prefix) = Prefix::new(prefix.address, prefix.bits) else { continue };
+                    self.fib.set_route(prefix, target.map(|target| self.route(target)));
+                }
+                Change::Neighbour { interface, address, mac } => {
+                    if let Some(port) = self.ports.get(interface) {
+                        self.fib.set_neighbour(*port, *address, mac.map(MacAddress));
+                    }
+                }
+                Change::Interface(interface) => {
+                    let Some(port) = self.port_of(&interface.name) else { continue };
+                    let is_new = self.ports.insert(interface.index, port) != Some(port);
+                    let mtu = usize::try_from(interface.mtu).unwrap_or(0);
+                    let own = interface.mac.filter(|_| interface.is_up);
+                    let own = own.map(|mac| Interface::new(MacAddress(mac), mtu));
+                    self.fib
+                        .set_interface(port, own.map(|one| self.with_own(interface.index, one)));
+                    if is_new {
+                        // What was known of this number before it was a port's.
+                        self.catch_up(interface.index, picture);
+                    }
+                }
+                Change::Addresses { interface, own } => {
+                    self.own.insert(*interface, *own);
+                    if let Some(port) = self.ports.get(interface)
+                        && let Some(known) = self.fib.snapshot().interface(*port)
+                    {
+                        self.fib.set_interface(*port, Some(self.with_own(*interface, known)));
+                    }
+                }
+                Change::InterfaceGone { index, name } => {
+                    self.own.remove(index);
+                    if let Some(port) = self.ports.remove(index) {
+                        self.forget_neighbours(port);
+                    }
+                    // Another one may have the name already.
+                    if let Some(port) = self.port_of(name)
+                        && !self.ports.values().any(|other| *other == port)
+                    {
+                        self.fib.set_interface(port, None);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Gives an interface the addresses of its number.
+    fn with_own(&self, index: u32, mut interface: Interface) -> Interface {
+        let own = self.own.get(&index).copied().unwrap_or_default();
+        (interface.ipv4, interface.ipv6) = (own.ipv4, own.ipv6);
+        interface
+    }
+
+    /// Sets routes and neighbours of an interface that has just become a port.
+    fn catch_up(&self, index: u32, picture: &Picture) {
+        for change in picture.changes() {
+            match change {
+                Change::Route { prefix, target: Some(target @ Target::Via { interface, .. }) }
+                    if interface == index =>
+                {
+                    if let Ok(prefix) = Prefix::new(prefix.address, prefix.bits) {
+                        self.fib.set_route(prefix, Some(self.route(target)));
+                    }
+                }
+                Change::Neighbour { interface, address, mac } if interface == index => {
+                    if let Some(port) = self.ports.get(&index) {
+                        self.fib.set_neighbour(*port, address, mac.map(MacAddress));
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Forgets who was on the link of an interface that is gone: its return may bring others.
+    fn forget_neighbours(&self, port: Port) {
+        let mut known = Vec::new();
+        self.fib.snapshot().each_neighbour(|of, address, _| {
+            if of == port {
+                known.push(address);
+            }
+        });
+        for address in known {
+            self.fib.set_neighbour(port, address, None);
+        }
+    }
+
+    fn port_of(&self, name: &str) -> Option<Port> {
+        let at = self.names.iter().position(|one| one == name)?;
+        u16::try_from(at).ok().map(Port)
+    }
+
+    /// What does not leave by one of our ports is the kernel's.
+    fn route(&self, target: Target) -> Route {
+        let Target::Via { interface, gateway } = target else { return Route::on_link(KERNEL) };
+        match (self.ports.get(&interface), gateway) {
+            (Some(port), Some(gateway)) => Route::via(*port, gateway),
+            (Some(port), None) => Route::on_link(*port),
+            (None, _) => Route::on_link(KERNEL),
+        }
+    }
+
+    /// Returns the numbers of our interfaces.
+    pub(super) fn indices(&self) -> Vec<u32> {
+        self.ports.keys().copied().collect()
+    }
+
+    /// Makes the kernel find out the address of Ethernet of a neighbour, by sending it an empty datagram.
+    pub(super) fn ask_for(&self, wanted: impl Iterator<Item = (Port, IpAddr)>) {
+        for (port, address) in wanted.take(QUESTIONS_MAX) {
+            let index =
+                self.ports.iter().find(|(_, other)| **other == port).map(|(index, _)| *index);
+            let (socket, to) = match address {
+                IpAddr::V4(_) => (&self.questions[0], SocketAddr::new(address, DISCARD)),
+                IpAddr::V6(address) => {
+                    // Addresses of the link alone need its number; for others it is ignored.
+                    let to = SocketAddrV6::new(address, DISCARD, 0, index.unwrap_or(0));
+                    (&self.questions[1], to.into())
+                }
+            };
+            if let Some(socket) = socket {
+                // Whoever wants the neighbour asks again.
+                let _ = socket.send_to(&[], to);
+            }
+        }
+    }
+
+    /// Returns the port of an interface's number.
+    pub(super) fn port(&self, index: u32) -> Option<Port> {
+        self.ports.get(&index).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel;
+
+    fn interface(index: u32, name: &str, is_up: bool) -> Change {
+        let name = name.to_owned();
+        Change::Interface(kernel::Interface {
+            index,
+            name,
+            mac: Some([2; 6]),
+            mtu: 1500,
+            is_up,
+            is_pair: false,
+        })
+    }
+
+    fn route(to: &str, bits: u8, interface: u32) -> Change {
+        let prefix = kernel::Prefix { address: to.parse().unwrap(), bits };
+        Change::Route { prefix, target: Some(Target::Via { interface, gateway: None }) }
+    }
+
+    /// Goal: routes by our interfaces lead to their ports, others to the kernel, and an interface that returns
+    /// under another number is the same port. Method: changes by hand.
+    #[test]
+    fn changes_become_routes() {
+        let fib = Fib::default();
+        let picture = Picture::default();
+        let mut tables = Tables::new(fib.clone(), vec!["a".to_owned(), "b".to_owned()]);
+        let to: IpAddr = [10, 1, 0, 5].into();
+        let port = |fib: &Fib| fib.snapshot().route(to).map(|route| route.port);
+        let mac = Some([2, 0, 0, 0, 0, 9]);
+        let neighbour = |interface| Change::Neighbour { interface, address: to, mac };
+        tables.follow(&[interface(3, "a", true), interface(4, "b", true)], &picture);
+        tables.follow(&[route("10.1.0.0", 16, 4), neighbour(4)], &picture);
+        assert_eq!(fib.snapshot().hop(to).map(|hop| hop.port), Ok(Port(1)));
+        tables.follow(&[route("10.1.0.0", 24, 99)], &picture);
+        assert_eq!(port(&fib), Some(KERNEL));
+        tables.follow(&[interface(4, "b", false)], &picture);
+        assert_eq!(fib.snapshot().interface(Port(1)), None);
+        let gone = Change::InterfaceGone { index: 4, name: "b".to_owned() };
+        tables.follow(&[gone, interface(7, "b", true)], &picture);
+        tables.follow(&[route("10.1.0.0", 24, 7), neighbour(7)], &picture);
+        assert_eq!(fib.snapshot().hop(to).map(|hop| hop.port), Ok(Port(1)));
+        assert_eq!((tables.indices(), tables.port(4)), (vec![3, 7], None));
+    }
+
+    /// Goal: interfaces have the addresses of their numbers, whichever is told first, and those of one that is gone are not its
+    /// successor's. Method: changes by hand.
+    #[test]
+    fn interfaces_have_addresses() {
+        let fib = Fib::default();
+        let picture = Picture::default();
+        let mut tables = Tables::new(fib.clone(), vec!["a".to_owned()]);
+        let own = |last| Own { ipv4: Some([10, 0, 0, last].into()), ipv6: None };
+        let addresses = |last| Change::Addresses { interface: 3, own: own(last) };
+        let found = |fib: &Fib| fib.snapshot().interface(Port(0)).and_then(|one| one.ipv4);
+        tables.follow(&[addresses(1), interface(3, "a", true)], &picture);
+        assert_eq!(found(&fib), own(1).ipv4);
+        tables.follow(&[addresses(2)], &picture);
+        assert_eq!(found(&fib), own(2).ipv4);
+        tables.follow(&[interface(3, "a", false), interface(3, "a", true)], &picture);
+        assert_eq!(found(&fib), own(2).ipv4);
+        let gone = Change::InterfaceGone { index: 3, name: "a".to_owned() };
+        tables.follow(&[gone, interface(3, "a", true)], &picture);
+        assert_eq!(found(&fib), None);
+    }
+}

@@ -1,0 +1,331 @@
+//! Streams and datagrams.
+
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    fs, io,
+    net::SocketAddr,
+    os::unix::{fs::FileTypeExt, net::UnixStream},
+    rc::Rc,
+};
+
+use vigie::{
+    Instant, JoinHandle, Runtime,
+    detect::clock::monotonic_now,
+    forward::relay::{
+        self as library, ConnectionTask, FrameMode as LibraryFrameMode, Framing, LengthFormat,
+        RelayHandle, RelayStats, Transfer, UdpRelayHandle, UdpRelayStats,
+    },
+    spawn_local,
+};
+
+use super::{Drained, Draining, FlowError, Place, Prepared, Running};
+use crate::{
+    config::{Endpoint, FrameMode, LengthForm, Relay, RelayMode},
+    journal::say,
+    mailbox::Event,
+    privileges::Right,
+    stats::FlowReport,
+};
+
+/// Bytes for buffers of one flow.
+const MEMORY_BYTES_MAX: usize = 256 << 20;
+
+/// Binds the sockets.
+pub(super) fn prepare(
+    name: &str,
+    relay: &Relay,
+    streams: Option<&Runtime>,
+) -> Result<Box<dyn Prepared>, FlowError> {
+    let missing = || FlowError::Setting("there is no runtime for streams".to_owned());
+    let streams = streams.ok_or_else(missing)?;
+    let head = FlowReport {
+        name: name.to_owned(),
+        kind: "relay".to_owned(),
+        side: "host".to_owned(),
+        ..FlowReport::default()
+    };
+    match &relay.listen {
+        Endpoint::Udp(listen) => prepare_datagrams(head, *listen, relay, streams),
+        Endpoint::Tcp(_) | Endpoint::Unix(_) => prepare_streams(head, relay, streams),
+    }
+}
+
+fn endpoint(of: &Endpoint) -> Option<library::Endpoint> {
+    match of {
+        Endpoint::Tcp(address) => Some(library::Endpoint::Tcp(*address)),
+        Endpoint::Unix(path) => Some(library::Endpoint::Unix(path.clone())),
+        Endpoint::Udp(_) => None,
+    }
+}
+
+/// Says that the file of a Unix socket is taken over, which a killed instance has left.
+fn say_if_left(listen: &Endpoint) {
+    let is_refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+    if let Endpoint::Unix(path) = listen
+        && fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket())
+        && UnixStream::connect(path).is_err_and(is_refused)
+    {
+        say(format!("takes over {}, at which nobody listens any more", path.display()));
+    }
+}
+
+/// Says why nobody can listen; a low port takes a right.
+fn cannot_listen(at: &str, address: Option<SocketAddr>, source: io::Error) -> FlowError {
+    match address {
+        Some(address) if source.kind() == io::ErrorKind::PermissionDenied => {
+            FlowError::Rights(format!(
+                "nobody can listen at {at}: {source}. Ports below \
+                 `sysctl net.ipv4.ip_unprivileged_port_start` (1024) need CAP_NET_BIND_SERVICE \
+                 (`setcap cap_net_bind_service+ep`): take another than {}, or give the program the right",
+                address.port()
+            ))
+        }
+        _ => FlowError::Io { what: format!("nobody can listen at {at}"), source },
+    }
+}
+
+fn prepare_streams(
+    mut head: FlowReport,
+    relay: &Relay,
+    streams: &Runtime,
+) -> Result<Box<dyn Prepared>, FlowError> {
+    let no_stream = || FlowError::Setting(format!("{} is no stream", relay.listen));
+    say_if_left(&relay.listen);
+    let connections = usize::try_from(relay.connections).unwrap_or(usize::MAX);
+    let mut builder = library::Relay::builder(endpoint(&relay.listen).ok_or_else(no_stream)?)
+        .connect_timeout(relay.connect.0)
+        .idle_timeout(Some(relay.idle.0))
+        .memory_bytes_max(MEMORY_BYTES_MAX);
+    for to in relay.to.iter().filter_map(endpoint) {
+        builder = builder.upstream(to);
+    }
+    let (transfer, path) = match relay.mode {
+        RelayMode::Auto => (Transfer::Adaptive, "adaptive"),
+        RelayMode::Copy => (Transfer::Copy, "copy"),
+        RelayMode::Splice => (Transfer::Splice, "splice"),
+    };
+    builder = builder.transfer(transfer);
+    head.path = path.to_owned();
+    if let Some(form) = relay.framed {
+        builder = builder.framing(framing(form, relay));
+        head.path = "framed".to_owned();
+    }
+    if relay.proxy_send {
+        builder = builder.send_proxy_header();
+    }
+    for range in &relay.proxy_from {
+        builder = builder.trust_proxy_header(range.0);
+    }
+    let bound = builder.connections_max(connections).bind_on(streams.server());
+    let bound = bound.map_err(|error| match error {
+        library::BindError::Listen { endpoint, source } => {
+            cannot_listen(&endpoint.to_string(), endpoint.address(), source)
+        }
+        error => FlowError::Setting(error.to_string()),
+    })?;
+    let to: Vec<_> = relay.to.iter().map(Endpoint::to_string).collect();
+    // The port that the kernel chose, if it was to choose.
+    head.between = format!("{} -> {}", bound.endpoint(), to.join(" | "));
+    say(format!("flow `{}` listens at {}", head.name, bound.endpoint()));
+    let runtime = streams.handle().clone();
+    Ok(Box::new(PreparedRelay { head, relay: Bound::Streams(bound), runtime }))
+}
+
+fn framing(form: LengthForm, relay: &Relay) -> Framing {
+    let format = match form {
+        LengthForm::U16Be => LengthFormat::U16Be,
+        LengthForm::U32Be => LengthFormat::U32Be,
+        LengthForm::U32Le => LengthFormat::U32Le,
+        LengthForm::U64Be => LengthFormat::U64Be,
+        LengthForm::Varint => LengthFormat::Varint,
+    };
+    let mode = match relay.frame_mode {
+        FrameMode::Planned => LibraryFrameMode::Planned,
+        FrameMode::StoreAndForward => LibraryFrameMode::StoreAndForward,
+        FrameMode::CutThrough => LibraryFrameMode::CutThrough,
+    };
+    Framing::new(format).mode(mode).message_bytes_max(relay.message_max)
+}
+
+fn prepare_datagrams(
+    mut head: FlowReport,
+    listen: SocketAddr,
+    relay: &Relay,
+    streams: &Runtime,
+) -> Result<Box<dyn Prepared>, FlowError> {
+    let Some(Endpoint::Udp(to)) = relay.to.first() else {
+        return Err(FlowError::Setting("datagrams go to udp://".to_owned()));
+    };
+    let sessions = usize::try_from(relay.connections).unwrap_or(usize::MAX);
+    let builder = library::UdpRelay::builder(listen, *to);
+    let builder = builder.expire_after(relay.idle.0).sessions_max(sessions);
+    let bound = builder.bind_on(streams.server()).map_err(|error| match error {
+        library::UdpBindError::Listen { address, source } => {
+            cannot_listen(&format!("udp:{address}"), Some(address), source)
+        }
+        error => FlowError::Setting(error.to_string()),
+    })?;
+    head.path = "datagrams".to_owned();
+    head.between = format!("udp:{} -> {}", bound.address(), Endpoint::Udp(*to));
+    say(format!("flow `{}` listens at udp:{}", head.name, bound.address()));
+    Ok(Box::new(PreparedRelay {
+        head,
+        relay: Bound::Datagrams(bound),
+        runtime: streams.handle().clone(),
+    }))
+}
+
+enum Bound {
+    Streams(library::Relay),
+    Datagrams(library::UdpRelay),
+}
+
+/// A relay that listens, and accepts nobody yet.
+struct PreparedRelay {
+    head: FlowReport,
+    relay: Bound,
+    runtime: vigie::Handle,
+}
+
+impl Prepared for PreparedRelay {
+    fn rights(&self) -> Vec<Right> {
+        Vec::new()
+    }
+
+    fn start(self: Box<Self>, place: &Place<'_>) -> Result<Box<dyn Running>, FlowError> {
+        let Self { head, relay, runtime } = *self;
+        let connections = runtime.clone();
+        let spawn = move |connection| connections.spawn::<ConnectionTask>(connection).detach();
+        let (handle, serving) = match relay {
+            Bound::Streams(relay) => {
+                let handle = Handle::Streams(relay.handle());
+                (handle, runtime.spawn(async move { relay.serve(spawn).await.map(|all| all.cut) }))
+            }
+            Bound::Datagrams(relay) => {
+                let handle = Handle::Datagrams(relay.handle());
+                (handle, runtime.spawn(async move { relay.serve(spawn).await.map(|()| 0) }))
+            }
+        };
+        let ended = Rc::new(RefCell::new(None));
+        let (name, result, mailbox) =
+            (head.name.clone(), Rc::clone(&ended), Rc::clone(place.mailbox));
+        let watcher = spawn_local(async move {
+            let said = match serving.await {
+                Ok(served) => served,
+                Err(error) => Err(io::Error::other(error)),
+            };
+            if let Err(error) = &said {
+                mailbox.post(Event::Failed { flow: name, problem: error.to_string() });
+            }
+            result.replace(Some(said.unwrap_or(0)));
+        });
+        Ok(Box::new(Streams { head, handle, watcher, ended }))
+    }
+}
+
+enum Handle {
+    Streams(RelayHandle),
+    Datagrams(UdpRelayHandle),
+}
+
+/// A relay that runs.
+struct Streams {
+    head: FlowReport,
+    handle: Handle,
+    watcher: JoinHandle<()>,
+    /// How many connections were cut, once it is over.
+    ended: Rc<RefCell<Option<u64>>>,
+}
+
+impl Running for Streams {
+    fn report(&self) -> FlowReport {
+        self.handle.report(&self.head)
+    }
+
+    fn drain(self: Box<Self>, deadline: Instant) -> Draining {
+        let Self { head, handle, watcher, ended } = *self;
+        let time = deadline.saturating_duration_since(monotonic_now());
+        match &handle {
+            Handle::Streams(handle) => handle.drain(time),
+            Handle::Datagrams(handle) => handle.drain(time),
+        }
+        let ended = Box::pin(async move {
+            // It does not panic, and nobody aborts it.
+            let _ = watcher.await;
+            Drained { cut: ended.take().unwrap_or(0) }
+        });
+        Draining { report: Box::new(move || handle.report(&head)), ended }
+    }
+}
+
+impl Handle {
+    fn report(&self, head: &FlowReport) -> FlowReport {
+        match self {
+            Self::Streams(handle) => of_streams(head, &handle.stats()),
+            Self::Datagrams(handle) => of_datagrams(head, &handle.stats()),
+        }
+    }
+}
+
+fn named<const N: usize>(counters: [(&str, u64); N]) -> BTreeMap<String, u64> {
+    counters.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+fn of_streams(head: &FlowReport, stats: &RelayStats) -> FlowReport {
+    let counters = named([
+        ("accepted", stats.accepted),
+        ("active", stats.active),
+        ("finished", stats.finished),
+        ("refused", stats.refused),
+        ("reset", stats.reset),
+        ("timed_out", stats.timed_out),
+        ("connects_failed", stats.connects_failed),
+        ("connects_timed_out", stats.connects_timed_out),
+        ("unanswered", stats.unanswered),
+        ("malformed", stats.malformed),
+        ("cut", stats.cut),
+        ("pauses", stats.pauses),
+        ("bytes_up", stats.bytes_up),
+        ("bytes_down", stats.bytes_down),
+        ("bytes_copied", stats.bytes_copied),
+        ("bytes_spliced", stats.bytes_spliced),
+        ("pipes_missing", stats.pipes_missing),
+        ("messages", stats.messages),
+        ("messages_cut_through", stats.messages_cut_through),
+        ("messages_unstored", stats.messages_unstored),
+        ("messages_torn", stats.messages_torn),
+        ("messages_dropped", stats.messages_dropped),
+    ]);
+    FlowReport {
+        units: stats.accepted,
+        bytes: stats.bytes_up.saturating_add(stats.bytes_down),
+        dropped: stats.refused + stats.reset + stats.timed_out + stats.malformed + stats.cut,
+        counters,
+        ..head.clone()
+    }
+}
+
+fn of_datagrams(head: &FlowReport, stats: &UdpRelayStats) -> FlowReport {
+    let counters = named([
+        ("opened", stats.opened),
+        ("active", stats.active),
+        ("expired", stats.expired),
+        ("refused", stats.refused),
+        ("unanswered", stats.unanswered),
+        ("overflowed", stats.overflowed),
+        ("datagrams_up", stats.datagrams_up),
+        ("datagrams_down", stats.datagrams_down),
+        ("bytes_up", stats.bytes_up),
+        ("bytes_down", stats.bytes_down),
+        ("dropped", stats.dropped),
+        ("unreachable", stats.unreachable),
+    ]);
+    FlowReport {
+        units: stats.datagrams_up.saturating_add(stats.datagrams_down),
+        bytes: stats.bytes_up.saturating_add(stats.bytes_down),
+        dropped: stats.dropped + stats.refused + stats.overflowed,
+        counters,
+        ..head.clone()
+    }
+}

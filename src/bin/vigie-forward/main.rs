@@ -1,0 +1,96 @@
+//! `vigie-forward`: forwards streams, frames and packets.
+//!
+//! ```text
+//!                ┌───────────────────────── vigie-forward ──────────────────────────┐
+//!  arguments ───▶│ cli.rs ──┐                                                       │
+//!  file ────────▶│ config/ ─┴▶ instance.rs ── prepare ──▶ flow/                     │
+//!                │                 │                       ├ relay.rs ── threads of streams
+//!  signals ─────▶│ signals.rs ─────┤                       └ frames.rs ─ threads of frames, programs
+//!  kernel ──────▶│ kernel/ ────────┤ routes, neighbours       ▲            at the interfaces
+//!  stats ◀──────▶│ stats/ ─────────┘                          └ migration.rs: where a flow runs
+//!                └──────────────────────────────────────────────────────────────────┘
+//! ```
+//! One thread controls: vigie's user-level flavor, where everything above is a task. Streams are relayed by
+//! workers of the hybrid flavor. Rights are given up between `prepare` and the first packet: `privileges.rs`.
+
+mod cli;
+mod config;
+mod flow;
+mod instance;
+mod journal;
+mod kernel;
+mod mailbox;
+mod migration;
+mod plan;
+mod privileges;
+mod signals;
+mod stats;
+
+use std::{fmt, process};
+
+use clap::Parser;
+
+use self::{
+    cli::{Cli, Command},
+    config::{Config, ConfigError, Kind},
+};
+
+fn main() {
+    journal::listen_to_libraries();
+    let code = match Cli::parse().command {
+        Command::Relay(one) => forward(Ok(one.into_config(Kind::Relay))),
+        Command::L2(one) => forward(Ok(one.into_config(Kind::L2))),
+        Command::L3(one) => forward(Ok(one.into_config(Kind::L3))),
+        Command::Nat(one) => forward(Ok(one.into_config(Kind::Nat))),
+        Command::Run(run) => forward(config::read(&run.config)),
+        Command::Check { config } => check(config::read(&config)),
+        Command::Plan(arguments) if arguments.probe_program => {
+            done(plan::program_cost(arguments.work).map(|text| print!("{text}")))
+        }
+        Command::Plan(arguments) => done(plan::run(&arguments).map(|text| print!("{text}"))),
+        Command::Stats(arguments) => done(stats::stats(&arguments)),
+        Command::Move(arguments) => {
+            let line = format!("move {} {}", arguments.flow, arguments.to.word());
+            done(
+                stats::request(arguments.socket.as_deref(), &line).map(|answer| print!("{answer}")),
+            )
+        }
+    };
+    // Not by returning: a thread may still be caught in a system call.
+    process::exit(code.into());
+}
+
+/// Ends with what a command that asks has come to.
+fn done<E: fmt::Display>(result: Result<(), E>) -> u8 {
+    result.map_or_else(|error| complain(&error, instance::CODE_FAILED), |()| 0)
+}
+
+fn complain(error: &impl fmt::Display, code: u8) -> u8 {
+    eprintln!("vigie-forward: {error}");
+    code
+}
+
+fn forward(config: Result<Config, ConfigError>) -> u8 {
+    let config = match config {
+        Ok(config) => config,
+        Err(error) => return complain(&error, instance::CODE_USAGE),
+    };
+    if let Err(error) = config::check("command line", &config) {
+        return complain(&error, instance::CODE_USAGE);
+    }
+    instance::run(&config).unwrap_or_else(|error| complain(&error, error.code()))
+}
+
+/// Says what a configuration would do.
+fn check(config: Result<Config, ConfigError>) -> u8 {
+    match config {
+        Ok(config) => {
+            for flow in &config.flows {
+                println!("{}: {}", flow.name, flow.kind);
+            }
+            println!("{} flows, nothing wrong", config.flows.len());
+            0
+        }
+        Err(error) => complain(&error, instance::CODE_USAGE),
+    }
+}

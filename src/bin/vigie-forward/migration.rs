@@ -1,0 +1,141 @@
+//! When a flow moves between host and network interface: without I/O, and in given time.
+//!
+//! ```text
+//!            above `to_nic_above` for `hold`  (1)
+//!   host ────────────────────────────────────────▶ network interface
+//!     ◀────────────────────────────────────────────
+//!            below `to_host_below` for `hold` (2)
+//! ```
+//! Between the two thresholds nothing happens, and a load that leaves its side of a threshold begins `hold`
+//! anew: so a flow moves at most once in `hold`.
+
+use vigie::Instant;
+
+use crate::{cli::Side, config::Thresholds};
+
+/// Watches the load of one flow.
+#[derive(Debug)]
+pub(crate) struct Migration {
+    thresholds: Thresholds,
+    side: Side,
+    /// Since when the load asks for the other side.
+    since: Option<Instant>,
+    /// The last look: when, and how many packets there had been.
+    last: Option<(Instant, u64)>,
+}
+
+impl Migration {
+    pub(crate) const fn new(thresholds: Thresholds, side: Side) -> Self {
+        Self { thresholds, side, since: None, last: None }
+    }
+
+    /// Looks at the number of packets so far. Returns where the flow should move now, and the load in packets
+    /// per second that says so.
+    #[must_use = "a flow that is not moved is asked to move at the next look again"]
+    pub(crate) fn look(&mut self, packets: u64, now: Instant) -> Option<(Side, u64)> {
+        let (before, packets_before) = self.last.replace((now, packets))?;
+        let nanos = (now - before).as_nanos();
+        let packets = packets.saturating_sub(packets_before);
+        if nanos == 0 {
+            return None;
+        }
+        let load = u64::try_from(u128::from(packets) * 1_000_000_000 / nanos).unwrap_or(u64::MAX);
+        let (other, asks) = match self.side {
+            Side::Host => (Side::Nic, load > self.thresholds.to_nic_above),
+            Side::Nic => (Side::Host, load < self.thresholds.to_host_below),
+        };
+        if !asks {
+            self.since = None;
+            return None;
+        }
+        let since = *self.since.get_or_insert(before);
+        (now - since >= self.thresholds.hold).then_some((other, load))
+    }
+
+    /// Takes note that the flow has moved, for whatever reason.
+    pub(crate) const fn moved(&mut self, side: Side) {
+        self.side = side;
+        self.since = None;
+        // Each side counts for itself.
+        self.last = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use vigie::detect::clock::monotonic_now;
+
+    use super::*;
+
+    struct Load {
+        migration: Migration,
+        now: Instant,
+        packets: u64,
+    }
+
+    impl Load {
+        fn new() -> Self {
+            let hold = Duration::from_secs(5);
+            let thresholds = Thresholds { to_nic_above: 1000, to_host_below: 100, hold };
+            let mut migration = Migration::new(thresholds, Side::Host);
+            let now = monotonic_now();
+            assert_eq!(migration.look(0, now), None);
+            Self { migration, now, packets: 0 }
+        }
+
+        /// Goes on for some seconds; returns after how many of them the flow moved.
+        fn at(&mut self, load: u64, seconds: u64) -> Option<u64> {
+            (1..=seconds).find(|_| {
+                self.now = self.now + Duration::from_secs(1);
+                self.packets += load;
+                match self.migration.look(self.packets, self.now) {
+                    Some((side, said)) => {
+                        assert_eq!(said, load);
+                        self.migration.moved(side);
+                        assert_eq!(self.migration.look(self.packets, self.now), None);
+                        true
+                    }
+                    None => false,
+                }
+            })
+        }
+    }
+
+    /// Goal: a flow moves when the load has been beyond a threshold for `hold`, both ways. Method: steady loads.
+    #[test]
+    fn steady_loads_move_a_flow() {
+        let mut load = Load::new();
+        assert_eq!(load.at(1000, 60), None);
+        assert_eq!(load.at(1001, 60), Some(5));
+        assert_eq!(load.at(100, 60), None);
+        assert_eq!(load.at(99, 60), Some(5));
+        assert_eq!(load.at(0, 60), None);
+    }
+
+    /// Goal: a load that swings moves nothing. Method: loads that cross each threshold for less than `hold`.
+    #[test]
+    fn swinging_loads_move_nothing() {
+        let mut load = Load::new();
+        for _ in 0..20 {
+            assert_eq!(load.at(1_000_000, 4), None);
+            assert_eq!(load.at(1000, 1), None);
+        }
+        assert_eq!(load.at(1_000_000, 60), Some(5));
+        for _ in 0..20 {
+            assert_eq!(load.at(0, 4), None);
+            assert_eq!(load.at(100, 1), None);
+        }
+    }
+
+    /// Goal: counters that are set back and looks at one time are no load. Method: both.
+    #[test]
+    fn odd_numbers_are_no_load() {
+        let mut load = Load::new();
+        assert_eq!(load.at(1_000_000, 4), None);
+        load.packets = 0;
+        assert_eq!(load.at(0, 60), None);
+        assert_eq!(load.migration.look(u64::MAX, load.now), None);
+    }
+}

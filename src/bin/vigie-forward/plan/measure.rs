@@ -1,0 +1,207 @@
+//! Small measurements: each takes some milliseconds, and the best of several rounds counts, since whatever disturbs
+//! makes them longer.
+
+use std::{
+    io,
+    net::{Ipv4Addr, UdpSocket},
+    time::Duration,
+};
+
+use vigie::{
+    detect::clock::monotonic_now,
+    forward::{
+        Cost,
+        bpf::Place,
+        nic::{Nic, Settings},
+        packet::{Packet, Port},
+        pipeline::{Pipeline, Reason, Stage},
+        stages::{Nat, NatRule, Rewrite, RouteStage, Ttl},
+        tables::{Fib, Interface, NatTable, Route},
+    },
+    via::link::{EtherType, Link, MacAddress},
+};
+
+use crate::cli::Work;
+
+/// The sizes of the two points of a cost, in bytes.
+const SIZES: [usize; 2] = [64, 1500];
+/// Packets of one round.
+const BATCH: usize = 64;
+/// Rounds.
+const ROUNDS: u32 = 200;
+/// How often a packet that was sent is looked for before it counts as lost.
+const LOOKS_MAX: u32 = 1_000_000;
+/// Frames begin with so many routers to cross, and a program that runs again sees one less.
+const TTL: u8 = 255;
+const REPEATS: u32 = 200;
+
+const OWN: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
+const NEXT: MacAddress = MacAddress([2, 0, 0, 0, 0, 2]);
+/// Addresses for measurements [RFC 2544].
+const SOURCE: [u8; 4] = [198, 18, 0, 2];
+const DESTINATION: [u8; 4] = [198, 19, 0, 2];
+const PUBLIC: [u8; 4] = [192, 0, 2, 1];
+
+/// Returns the cost of bringing a packet to a program and away again, one way: T_pci; and how it was measured.
+pub(super) fn hand_over() -> io::Result<(Cost, &'static str)> {
+    let mut times = [Duration::ZERO; 2];
+    let link = Link::builder("lo").ether_type(EtherType::EXPERIMENTAL_1).open();
+    let by = if let Ok(mut link) = link {
+        for (time, size) in times.iter_mut().zip(SIZES) {
+            *time = best(|| by_link(&mut link, size))?;
+        }
+        "packet sockets on lo"
+    } else {
+        for (time, size) in times.iter_mut().zip(SIZES) {
+            *time = best(|| by_datagrams(size))?;
+        }
+        "UDP on loopback, since packet sockets need CAP_NET_RAW"
+    };
+    Ok((line(times)?, by))
+}
+
+fn line([small, large]: [Duration; 2]) -> io::Result<Cost> {
+    let bytes = SIZES.map(|size| u64::try_from(size).unwrap_or(u64::MAX));
+    Cost::through((bytes[0], small), (bytes[1], large)).map_err(io::Error::other)
+}
+
+/// Returns the time of one packet in the best round.
+fn best(mut round: impl FnMut() -> io::Result<Duration>) -> io::Result<Duration> {
+    let mut best = Duration::MAX;
+    for _ in 0..ROUNDS {
+        best = best.min(round()?);
+    }
+    Ok(best.max(Duration::from_nanos(1)))
+}
+
+/// Sends a batch of frames to this host, and receives it. Returns the time of one frame, one way.
+fn by_link(link: &mut Link, size: usize) -> io::Result<Duration> {
+    let payload = vec![0; size - 14];
+    let begin = monotonic_now();
+    for _ in 0..BATCH {
+        link.send(MacAddress([0; 6]), &[&payload]).map_err(io::Error::other)?;
+    }
+    link.flush().map_err(io::Error::other)?;
+    let mut received = 0;
+    let mut looks = 0;
+    while received < BATCH {
+        received += link.receive(BATCH, |_| {}).map_err(io::Error::other)?;
+        looks += 1;
+        if looks > LOOKS_MAX {
+            return Err(io::Error::other("frames on lo do not arrive"));
+        }
+    }
+    each_way(monotonic_now() - begin)
+}
+
+fn by_datagrams(size: usize) -> io::Result<Duration> {
+    let (from, to) =
+        (UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?, UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?);
+    from.connect(to.local_addr()?)?;
+    to.set_read_timeout(Some(Duration::from_secs(1)))?;
+    let mut payload = vec![0; size - 42];
+    let begin = monotonic_now();
+    for _ in 0..BATCH {
+        from.send(&payload)?;
+        to.recv(&mut payload)?;
+    }
+    each_way(monotonic_now() - begin)
+}
+
+fn each_way(time: Duration) -> io::Result<Duration> {
+    let ways = u32::try_from(2 * BATCH).map_err(io::Error::other)?;
+    Ok(time / ways)
+}
+
+/// A packet of UDP of this size.
+fn packet(size: usize) -> io::Result<Packet> {
+    let length = u16::try_from(size - 14).map_err(io::Error::other)?;
+    let mut frame = [&OWN.0[..], &NEXT.0, &[8, 0]].concat();
+    frame.extend([0x45, 0]);
+    frame.extend(length.to_be_bytes());
+    frame.extend([0, 1, 0, 0, TTL, 17, 0, 0]);
+    frame.extend(SOURCE);
+    frame.extend(DESTINATION);
+    frame.extend([0x12, 0x34, 0, 9]);
+    frame.extend((length - 20).to_be_bytes());
+    frame.extend([0, 0]);
+    frame.resize(size, 0);
+    let mut packet = Packet::new(Port(0), &frame);
+    packet.fill_checksums().map_err(io::Error::other)?;
+    Ok(packet)
+}
+
+/// Makes the stages, and the table by which they route.
+fn stages(work: Work) -> io::Result<Vec<Box<dyn Stage>>> {
+    let fib = Fib::default();
+    for port in [Port(0), Port(1)] {
+        fib.set_interface(port, Some(Interface::new(OWN, 1500)));
+    }
+    let network = "198.19.0.0/16".parse().map_err(io::Error::other)?;
+    fib.set_route(network, Some(Route::on_link(Port(1))));
+    fib.set_neighbour(Port(1), DESTINATION.into(), Some(NEXT));
+    let route = RouteStage::new(fib);
+    Ok(match work {
+        Work::L2 => vec![Box::new(Rewrite::new().arrival(Port(0)).send(Port(1)))],
+        Work::L3 => vec![Box::new(Ttl::new()), Box::new(route)],
+        Work::Nat => {
+            let from = "198.18.0.0/16".parse().map_err(io::Error::other)?;
+            let rule = NatRule::Source { arrival: Port(0), from, external: PUBLIC.into() };
+            let nat = Nat::new(NatTable::builder().build()).rule(rule);
+            vec![Box::new(nat), Box::new(Ttl::new()), Box::new(route)]
+        }
+    })
+}
+
+/// Returns what the stages cost on the host: T_algoH.
+pub(super) fn host_cost(work: Work) -> io::Result<Cost> {
+    let mut builder = Pipeline::builder();
+    for stage in stages(work)? {
+        builder = builder.boxed(stage);
+    }
+    let mut pipeline = builder.build().map_err(io::Error::other)?;
+    let mut times = [Duration::ZERO; 2];
+    for (time, size) in times.iter_mut().zip(SIZES) {
+        let model = packet(size)?;
+        *time = best(|| {
+            let mut packets = vec![model.clone(); BATCH];
+            let begin = monotonic_now();
+            for packet in &mut packets {
+                let port = pipeline.decide(packet, begin, &mut |_, _| {});
+                if port != Ok(Port(1)) {
+                    return Err(io::Error::other(format!("a packet went astray: {port:?}")));
+                }
+            }
+            let count = u32::try_from(BATCH).map_err(io::Error::other)?;
+            Ok((monotonic_now() - begin) / count)
+        })?;
+    }
+    line(times)
+}
+
+/// Measures a program, and returns sizes and nanoseconds as text: T_algoN. For a process in a namespace of its own, to whose
+/// loopback interface it is attached meanwhile.
+pub(crate) fn program_cost(work: Work) -> Result<String, String> {
+    let stages = stages(work).map_err(|error| error.to_string())?;
+    let stages: Vec<&dyn Stage> = stages.iter().map(|stage| &**stage).collect();
+    // The first interface of every namespace is lo. The port by which packets leave has none: nothing is sent, and the
+    // way to that finding is as long.
+    let nic = Nic::builder()
+        .settings(Settings::new().pass_up(&[Reason::NoRoute]))
+        .places(&[Place::Generic])
+        .port(Port(0), 1)
+        .start(&stages)
+        .map_err(|error| error.to_string())?;
+    let program = nic.program(Port(0)).ok_or("there is no program")?;
+    let mut text = String::new();
+    for size in SIZES {
+        let model = packet(size).map_err(|error| error.to_string())?;
+        let run = || {
+            let run = program.test_run(model.bytes(), 0, REPEATS).map_err(io::Error::other)?;
+            Ok(Duration::from_nanos(run.duration_ns.into()))
+        };
+        let time = best(run).map_err(|error| error.to_string())?;
+        text.push_str(&format!("{size} {}\n", time.as_nanos()));
+    }
+    Ok(text)
+}

@@ -1,0 +1,216 @@
+//! `vigie-forward plan`: what forwarding costs on this machine, and where the model would place it.
+
+mod measure;
+
+use std::{fmt::Write, fs, io, path::Path, process::Command, time::Duration};
+
+use serde_json::json;
+use thiserror::Error;
+use vigie::forward::{
+    Bandwidth, Bus, Cost, CostError, Message, MessageError, Node, ParametersError, Plan, StageModel,
+};
+
+pub(crate) use self::measure::program_cost;
+use crate::{
+    cli::{PlanArgs, Work},
+    privileges::{Held, Right, listed},
+};
+
+/// Payload of a packet: that of Ethernet.
+const PACKET_BYTES: u64 = 1500;
+/// The rate that is assumed of links that do not tell theirs, in megabits per second.
+const RATE_ASSUMED: u32 = 10_000;
+/// How long a measurement in a process of its own may take, in seconds.
+const PROBE_S: &str = "20";
+
+/// Why there is no plan.
+#[derive(Debug, Error)]
+pub(crate) enum PlanError {
+    #[error("measuring {what}: {source}")]
+    Measure { what: &'static str, source: io::Error },
+    #[error("there is no interface `{0}` (`ip link` lists them)")]
+    NoInterface(String),
+    #[error(transparent)]
+    Cost(#[from] CostError),
+    #[error(transparent)]
+    Message(#[from] MessageError),
+    #[error(transparent)]
+    Parameters(#[from] ParametersError),
+}
+
+/// Where a number comes from.
+struct Sourced<T> {
+    value: T,
+    source: String,
+}
+
+/// Everything the model wants to know.
+struct Machine {
+    rate_mbit: Sourced<u32>,
+    hand_over: Sourced<Cost>,
+    host: Cost,
+    /// Or why it cannot be had.
+    program: Result<Cost, String>,
+}
+
+/// Measures, and makes the text to print.
+pub(crate) fn run(arguments: &PlanArgs) -> Result<String, PlanError> {
+    let machine = Machine::measure(arguments)?;
+    let link = Bandwidth::new(u64::from(machine.rate_mbit.value) * 125_000)?;
+    // The host reads and writes memory at the same time.
+    let node = Node::new(Cost::per_byte(link), machine.hand_over.value)
+        .bus(Bus::FullDuplex)
+        .window(arguments.window);
+    let stage = StageModel::new(work_word(arguments.work)).on_host(machine.host);
+    let stage = match &machine.program {
+        Ok(cost) => stage.on_nic(*cost),
+        Err(because) => stage.not_on_nic(because.clone()),
+    };
+    let stages = [stage];
+    let mut plans = Vec::new();
+    for bytes in &arguments.message {
+        let message = Message::cut(u64::from(*bytes), PACKET_BYTES)?;
+        plans.push((*bytes, node.plan(message, &stages)?));
+    }
+    Ok(if arguments.json { as_json(&machine, &plans) } else { as_text(&machine, &plans) })
+}
+
+const fn work_word(work: Work) -> &'static str {
+    match work {
+        Work::L2 => "l2",
+        Work::L3 => "l3",
+        Work::Nat => "nat",
+    }
+}
+
+impl Machine {
+    fn measure(arguments: &PlanArgs) -> Result<Self, PlanError> {
+        let failed = |what| move |source| PlanError::Measure { what, source };
+        let (hand_over, by) = measure::hand_over().map_err(failed("the hand-over"))?;
+        let hand_over = Sourced { value: hand_over, source: by.to_owned() };
+        let host = measure::host_cost(arguments.work).map_err(failed("the host's stages"))?;
+        let program = in_own_namespace(arguments.work);
+        Ok(Self { rate_mbit: rate(arguments)?, hand_over, host, program })
+    }
+}
+
+fn rate(arguments: &PlanArgs) -> Result<Sourced<u32>, PlanError> {
+    if let Some(value) = arguments.rate {
+        return Ok(Sourced { value, source: "as given".to_owned() });
+    }
+    let Some(name) = &arguments.interface else {
+        let source = "assumed: no --interface, and no --rate".to_owned();
+        return Ok(Sourced { value: RATE_ASSUMED, source });
+    };
+    let folder = Path::new("/sys/class/net").join(name);
+    if name.contains('/') || !folder.exists() {
+        return Err(PlanError::NoInterface(name.clone()));
+    }
+    let told = fs::read_to_string(folder.join("speed")).ok();
+    let told = told.and_then(|text| text.trim().parse::<u32>().ok()).filter(|rate| *rate > 0);
+    Ok(match told {
+        Some(value) => Sourced { value, source: format!("as {name} tells") },
+        None => Sourced { value: RATE_ASSUMED, source: format!("assumed: {name} does not tell") },
+    })
+}
+
+/// Measures a program in a process of its own, in a network namespace of its own, since it must be attached for that.
+fn in_own_namespace(work: Work) -> Result<Cost, String> {
+    let missing = Held::now().missing(&[Right::Bpf, Right::NetAdmin]);
+    if !missing.is_empty() {
+        return Err(format!("a program needs {}, which this process lacks", listed(&missing)));
+    }
+    let own = std::env::current_exe().map_err(|error| error.to_string())?;
+    let output = Command::new("unshare")
+        .args(["-n", "--", "timeout", PROBE_S])
+        .arg(own)
+        .args(["plan", "--probe-program", "--work", work_word(work)])
+        .output()
+        .map_err(|error| format!("it was not measured: unshare: {error}"))?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        let why = errors.lines().last().unwrap_or("no reason given");
+        let why = why.strip_prefix("vigie-forward: ").unwrap_or(why);
+        return Err(format!("no program could be measured here: {why}"));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut numbers = text.split_whitespace().filter_map(|word| word.parse::<u64>().ok());
+    let points = numbers.next().zip(numbers.next()).zip(numbers.next().zip(numbers.next()));
+    let ((small, small_ns), (large, large_ns)) =
+        points.ok_or("its measurement was not readable")?;
+    let (small_time, large_time) = (Duration::from_nanos(small_ns), Duration::from_nanos(large_ns));
+    Cost::through((small, small_time), (large, large_time)).map_err(|error| error.to_string())
+}
+
+/// Shows what a packet of two sizes costs.
+fn two(cost: Cost) -> String {
+    format!("{:?} for 64 B, {:?} for {PACKET_BYTES} B", cost.at(64), cost.at(PACKET_BYTES))
+}
+
+fn as_text(machine: &Machine, plans: &[(u32, Plan)]) -> String {
+    let mut text = String::new();
+    let program = match &machine.program {
+        Ok(cost) => format!("{}, measured", two(*cost)),
+        Err(because) => format!("none: {because}"),
+    };
+    // Writing to a string does not fail.
+    let _ =
+        writeln!(text, "links      {} Mb/s, {}", machine.rate_mbit.value, machine.rate_mbit.source);
+    let _ = writeln!(
+        text,
+        "T_pci      {}, measured: {}",
+        two(machine.hand_over.value),
+        machine.hand_over.source
+    );
+    let _ = writeln!(text, "T_algoH    {}, measured", two(machine.host));
+    let _ = writeln!(text, "T_algoN    {program}");
+    for (bytes, plan) in plans {
+        let prediction = plan.prediction();
+        let _ = writeln!(text, "\nmessages of {bytes} B: {}", plan.path());
+        let _ = writeln!(text, "  {}, {:?} each", prediction.bandwidth, prediction.time);
+        let _ = writeln!(text, "  {}", plan.reason());
+        let _ = writeln!(text, "  so: {}", advice(plan));
+    }
+    text
+}
+
+/// What to type.
+fn advice(plan: &Plan) -> &'static str {
+    match plan.path().placement {
+        vigie::forward::Placement::Nic => "--path auto (or xdp-native, where the driver has it)",
+        vigie::forward::Placement::Host => "--path af-packet",
+    }
+}
+
+fn as_json(machine: &Machine, plans: &[(u32, Plan)]) -> String {
+    let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    let cost =
+        |cost: Cost| json!({ "64": nanos(cost.at(64)), "1500": nanos(cost.at(PACKET_BYTES)) });
+    let plans: Vec<_> = plans
+        .iter()
+        .map(|(bytes, plan)| {
+            json!({
+                "message_bytes": bytes,
+                "placement": plan.path().placement.to_string(),
+                "mode": plan.path().mode.to_string(),
+                "bandwidth_bytes_per_s": plan.prediction().bandwidth.bytes_per_s(),
+                "time_ns": nanos(plan.prediction().time),
+                "reason": plan.reason(),
+            })
+        })
+        .collect();
+    let program = match &machine.program {
+        Ok(one) => cost(*one),
+        Err(because) => json!({ "none": because }),
+    };
+    let whole = json!({
+        "rate_mbit": machine.rate_mbit.value,
+        "rate_source": machine.rate_mbit.source,
+        "t_pci_ns": cost(machine.hand_over.value),
+        "t_pci_source": machine.hand_over.source,
+        "t_algo_host_ns": cost(machine.host),
+        "t_algo_nic_ns": program,
+        "plans": plans,
+    });
+    format!("{whole}\n")
+}

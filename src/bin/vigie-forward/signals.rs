@@ -1,0 +1,30 @@
+//! SIGTERM and SIGINT: the first one drains, the second one ends.
+
+use std::io;
+
+use vigie::{
+    detect::{Handle, Server},
+    spawn_local,
+    stock::signal::{SignalKind, Signals, signal},
+};
+
+use crate::mailbox::{Event, Mailbox};
+
+/// Those that ask the process to end, and what they are called.
+const ENDING: [(SignalKind, &str, u8); 2] =
+    [(SignalKind::INTERRUPT, "SIGINT", 2), (SignalKind::TERMINATE, "SIGTERM", 15)];
+
+/// Posts each arrival from now on.
+pub(crate) fn listen(server: &Server, mailbox: &std::rc::Rc<Mailbox>) -> io::Result<()> {
+    for (kind, name, number) in ENDING {
+        let handle: Handle<Signals> = signal(server, kind).map_err(io::Error::other)?;
+        let mailbox = std::rc::Rc::clone(mailbox);
+        let listener = spawn_local(async move {
+            while handle.wait(()).await.is_ok() {
+                mailbox.post(Event::Signal { name, number });
+            }
+        });
+        listener.detach();
+    }
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! The side of those who ask.
+
+use std::{
+    io::{self, BufRead, BufReader, Write},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use rustix::event::{Timespec, poll};
+use serde::Deserialize;
+use thiserror::Error;
+
+use super::{
+    rendezvous::{RendezvousError, find},
+    report::{FORMAT_VERSION, Report},
+    table,
+};
+use crate::cli::StatsArgs;
+
+/// How long an instance may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Why there is no answer.
+#[derive(Debug, Error)]
+pub(crate) enum ClientError {
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
+    #[error("{}: {source}; is the instance of another user?", path.display())]
+    Socket { path: PathBuf, source: io::Error },
+    #[error("{}: what answers is no vigie-forward of this version: {source}", path.display())]
+    Format { path: PathBuf, source: serde_json::Error },
+    #[error("{}: the instance speaks version {version} of the format, and this program {FORMAT_VERSION}", path.display())]
+    Version { path: PathBuf, version: u32 },
+    #[error("the instance refuses: {0}")]
+    Refused(String),
+    #[error("standard output: {0}")]
+    Output(io::Error),
+}
+
+#[derive(Deserialize)]
+struct Refusal {
+    error: String,
+}
+
+/// A conversation with an instance.
+struct Client {
+    path: PathBuf,
+    stream: BufReader<UnixStream>,
+}
+
+impl Client {
+    fn open(path: Option<&Path>) -> Result<Self, ClientError> {
+        let path = path.map_or_else(find, |path| Ok(path.to_owned()))?;
+        let open = || {
+            let stream = UnixStream::connect(&path)?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_write_timeout(Some(PATIENCE))?;
+            Ok(BufReader::new(stream))
+        };
+        match open() {
+            Ok(stream) => Ok(Self { path, stream }),
+            Err(source) => Err(ClientError::Socket { path, source }),
+        }
+    }
+
+    fn ask(&mut self, line: &str) -> Result<String, ClientError> {
+        let failed = |source| ClientError::Socket { path: self.path.clone(), source };
+        writeln!(self.stream.get_mut(), "{line}").map_err(failed)?;
+        let mut answer = String::new();
+        if self.stream.read_line(&mut answer).map_err(failed)? == 0 {
+            return Err(failed(io::ErrorKind::UnexpectedEof.into()));
+        }
+        match serde_json::from_str::<Refusal>(&answer) {
+            Ok(refusal) => Err(ClientError::Refused(refusal.error)),
+            Err(_) => Ok(answer),
+        }
+    }
+}
+
+/// Asks the instance at `path`, or the only one, for one thing.
+pub(crate) fn request(path: Option<&Path>, line: &str) -> Result<String, ClientError> {
+    Client::open(path)?.ask(line)
+}
+
+/// Shows what an instance does, once or again and again.
+pub(crate) fn stats(arguments: &StatsArgs) -> Result<(), ClientError> {
+    let mut client = Client::open(arguments.socket.as_deref())?;
+    let mut before: Option<Report> = None;
+    let looks = arguments.every.map_or(1, |_| arguments.count.unwrap_or(u64::MAX));
+    for look in 0..looks {
+        if let (Some(every), 1..) = (arguments.every, look) {
+            let _ = pause(every.0);
+        }
+        let answer = client.ask("report")?;
+        let report: Report = serde_json::from_str(&answer)
+            .map_err(|source| ClientError::Format { path: client.path.clone(), source })?;
+        if report.vigie_forward != FORMAT_VERSION {
+            let version = report.vigie_forward;
+            return Err(ClientError::Version { path: client.path.clone(), version });
+        }
+        let text = if arguments.json { answer } else { table::render(&report, before.as_ref()) };
+        let mut output = io::stdout().lock();
+        match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+            // Whoever read has seen enough.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+            written => written.map_err(ClientError::Output)?,
+        }
+        before = Some(report);
+    }
+    Ok(())
+}
+
+/// Waits, or until a signal comes.
+fn pause(time: Duration) -> rustix::io::Result<usize> {
+    let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+    let time = Timespec { tv_sec: seconds, tv_nsec: time.subsec_nanos().into() };
+    poll(&mut [], Some(&time))
+}

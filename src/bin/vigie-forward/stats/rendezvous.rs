@@ -1,0 +1,165 @@
+//! Where instances and those who ask them meet: a socket in a folder that both find.
+
+use std::{
+    env, fs, io,
+    os::unix::{
+        fs::{FileTypeExt, MetadataExt, PermissionsExt},
+        net::{UnixListener, UnixStream},
+    },
+    path::{Path, PathBuf},
+    process,
+};
+
+use thiserror::Error;
+
+const PREFIX: &str = "vigie-forward.";
+const SUFFIX: &str = ".sock";
+/// Files of a folder that are looked at.
+const FILES_MAX: usize = 10_000;
+
+/// Why nobody met.
+#[derive(Debug, Error)]
+pub(crate) enum RendezvousError {
+    #[error("another instance serves {}: end it, or choose another --stats-socket", path.display())]
+    InUse { path: PathBuf },
+    #[error("{} exists and is no socket: remove it, or choose another --stats-socket", path.display())]
+    NotASocket { path: PathBuf },
+    #[error(
+        "the stats socket {} cannot be made: {source}; the folder must exist and be writable, and a path has \
+         at most 107 bytes (--stats-socket chooses another)",
+        path.display()
+    )]
+    Io { path: PathBuf, source: io::Error },
+    #[error("no running instance is found ({searched}): start one, or name its socket by --socket")]
+    Nobody { searched: String },
+    #[error("several instances run: name one by --socket:{}", listed(paths))]
+    Several { paths: Vec<PathBuf> },
+}
+
+fn listed(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| format!("\n  {}", path.display())).collect()
+}
+
+/// Returns the folders where sockets may be, in order of preference.
+fn folders() -> Vec<PathBuf> {
+    let own = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    own.into_iter().chain([PathBuf::from("/run"), env::temp_dir()]).collect()
+}
+
+/// A socket of ours; removed when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Bound {
+    pub(crate) path: PathBuf,
+    /// Device and number of the file, by which we know it for ours.
+    identity: (u64, u64),
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        if identity(&self.path).is_ok_and(|found| found == self.identity) {
+            // What cannot be removed is removed by the next start.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    let found = fs::symlink_metadata(path)?;
+    Ok((found.dev(), found.ino()))
+}
+
+/// Makes the socket, for this user alone. Returns whether a dead instance had left one there.
+pub(crate) fn bind(path: Option<&Path>) -> Result<(UnixListener, Bound, bool), RendezvousError> {
+    if let Some(path) = path {
+        return bind_at(path);
+    }
+    let name = format!("{PREFIX}{}{SUFFIX}", process::id());
+    let mut result = Err(RendezvousError::Nobody { searched: String::new() });
+    for folder in folders() {
+        result = bind_at(&folder.join(&name));
+        if !matches!(result, Err(RendezvousError::Io { .. })) {
+            break;
+        }
+    }
+    result
+}
+
+fn bind_at(path: &Path) -> Result<(UnixListener, Bound, bool), RendezvousError> {
+    let failed = |source| RendezvousError::Io { path: path.to_owned(), source };
+    let was_left = match fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err(RendezvousError::NotASocket { path: path.to_owned() });
+        }
+        Ok(_) if is_alive(path) => return Err(RendezvousError::InUse { path: path.to_owned() }),
+        Ok(_) => {
+            fs::remove_file(path).map_err(failed)?;
+            true
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+        Err(error) => return Err(failed(error)),
+    };
+    // Under a name of its own until nobody else can open it.
+    let new = path.with_extension(format!("{}.new", process::id()));
+    let listener = UnixListener::bind(&new).map_err(failed)?;
+    let only_us = fs::Permissions::from_mode(0o600);
+    let placed = fs::set_permissions(&new, only_us).and_then(|()| fs::rename(&new, path));
+    if let Err(error) = placed {
+        let _ = fs::remove_file(&new);
+        return Err(failed(error));
+    }
+    listener.set_nonblocking(true).map_err(failed)?;
+    let identity = identity(path).map_err(failed)?;
+    Ok((listener, Bound { path: path.to_owned(), identity }, was_left))
+}
+
+/// Returns whether somebody listens.
+fn is_alive(path: &Path) -> bool {
+    match UnixStream::connect(path) {
+        Ok(_) => true,
+        Err(error) => {
+            !matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
+        }
+    }
+}
+
+/// Returns the sockets of instances in all folders.
+fn sockets() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for folder in folders() {
+        let Ok(files) = fs::read_dir(&folder) else { continue };
+        for file in files.take(FILES_MAX).flatten() {
+            let name = file.file_name();
+            let number = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+            let number = number.and_then(|name| name.strip_suffix(SUFFIX));
+            let is_socket = file.file_type().is_ok_and(|kind| kind.is_socket());
+            if is_socket && number.is_some_and(|number| number.parse::<u32>().is_ok()) {
+                found.push(file.path());
+            }
+        }
+    }
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// Removes what dead instances have left in the usual folders. Returns what that was.
+pub(crate) fn sweep() -> Vec<PathBuf> {
+    let dead = sockets().into_iter().filter(|path| !is_alive(path));
+    dead.filter(|path| fs::remove_file(path).is_ok()).collect()
+}
+
+/// Finds the only instance that runs.
+pub(crate) fn find() -> Result<PathBuf, RendezvousError> {
+    let mut alive: Vec<_> = sockets().into_iter().filter(|path| is_alive(path)).collect();
+    match (alive.pop(), alive.is_empty()) {
+        (Some(path), true) => Ok(path),
+        (Some(path), false) => {
+            alive.push(path);
+            Err(RendezvousError::Several { paths: alive })
+        }
+        (None, _) => {
+            let folders = folders().into_iter().map(|folder| folder.display().to_string());
+            Err(RendezvousError::Nobody { searched: folders.collect::<Vec<_>>().join(", ") })
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! A report as text.
+
+use std::fmt::Write;
+
+use super::report::{FlowReport, Report};
+
+/// Shows a report, with rates if there was one before.
+pub(crate) fn render(report: &Report, before: Option<&Report>) -> String {
+    let mut text = String::new();
+    // Writing to a string does not fail.
+    let _ = write_report(&mut text, report, before);
+    text
+}
+
+fn write_report(
+    text: &mut String,
+    report: &Report,
+    before: Option<&Report>,
+) -> Result<(), std::fmt::Error> {
+    let Report { pid, state, uptime_ms, .. } = report;
+    let rights =
+        if report.rights.is_empty() { "none".to_owned() } else { report.rights.join(", ") };
+    let seconds = uptime_ms / 1000;
+    writeln!(text, "process {pid}, {state}, up {seconds} s, rights kept: {rights}")?;
+    if let Some(routes) = &report.routes {
+        let super::RoutesReport { routes, neighbours, asked_again, unreadable } = routes;
+        write!(text, "routes {routes}, neighbours {neighbours}, asked again {asked_again}")?;
+        let unread =
+            |count| if count > 0 { format!(", unreadable {count}") } else { String::new() };
+        writeln!(text, "{}", unread(*unreadable))?;
+    }
+    let header =
+        ["flow", "kind", "path", "state", "moves", "units", "bytes", "dropped"].map(str::to_owned);
+    let mut rows = vec![header.to_vec()];
+    rows.extend(report.flows.iter().map(row));
+    if let Some(before) = before {
+        let millis = uptime_ms.saturating_sub(before.uptime_ms).max(1);
+        rows[0].extend(["units/s", "MB/s"].map(str::to_owned));
+        for (row, flow) in rows.iter_mut().skip(1).zip(&report.flows) {
+            let old = before.flows.iter().find(|old| old.name == flow.name);
+            let per_s = |new: u64, old: u64| {
+                u128::from(new.saturating_sub(old)) * 1000 / u128::from(millis)
+            };
+            row.push(per_s(flow.units, old.map_or(0, |old| old.units)).to_string());
+            let bytes = per_s(flow.bytes, old.map_or(0, |old| old.bytes));
+            row.push(format!("{}.{}", bytes / 1_000_000, bytes / 100_000 % 10));
+        }
+    }
+    write_aligned(text, &rows)?;
+    for flow in &report.flows {
+        if before.is_none() {
+            write_details(text, flow)?;
+        }
+    }
+    Ok(())
+}
+
+fn row(flow: &FlowReport) -> Vec<String> {
+    vec![
+        flow.name.clone(),
+        flow.kind.clone(),
+        flow.path.clone(),
+        flow.state.clone(),
+        flow.migrations.to_string(),
+        flow.units.to_string(),
+        flow.bytes.to_string(),
+        flow.dropped.to_string(),
+    ]
+}
+
+fn write_details(text: &mut String, flow: &FlowReport) -> Result<(), std::fmt::Error> {
+    writeln!(text, "\n{} ({}, {}): {}", flow.name, flow.kind, flow.side, flow.between)?;
+    if !flow.because.is_empty() {
+        writeln!(text, "  {}", flow.because)?;
+    }
+    for (name, value) in flow.counters.iter().filter(|(_, value)| **value > 0) {
+        writeln!(text, "  {name} {value}")?;
+    }
+    Ok(())
+}
+
+/// Writes rows in columns; the first four to the left, numbers to the right.
+fn write_aligned(text: &mut String, rows: &[Vec<String>]) -> Result<(), std::fmt::Error> {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(String::len).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    for row in rows {
+        let mut line = String::new();
+        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            match column {
+                0..4 => write!(line, "{cell:<width$}  ")?,
+                _ => write!(line, "{cell:>width$}  ")?,
+            }
+        }
+        writeln!(text, "{}", line.trim_end())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a report is readable text, with rates against an earlier one. Method: two reports by hand.
+    #[test]
+    fn reports_are_shown() {
+        let flow = FlowReport {
+            name: "web".to_owned(),
+            kind: "relay".to_owned(),
+            state: "draining".to_owned(),
+            between: "a -> b".to_owned(),
+            path: "splice".to_owned(),
+            side: "host".to_owned(),
+            units: 10,
+            bytes: 5_000_000,
+            counters: [("accepted".to_owned(), 10), ("cut".to_owned(), 0)].into(),
+            ..FlowReport::default()
+        };
+        let before = Report {
+            vigie_forward: 1,
+            pid: 7,
+            uptime_ms: 1000,
+            state: "running".to_owned(),
+            rights: Vec::new(),
+            flows: vec![flow],
+            routes: None,
+            journal: Vec::new(),
+        };
+        let expected = "\
+process 7, running, up 1 s, rights kept: none
+flow  kind   path    state     moves  units    bytes  dropped
+web   relay  splice  draining      0     10  5000000        0
+
+web (relay, host): a -> b
+  accepted 10
+";
+        assert_eq!(render(&before, None), expected);
+        let mut report = before.clone();
+        report.uptime_ms = 3000;
+        report.flows[0].units = 30;
+        report.flows[0].bytes = 8_000_000;
+        let text = render(&report, Some(&before));
+        assert!(
+            text.ends_with(
+                "web   relay  splice  draining      0     30  8000000        0       10   1.5\n"
+            ),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,239 @@
+//! A client, a router and a server in network namespaces, without privilege where the host allows it.
+//!
+//! ```text
+//!   client  c0 ── ra  router  rb ── s0  server
+//!      10.1.0.2    10.1.0.1  10.2.0.1    10.2.0.2
+//! ```
+//! A test runs itself again under `unshare`: as root in a network namespace, or else in a user namespace too, where
+//! packet sockets work and programs at interfaces do not. Where neither is possible it is skipped, and says so on the
+//! standard error of the whole run.
+
+use std::{
+    env,
+    fs::File,
+    io::{BufRead, BufReader, Write},
+    net::UdpSocket,
+    os::fd::AsFd,
+    process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::instance::{BOUND, Folder, Instance, PROGRAM};
+
+const MARK: &str = "VIGIE_FORWARD_IN_NAMESPACE";
+/// No test lasts longer, in seconds.
+const TEST_S: &str = "200";
+
+/// Says that a test was not made: also when the output of tests that pass is not shown.
+pub(crate) fn skip(test: &str, needs: &str) {
+    let said = format!("SKIPPED: {test} needs {needs}\n");
+    std::io::stderr().write_all(said.as_bytes()).expect("standard error");
+}
+
+/// Runs `body` with a network; `test` is the name of the test that calls.
+#[track_caller]
+pub(crate) fn with_network(test: &str, body: impl FnOnce(&Network)) {
+    if env::var_os(MARK).is_some() {
+        return body(&Network::new());
+    }
+    let works = |way: &&[&str]| {
+        let output = Command::new("unshare").args(*way).args(["--", "true"]).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    let ways: [&[&str]; 2] = [&["-n"], &["-Urn"]];
+    let Some(way) = ways.into_iter().find(works) else {
+        return skip(
+            test,
+            "a network namespace: user namespaces, or CAP_SYS_ADMIN and CAP_NET_ADMIN",
+        );
+    };
+    let output = Command::new("unshare")
+        .args(way)
+        .args(["--", "timeout", "--kill-after=5", TEST_S])
+        .arg(env::current_exe().expect("this test's program"))
+        .args(["--exact", test, "--nocapture", "--include-ignored", "--test-threads=1"])
+        .env(MARK, "1")
+        .output()
+        .expect("unshare");
+    let (said, errors) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "in a namespace, {}:\n{said}{errors}", output.status);
+    assert!(said.contains("1 passed"), "it did not run in its namespace:\n{said}{errors}");
+    if errors.contains("SKIPPED") {
+        std::io::stderr().write_all(errors.as_bytes()).expect("standard error");
+    }
+}
+
+/// A namespace, and the process that keeps it.
+pub(crate) struct Host {
+    keeper: Child,
+}
+
+impl Host {
+    fn new() -> Self {
+        let mut keeper = Command::new("unshare")
+            .args(["-n", "sh", "-c", "echo here; exec sleep 300"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("unshare");
+        let mut line = String::new();
+        let output = keeper.stdout.take().expect("piped");
+        BufReader::new(output).read_line(&mut line).expect("a line");
+        assert_eq!(line, "here\n");
+        let host = Self { keeper };
+        host.run("ip link set dev lo up");
+        host
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.keeper.id()
+    }
+
+    /// Runs a command there, which succeeds.
+    #[track_caller]
+    pub(crate) fn run(&self, command: &str) -> String {
+        let id = self.keeper.id().to_string();
+        let output = Command::new("nsenter")
+            .args(["-t", &id, "-n", "--"])
+            .args(command.split_whitespace())
+            .output()
+            .unwrap_or_else(|error| panic!("nsenter: {error}; install util-linux"));
+        let (said, errors) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{command}: {errors}");
+        said.into_owned()
+    }
+
+    /// Sets one of the kernel's settings there.
+    #[track_caller]
+    pub(crate) fn set(&self, name: &str, value: &str) {
+        let path = format!("/proc/sys/{name}");
+        self.inside(|| {
+            // Where that is not allowed, it may be so already.
+            let written = std::fs::write(&path, value);
+            let found = std::fs::read_to_string(&path).expect("a setting");
+            assert_eq!(found.trim(), value, "{path}: {written:?}");
+        });
+    }
+
+    /// Calls a function on a thread that is there.
+    pub(crate) fn inside<T: Send>(&self, body: impl FnOnce() -> T + Send) -> T {
+        let door = File::open(format!("/proc/{}/ns/net", self.keeper.id())).expect("a namespace");
+        thread::scope(|scope| {
+            let there = scope.spawn(move || {
+                move_into_link_name_space(door.as_fd(), Some(LinkNameSpaceType::Network))
+                    .expect("this process made it");
+                body()
+            });
+            there.join().unwrap_or_else(|panicked| std::panic::resume_unwind(panicked))
+        })
+    }
+
+    /// Starts a forwarder there.
+    pub(crate) fn forwarder(&self, folder: &Folder, arguments: &[&str]) -> Instance {
+        let id = self.keeper.id().to_string();
+        let mut command = Command::new("nsenter");
+        command.args(["-t", &id, "-n", "--", PROGRAM]).args(arguments);
+        Instance::of(&mut command, folder)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = self.keeper.kill();
+        let _ = self.keeper.wait();
+    }
+}
+
+pub(crate) struct Network {
+    pub(crate) client: Host,
+    pub(crate) router: Host,
+    pub(crate) server: Host,
+}
+
+/// Addresses of the four ends.
+pub(crate) const CLIENT: &str = "10.1.0.2";
+pub(crate) const SERVER: &str = "10.2.0.2";
+
+impl Network {
+    fn new() -> Self {
+        let network = Self { client: Host::new(), router: Host::new(), server: Host::new() };
+        network.router.set("net/ipv4/ip_forward", "0");
+        network.wire("ra", "10.1.0.1/24", &network.client, "c0", "10.1.0.2/24");
+        network.wire("rb", "10.2.0.1/24", &network.server, "s0", "10.2.0.2/24");
+        network.client.run("ip route add default via 10.1.0.1");
+        network.server.run("ip route add default via 10.2.0.1");
+        network
+    }
+
+    /// Makes a pair of interfaces between the router and another host.
+    pub(crate) fn wire(&self, near: &str, address: &str, host: &Host, far: &str, its: &str) {
+        let (router, id) = (&self.router, host.id());
+        router.run(&format!("ip link add name {near} type veth peer name {far} netns {id}"));
+        for (host, name, address) in [(router, near, address), (host, far, its)] {
+            host.run(&format!("ip addr add {address} dev {name}"));
+            host.run(&format!("ip link set dev {name} up"));
+        }
+    }
+
+    /// Sends back, from the server, what comes to a port of UDP, behind the sender's address. Ends with the test.
+    pub(crate) fn echo(&self) -> u16 {
+        let socket = self.server.inside(|| UdpSocket::bind("0.0.0.0:0").expect("a port"));
+        let port = socket.local_addr().expect("bound").port();
+        thread::spawn(move || {
+            let mut message = [0; 2000];
+            while let Ok((count, from)) = socket.recv_from(&mut message) {
+                let reply = format!("{} {from}", String::from_utf8_lossy(&message[..count]));
+                drop(socket.send_to(reply.as_bytes(), from));
+            }
+        });
+        port
+    }
+
+    /// A socket of the client, of which a look takes a moment.
+    pub(crate) fn caller(&self) -> UdpSocket {
+        let socket = self.client.inside(|| UdpSocket::bind("0.0.0.0:0").expect("a port"));
+        socket.set_read_timeout(Some(Duration::from_millis(100))).expect("a socket");
+        socket
+    }
+}
+
+/// Calls until there is an answer: some packets are lost while neighbours are asked for. Returns what came back.
+#[track_caller]
+pub(crate) fn call(socket: &UdpSocket, to: &str, port: u16) -> String {
+    let tries = BOUND.as_millis() / 100;
+    for number in 0..tries {
+        let question = format!("call-{number}");
+        if socket.send_to(question.as_bytes(), format!("{to}:{port}")).is_err() {
+            thread::park_timeout(Duration::from_millis(100));
+            continue;
+        }
+        if let Some(answer) = answer_to(socket, &question) {
+            return answer;
+        }
+    }
+    panic!("nobody answers at {to}:{port}");
+}
+
+/// Returns whether a call is answered now, without another try.
+pub(crate) fn calls_through(socket: &UdpSocket, to: &str, port: u16, question: &str) -> bool {
+    socket.send_to(question.as_bytes(), format!("{to}:{port}")).is_ok()
+        && answer_to(socket, question).is_some()
+}
+
+fn answer_to(socket: &UdpSocket, question: &str) -> Option<String> {
+    let mut answer = [0; 2000];
+    // Those before it may still come.
+    while let Ok(count) = socket.recv(&mut answer) {
+        let text = String::from_utf8_lossy(&answer[..count]);
+        if let Some(rest) = text.strip_prefix(question)
+            && let Some(from) = rest.strip_prefix(' ')
+        {
+            return Some(from.to_owned());
+        }
+    }
+    None
+}

@@ -1,0 +1,430 @@
+//! Frames and packets between namespaces.
+
+use std::{
+    io::{Read, Write},
+    net::{Shutdown, TcpListener, TcpStream},
+    thread,
+};
+
+use rustix::process::Signal;
+
+use crate::{
+    instance::{BOUND, Folder, Instance, PROGRAM, counter, report, run},
+    network::{CLIENT, Network, SERVER, call, calls_through, skip, with_network},
+};
+
+/// Starts a forwarder on the router whose stats are at `stats` in the folder.
+pub(crate) fn forward(network: &Network, folder: &Folder, arguments: &[&str]) -> Instance {
+    let socket = folder.path("stats");
+    let named = ["--stats-socket", socket.to_str().expect("text")];
+    network.router.forwarder(folder, &[arguments, &named].concat()).ready()
+}
+
+/// Sends many bytes by TCP from the client to the server, and compares what arrives: segments are cut, checksums
+/// completed.
+#[track_caller]
+pub(crate) fn stream(network: &Network, to: &str) {
+    let listener = network.server.inside(|| TcpListener::bind("0.0.0.0:0").expect("a port"));
+    let port = listener.local_addr().expect("bound").port();
+    let bytes: Vec<u8> = (0..4 << 20).map(|at: u32| at.to_le_bytes()[1]).collect();
+    let expected = bytes.clone();
+    let server = thread::spawn(move || {
+        let (mut stream, from) = listener.accept().expect("a connection");
+        let mut heard = Vec::new();
+        stream.set_read_timeout(Some(BOUND)).expect("a socket");
+        stream.read_to_end(&mut heard).expect("all of it");
+        assert!(heard == expected, "{} bytes arrived", heard.len());
+        stream.write_all(b"thanks").expect("it is taken");
+        from.ip().to_string()
+    });
+    let to = format!("{to}:{port}").parse().expect("an address");
+    let connect = || TcpStream::connect_timeout(&to, BOUND).expect("a connection");
+    let mut client = network.client.inside(connect);
+    client.set_read_timeout(Some(BOUND)).expect("a socket");
+    client.set_write_timeout(Some(BOUND)).expect("a socket");
+    client.write_all(&bytes).expect("it is taken");
+    client.shutdown(Shutdown::Write).expect("it is connected");
+    let mut thanks = String::new();
+    client.read_to_string(&mut thanks).expect("an answer");
+    assert_eq!(thanks, "thanks");
+    drop(server.join().expect("it does not panic"));
+}
+
+/// Goal: packets are routed both ways by the kernel's routes, with neighbours found out, and the kernel's own
+/// packets stay its own. Method: UDP and TCP through the router, and to it.
+#[test]
+fn l3_routes() {
+    with_network("paths::l3_routes", |network| {
+        let folder = Folder::new();
+        let router = forward(network, &folder, &["l3", "ra", "rb", "--path", "af-packet"]);
+        let (port, caller) = (network.echo(), network.caller());
+        let from = call(&caller, SERVER, port);
+        assert!(from.starts_with(CLIENT), "{from}");
+        stream(network, SERVER);
+        // The router's own address answers, by its kernel alone.
+        let own = network.router.inside(|| TcpListener::bind("10.1.0.1:0").expect("a port"));
+        let address = own.local_addr().expect("bound");
+        network.client.inside(|| TcpStream::connect_timeout(&address, BOUND).expect("it listens"));
+        let socket = folder.path("stats");
+        assert!(counter(&socket, "l3", "units") > 3000);
+        assert!(counter(&socket, "l3", "left_to_kernel") > 0);
+        assert_eq!(counter(&socket, "l3", "dropped: malformed"), 0);
+        assert_eq!(report(&socket)["rights"], serde_json::json!(["CAP_NET_RAW"]));
+        let ended = router.end();
+        assert_eq!(ended.code(), 0, "{}", ended.said);
+    });
+}
+
+/// Goal: private addresses are hidden behind a public one that no kernel has, and a published port leads inside.
+/// Method: the server sees the public address; it reaches the client by the published port.
+#[test]
+fn nat_translates() {
+    with_network("paths::nat_translates", |network| {
+        let folder = Folder::new();
+        let arguments = ["nat", "--inside", "ra", "--outside", "rb", "--address", "10.2.0.9"];
+        let publish = ["--publish", "tcp:80=10.1.0.2:8080", "--path", "af-packet"];
+        // The server must not know another way.
+        network.server.run("ip route del default");
+        let router = forward(network, &folder, &[&arguments[..], &publish].concat());
+        let (port, caller) = (network.echo(), network.caller());
+        let from = call(&caller, SERVER, port);
+        assert!(from.starts_with("10.2.0.9:"), "{from}");
+        stream(network, SERVER);
+        let listener =
+            network.client.inside(|| TcpListener::bind("10.1.0.2:8080").expect("the port"));
+        let inside = thread::spawn(move || listener.accept().expect("a connection").1);
+        let outside = "10.2.0.9:80".parse().expect("an address");
+        network.server.inside(|| TcpStream::connect_timeout(&outside, BOUND).expect("published"));
+        let seen = inside.join().expect("it does not panic");
+        assert!(seen.to_string().starts_with("10.2.0.2:"), "{seen}");
+        assert!(counter(&folder.path("stats"), "nat", "translations") > 0);
+        assert_eq!(router.end().code(), 0);
+    });
+}
+
+/// Goal: a wire carries everything between two interfaces, ARP included, and bytes of TCP stay what they are. Method:
+/// client and server in one network, whose router is a wire.
+#[test]
+fn l2_is_a_wire() {
+    with_network("paths::l2_is_a_wire", |network| {
+        let folder = Folder::new();
+        network.server.run("ip addr add 10.1.0.7/24 dev s0");
+        for name in ["ra", "rb"] {
+            network.router.run(&format!("ip addr flush dev {name}"));
+        }
+        let router = forward(network, &folder, &["l2", "ra", "rb", "--path", "af-packet"]);
+        let (port, caller) = (network.echo(), network.caller());
+        let from = call(&caller, "10.1.0.7", port);
+        assert!(from.starts_with(CLIENT), "{from}");
+        stream(network, "10.1.0.7");
+        assert_eq!(router.end().code(), 0);
+    });
+}
+
+/// Goal: routes that come and go are followed, also those that the kernel removes in silence. Method: the way to the
+/// server changes between two addresses of the same host; then the interface goes down and up.
+#[test]
+fn l3_follows_routes() {
+    with_network("paths::l3_follows_routes", |network| {
+        let folder = Folder::new();
+        let router = forward(network, &folder, &["l3", "ra", "rb", "--path", "af-packet"]);
+        let (port, caller) = (network.echo(), network.caller());
+        network.server.run("ip addr add 192.0.2.5/32 dev lo");
+        for _ in 0..5 {
+            network.router.run("ip route add 192.0.2.0/24 via 10.2.0.2");
+            call(&caller, "192.0.2.5", port);
+            network.router.run("ip route del 192.0.2.0/24");
+        }
+        let socket = folder.path("stats");
+        let lost = |socket: &std::path::Path| counter(socket, "l3", "dropped: no route");
+        let before = lost(&socket);
+        // No route, no answer: it is counted.
+        while lost(&socket) == before {
+            drop(caller.send_to(b"anybody?", format!("192.0.2.5:{port}")));
+        }
+        network.router.run("ip link set dev rb down");
+        while report(&socket)["routes"]["asked_again"] == 0 {
+            thread::yield_now();
+        }
+        network.router.run("ip link set dev rb up");
+        call(&caller, SERVER, port);
+        assert_eq!(router.end().code(), 0);
+    });
+}
+
+/// Goal: an interface that is removed and made again is attached again by the rights that were kept. Method: the
+/// pair towards the server is removed, with the namespace's end of it, and made again.
+#[test]
+fn an_interface_returns() {
+    with_network("paths::an_interface_returns", |network| {
+        let folder = Folder::new();
+        let mut router = forward(network, &folder, &["l3", "ra", "rb", "--path", "af-packet"]);
+        router.until("keeps CAP_NET_RAW");
+        let (port, caller) = (network.echo(), network.caller());
+        call(&caller, SERVER, port);
+        network.router.run("ip link del dev rb");
+        router.until("interface rb is gone");
+        network.wire("rb", "10.2.0.1/24", &network.server, "s0", "10.2.0.2/24");
+        network.server.run("ip route add default via 10.2.0.1");
+        router.until("interface rb is back");
+        call(&caller, SERVER, port);
+        assert_eq!(router.end().code(), 0);
+    });
+}
+
+/// Goal: with all rights given up an interface that returns is not attached, as was said; the others go on. Method:
+/// as before, with the flag.
+#[test]
+fn without_rights_nothing_returns() {
+    with_network("paths::without_rights_nothing_returns", |network| {
+        let folder = Folder::new();
+        let arguments = ["l3", "ra", "rb", "--path", "af-packet", "--drop-all-rights"];
+        let mut router = forward(network, &folder, &arguments);
+        router.until("does not attach again");
+        let (port, caller) = (network.echo(), network.caller());
+        call(&caller, SERVER, port);
+        assert_eq!(report(&folder.path("stats"))["rights"], serde_json::json!([]));
+        network.router.run("ip link del dev rb");
+        router.until("interface rb is gone");
+        assert_eq!(router.end().code(), 0);
+    });
+}
+
+/// Goal: what would forward twice, or answer for another, is refused with what to do. Method: kernel forwarding, a
+/// public address of the host's own, and an interface that is not there.
+#[test]
+fn what_cannot_work_is_refused() {
+    with_network("paths::what_cannot_work_is_refused", |network| {
+        let folder = Folder::new();
+        let ended = network.router.forwarder(&folder, &["l3", "ra", "no-such-one"]).wait();
+        assert_eq!(ended.code(), 2, "{}", ended.said);
+        assert!(ended.said.contains("no interface `no-such-one`"), "{}", ended.said);
+        let nat = ["nat", "--inside", "ra", "--outside", "rb", "--address", "10.2.0.1"];
+        let ended = network.router.forwarder(&folder, &nat).wait();
+        assert_eq!(ended.code(), 2, "{}", ended.said);
+        assert!(ended.said.contains("ip addr del 10.2.0.1 dev rb"), "{}", ended.said);
+        network.router.set("net/ipv4/conf/rb/forwarding", "1");
+        let ended = network.router.forwarder(&folder, &["l3", "ra", "rb"]).wait();
+        assert_eq!(ended.code(), 2, "{}", ended.said);
+        assert!(ended.said.contains("sysctl -w net.ipv4.conf.rb.forwarding=0"), "{}", ended.said);
+    });
+}
+
+/// Goal: nothing stays attached when a forwarder is killed. Method: kill -9 of one of each kind; the interfaces have
+/// no program, no other mode and no socket, and the next one takes them.
+#[test]
+fn nothing_stays_after_kill() {
+    with_network("paths::nothing_stays_after_kill", |network| {
+        let folder = Folder::new();
+        for arguments in [&["l2", "ra", "rb"][..], &["l3", "ra", "rb"]] {
+            let killed = forward(network, &folder, arguments);
+            killed.signal(Signal::KILL);
+            killed.wait();
+            let links = network.router.run("ip -d link show");
+            assert!(!links.contains("xdp"), "{links}");
+            assert!(!links.contains("promiscuity 1"), "{links}");
+            let sockets = network.router.run("cat /proc/net/packet");
+            assert_eq!(sockets.lines().count(), 1, "{sockets}");
+        }
+        let mut next = forward(network, &folder, &["l3", "ra", "rb"]);
+        next.until("which nobody served any more");
+        assert_eq!(next.end().code(), 0);
+    });
+}
+
+/// Whether programs can be attached here: rights of the first user namespace.
+pub(crate) fn has_programs(test: &str) -> bool {
+    let ids = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let is_first = ids.split_whitespace().eq(["0", "0", "4294967295"]);
+    if !is_first || !rustix::process::geteuid().is_root() {
+        skip(test, "CAP_BPF and CAP_NET_ADMIN in the first user namespace");
+        return false;
+    }
+    true
+}
+
+/// Goal: a program at the interfaces forwards what it can and leaves the rest to the host, and moving between the
+/// two loses no packet. Method: calls one after the other, each answered without another try, while the flow is moved
+/// to and fro; then TCP, whose segments only the host can cut.
+#[test]
+fn moving_loses_nothing() {
+    with_network("paths::moving_loses_nothing", |network| {
+        if !has_programs("paths::moving_loses_nothing") {
+            return;
+        }
+        let folder = Folder::new();
+        let mut router = forward(network, &folder, &["l3", "ra", "rb"]);
+        router.until("not xdp-native: ra is one end of a veth pair");
+        let socket = folder.path("stats");
+        assert_eq!(report(&socket)["flows"][0]["path"], "xdp-generic");
+        let (port, caller) = (network.echo(), network.caller());
+        caller.set_read_timeout(Some(BOUND)).expect("a socket");
+        // Until neighbours are known on the way out and back.
+        let waiter = network.caller();
+        call(&waiter, SERVER, port);
+        for round in 0..10 {
+            let side = if round % 2 == 0 { "host" } else { "nic" };
+            let path = socket.to_str().expect("text");
+            let (code, _, errors) = run(&folder, &["move", "l3", side, "--socket", path]);
+            assert_eq!(code, 0, "{errors}");
+            for number in 0..50 {
+                let question = format!("call-{round}-{number}");
+                assert!(calls_through(&caller, SERVER, port, &question), "{question} was lost");
+            }
+        }
+        assert_eq!(counter(&socket, "l3", "migrations"), 10);
+        assert!(counter(&socket, "l3", "nic: sent_packets") >= 500);
+        assert!(counter(&socket, "l3", "host: sent_packets") >= 500);
+        stream(network, SERVER);
+        let ended = router.end();
+        assert_eq!(ended.code(), 0, "{}", ended.said);
+        let links = network.router.run("ip -d link show");
+        assert!(!links.contains("xdp"), "{links}");
+    });
+}
+
+/// Goal: load moves a flow to the interface, and its end moves it back, both counted and said. Method: thresholds that
+/// a few packets cross.
+#[test]
+fn load_moves_a_flow() {
+    with_network("paths::load_moves_a_flow", |network| {
+        if !has_programs("paths::load_moves_a_flow") {
+            return;
+        }
+        let folder = Folder::new();
+        let thresholds = ["--to-nic-above", "20", "--to-host-below", "5", "--hold", "300ms"];
+        let mut router =
+            forward(network, &folder, &[&["l3", "ra", "rb"][..], &thresholds].concat());
+        let socket = folder.path("stats");
+        assert_eq!(report(&socket)["flows"][0]["side"], "host");
+        let (port, caller) = (network.echo(), network.caller());
+        let mut number = 0;
+        while counter(&socket, "l3", "migrations") == 0 {
+            for _ in 0..20 {
+                number += 1;
+                let _ = calls_through(&caller, SERVER, port, &format!("call-{number}"));
+            }
+        }
+        router.until("flow `l3` moved to the nic: ");
+        assert_eq!(report(&socket)["flows"][0]["side"], "nic");
+        router.until("flow `l3` moved to the host: ");
+        assert_eq!(router.end().code(), 0);
+    });
+}
+
+/// Goal: addresses are translated by the program too, once the host has begun a flow. Method: many calls of one flow.
+#[test]
+fn a_program_translates() {
+    with_network("paths::a_program_translates", |network| {
+        if !has_programs("paths::a_program_translates") {
+            return;
+        }
+        let folder = Folder::new();
+        network.server.run("ip route del default");
+        let arguments = ["nat", "--inside", "ra", "--outside", "rb", "--address", "10.2.0.9"];
+        let router = forward(network, &folder, &arguments);
+        let (port, caller) = (network.echo(), network.caller());
+        assert!(call(&caller, SERVER, port).starts_with("10.2.0.9:"));
+        let socket = folder.path("stats");
+        let mut number = 0;
+        while counter(&socket, "nat", "nic: sent_packets") < 10 {
+            number += 1;
+            let _ = calls_through(&caller, SERVER, port, &format!("call-{number}"));
+        }
+        stream(network, SERVER);
+        assert_eq!(router.end().code(), 0);
+    });
+}
+
+/// Goal: what was asked for by name and cannot be had is an error and no fallback, and without rights for programs the
+/// host takes over and says why. Method: a place that veth does not lack but rights do, in a process without them.
+#[test]
+fn fallbacks_are_named() {
+    with_network("paths::fallbacks_are_named", |network| {
+        let folder = Folder::new();
+        let id = network.router.id().to_string();
+        let start = |arguments: &[&str]| {
+            let mut command = std::process::Command::new("nsenter");
+            command.args([
+                "-t",
+                &id,
+                "-n",
+                "--",
+                "setpriv",
+                "--bounding-set=-bpf,-net_admin,-sys_admin",
+            ]);
+            command.arg("--inh-caps=-bpf,-net_admin,-sys_admin").arg(PROGRAM).args(arguments);
+            Instance::of(&mut command, &folder)
+        };
+        let mut auto = start(&["l3", "ra", "rb"]).ready();
+        let said = auto.until("the host forwards by packet sockets, since");
+        assert!(said.contains("CAP_BPF and CAP_NET_ADMIN"), "{said}");
+        let (port, caller) = (network.echo(), network.caller());
+        call(&caller, SERVER, port);
+        assert_eq!(auto.end().code(), 0);
+        let named = start(&["l3", "ra", "rb", "--path", "xdp-generic"]).wait();
+        assert_eq!(named.code(), 3, "{}", named.said);
+    });
+}
+
+/// Goal: a program is attached again at an interface that was removed and made again. Method: as with packet sockets,
+/// and the program must have sent what comes afterwards.
+#[test]
+fn a_program_returns() {
+    with_network("paths::a_program_returns", |network| {
+        if !has_programs("paths::a_program_returns") {
+            return;
+        }
+        let folder = Folder::new();
+        let mut router = forward(network, &folder, &["l3", "ra", "rb"]);
+        let (port, caller) = (network.echo(), network.caller());
+        call(&caller, SERVER, port);
+        network.router.run("ip link del dev rb");
+        router.until("interface rb is gone");
+        network.wire("rb", "10.2.0.1/24", &network.server, "s0", "10.2.0.2/24");
+        network.server.run("ip route add default via 10.2.0.1");
+        router.until("its program is attached again at");
+        call(&caller, SERVER, port);
+        let socket = folder.path("stats");
+        let before = counter(&socket, "l3", "nic: sent_packets");
+        while counter(&socket, "l3", "nic: sent_packets") < before + 10 {
+            call(&caller, SERVER, port);
+        }
+        assert_eq!(router.end().code(), 0);
+    });
+}
+
+/// Goal: a wire by a program carries segments whole and each frame once, and where the host would forward the same
+/// frames again a program is refused. Method: calls and TCP through a wire at tcx, where the host takes nothing; a router
+/// there.
+#[test]
+fn a_program_is_a_wire() {
+    with_network("paths::a_program_is_a_wire", |network| {
+        if !has_programs("paths::a_program_is_a_wire") {
+            return;
+        }
+        let folder = Folder::new();
+        let ended = network.router.forwarder(&folder, &["l3", "ra", "rb", "--path", "tcx"]).wait();
+        assert_eq!(ended.code(), 2, "{}", ended.said);
+        assert!(ended.said.contains("the host would forward them, too"), "{}", ended.said);
+        network.server.run("ip addr add 10.1.0.7/24 dev s0");
+        for name in ["ra", "rb"] {
+            network.router.run(&format!("ip addr flush dev {name}"));
+        }
+        let mut router = forward(network, &folder, &["l2", "ra", "rb"]);
+        router.until("not xdp-generic: it drops frames of several segments");
+        let socket = folder.path("stats");
+        assert_eq!(report(&socket)["flows"][0]["path"], "tcx");
+        let (port, caller) = (network.echo(), network.caller());
+        call(&caller, "10.1.0.7", port);
+        stream(network, "10.1.0.7");
+        assert!(counter(&socket, "l2", "nic: sent_packets") > 60);
+        assert_eq!(counter(&socket, "l2", "host: received_packets"), 0);
+        assert_eq!(counter(&socket, "l2", "dropped"), 0);
+        let path = socket.to_str().expect("text");
+        let (code, _, errors) = run(&folder, &["move", "l2", "host", "--socket", path]);
+        assert_eq!(code, 1);
+        assert!(errors.contains("no host beside the program"), "{errors}");
+        assert_eq!(router.end().code(), 0);
+    });
+}
