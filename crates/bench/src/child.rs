@@ -23,9 +23,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::barriers::found::Found;
 use crate::barriers::{self, GroupCosts, lap::MemberCosts, network, processes};
 use crate::client::{self, Crowd, PingPong, Requests};
 use crate::error::{BenchError, Failure};
+use crate::forward::live;
+use crate::forward::relay::{self, LoadRole, RelayRole};
+use crate::forward::via::node::{self, NodePlan, NodeSaid};
 use crate::inside::{self, Counts};
 use crate::messages::Played;
 use crate::messages::ranks::{self, RankPlan};
@@ -109,6 +113,11 @@ pub(crate) enum Role {
     Group(barriers::GroupPlan),
     Member(processes::MemberPlan),
     NetMember(network::NetPlan),
+    Node(NodePlan),
+    Forwarder(live::ForwarderPlan),
+    Load(live::LoadPlan),
+    Relay(RelayRole),
+    RelayLoad(LoadRole),
 }
 
 impl Role {
@@ -123,6 +132,11 @@ impl Role {
             Self::Rank(_) => "rank",
             Self::Group(_) => "group",
             Self::Member(_) | Self::NetMember(_) => "member",
+            Self::Node(_) => "node",
+            Self::Forwarder(_) => "forwarder",
+            Self::Load(_) => "load",
+            Self::Relay(_) => "relay",
+            Self::RelayLoad(_) => "relay load",
         }
     }
 
@@ -138,6 +152,11 @@ impl Role {
             Self::Group(plan) => barriers::play(&plan),
             Self::Member(plan) => processes::play(&plan),
             Self::NetMember(plan) => network::play(&plan),
+            Self::Node(plan) => node::play(&plan),
+            Self::Forwarder(plan) => live::forward(&plan),
+            Self::Load(plan) => live::load(&plan),
+            Self::Relay(role) => relay::serve(&role),
+            Self::RelayLoad(role) => relay::load(&role),
         }
     }
 }
@@ -170,7 +189,13 @@ pub(crate) enum Message {
     /// The barriers of a group have been measured.
     Group(GroupCosts),
     /// The barriers of one member have been measured.
-    Laps { costs: MemberCosts, used: Usage },
+    Laps { costs: MemberCosts, used: Usage, found: Option<Found> },
+    /// What a node that forwards messages, or sends or receives them, says.
+    Node(NodeSaid),
+    /// Frames through a forwarder have been counted or timed.
+    Load(live::Found),
+    /// So many bytes came through a relay.
+    Carried { bytes: u64, nanoseconds: u64 },
     /// Nothing more will come, and all went well.
     Finished,
     /// Nothing more will come.

@@ -62,7 +62,8 @@ enum Command {
     /// Barriers of tasks, threads, processes and hosts, beside peers (about 2 minutes); or the paper's cluster,
     /// simulated.
     Barrier(barrier::Barrier),
-    /// Forwarding: the paper's model beside its simulation (calculated, in a second).
+    /// Forwarding: the paper's model beside its simulation (calculated, in a second); or live: messages through a
+    /// node in the middle (a minute per 300 messages and cell), paths between interfaces, relays of streams.
     Forward(forward::Forward),
     /// Everything at once, with faults, for a long time: measures nothing, checks everything.
     Soak(soak::Soak),
@@ -178,7 +179,8 @@ struct Pending {
 #[derive(Debug, Args)]
 struct Goals {
     /// Check the goals of this area only: reaction, hogs, service, fairness, echo, pending, idle,
-    /// costs, messages, remote, barrier-sim, barrier-local, barrier-net or forward-model.
+    /// costs, messages, remote, barrier-sim, barrier-local, barrier-net, forward-model, forward-via, forward-live,
+    /// forward-nic or forward-relay.
     area: Option<Area>,
     #[command(flatten)]
     output: Output,

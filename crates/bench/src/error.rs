@@ -68,6 +68,12 @@ pub enum BenchError {
     /// A model of forwarding could not be made.
     #[error(transparent)]
     Model(#[from] crate::forward::ModelError),
+    /// Only what nobody knows was to be measured.
+    #[error("nothing of that name is measured: `--only` takes {known}")]
+    NothingNamed {
+        /// What could be named.
+        known: &'static str,
+    },
     /// A program could not be watched.
     #[error(transparent)]
     Watch(#[from] crate::watch::WatchError),
@@ -161,6 +167,17 @@ pub enum Failure {
 impl Failure {
     pub(crate) fn io(doing: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         move |error| Self::Io { doing: doing.into(), reason: error.to_string() }
+    }
+
+    /// A failure of something that is no call of the system, with what is behind it.
+    pub(crate) fn other(doing: impl Into<String>, error: &dyn std::error::Error) -> Self {
+        let mut reason = error.to_string();
+        let mut source = error.source();
+        while let Some(error) = source {
+            reason = format!("{reason}: {error}");
+            source = error.source();
+        }
+        Self::Io { doing: doing.into(), reason }
     }
 
     pub(crate) fn runtime(error: impl ToString) -> Self {

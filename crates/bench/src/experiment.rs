@@ -15,7 +15,11 @@ use crate::cases::periodic::PeriodicPlan;
 use crate::cases::service::ServicePlan;
 use crate::compute::YieldEvery;
 use crate::error::BenchError;
-use crate::forward;
+use crate::forward::{
+    self, LivePlan, NicPlan,
+    relay::{RelayMeasurement, RelayPeer},
+    via::{Carrier, ViaPlan},
+};
 use crate::idle::{self, IdlePlan};
 use crate::messages;
 use crate::messages::plan::{PingPongPlan, absent};
@@ -77,10 +81,18 @@ pub(crate) enum Experiment {
     BarrierNetLate,
     /// The model of forwarding, which is calculated.
     ForwardModel,
+    /// Figures 4 to 6 of messages through a node, live.
+    ForwardVia,
+    /// Frames through forwarders between veth pairs.
+    ForwardLive,
+    /// Frames that programs at the driver forward.
+    ForwardNic,
+    /// Relays of streams, beside others.
+    ForwardRelay,
 }
 
 impl Experiment {
-    pub(crate) const ALL: [Self; 24] = [
+    pub(crate) const ALL: [Self; 28] = [
         Self::Quantum,
         Self::FineYields,
         Self::SeldomYields,
@@ -105,6 +117,10 @@ impl Experiment {
         Self::BarrierNet,
         Self::BarrierNetLate,
         Self::ForwardModel,
+        Self::ForwardVia,
+        Self::ForwardLive,
+        Self::ForwardNic,
+        Self::ForwardRelay,
     ];
 
     /// Measures this experiment, under a progress bar.
@@ -231,6 +247,26 @@ impl Experiment {
                 with_progress(plan.cases(), |progress| plan.run(progress))
             }
             Self::ForwardModel => forward::model(),
+            Self::ForwardVia => {
+                let mut plan = ViaPlan::new(Carrier::Udp);
+                (plan.messages, plan.rounds) = (100, 5);
+                with_progress(plan.cases(), |progress| plan.run(progress))
+            }
+            Self::ForwardLive => {
+                let mut plan = LivePlan::default();
+                let paths = ["host-xdp", "testpmd-xdp", "host-packet", "testpmd-packet"];
+                plan.only = paths.map(str::to_owned).to_vec();
+                with_progress(plan.cases(), |progress| plan.run(progress))
+            }
+            Self::ForwardNic => {
+                let only = ["nic-rewrite", "nic-route-changing"].map(str::to_owned).to_vec();
+                let plan = NicPlan { only, ..NicPlan::default() };
+                with_progress(plan.cases(), |progress| plan.run(progress))
+            }
+            Self::ForwardRelay => {
+                let plan = RelayMeasurement::new(RelayPeer::ALL.to_vec());
+                with_progress(1, |progress| plan.run(progress))
+            }
         }
     }
 }

@@ -93,11 +93,19 @@ pub enum Area {
     BarrierNet,
     /// The model of forwarding, beside its simulation and its paper.
     ForwardModel,
+    /// Messages through a node in the middle, live, beside the model.
+    ForwardVia,
+    /// Frames that are forwarded in user space between interfaces.
+    ForwardLive,
+    /// Frames that programs at the driver forward.
+    ForwardNic,
+    /// Relays of streams, beside others.
+    ForwardRelay,
 }
 
 impl Area {
     /// All areas.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 18] = [
         Self::Reaction,
         Self::Hogs,
         Self::Service,
@@ -112,6 +120,10 @@ impl Area {
         Self::BarrierLocal,
         Self::BarrierNet,
         Self::ForwardModel,
+        Self::ForwardVia,
+        Self::ForwardLive,
+        Self::ForwardNic,
+        Self::ForwardRelay,
     ];
 
     /// Returns the name on the command line and in results.
@@ -132,6 +144,10 @@ impl Area {
             Self::BarrierLocal => "barrier-local",
             Self::BarrierNet => "barrier-net",
             Self::ForwardModel => "forward-model",
+            Self::ForwardVia => "forward-via",
+            Self::ForwardLive => "forward-live",
+            Self::ForwardNic => "forward-nic",
+            Self::ForwardRelay => "forward-relay",
         }
     }
 }

@@ -8,6 +8,7 @@ mod barrier_local;
 mod barrier_net;
 mod barrier_sim;
 mod forward;
+mod forward_relay;
 mod remote;
 
 use crate::cases::{self, container, crowd, echo, periodic, service};
@@ -814,6 +815,9 @@ pub fn all_goals() -> impl Iterator<Item = &'static Goal> {
         .chain(barrier_local::GOALS)
         .chain(barrier_net::GOALS)
         .chain(forward::GOALS)
+        .chain(forward::LIVE_GOALS)
+        .chain(forward::NIC_GOALS)
+        .chain(forward_relay::GOALS)
 }
 
 /// Processor time of a rank that waits and to which nothing comes: it wakes up for nothing, but the

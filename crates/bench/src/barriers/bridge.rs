@@ -14,13 +14,13 @@ pub(crate) fn address(rank: u32) -> Ipv4Addr {
 
 /// The namespaces of so many members. Each lives as long as a process in it, which ends with this one.
 #[derive(Debug)]
-pub(super) struct Bridge {
+pub(crate) struct Bridge {
     /// The last one holds the bridge.
     holders: Vec<Child>,
 }
 
 impl Bridge {
-    pub(super) fn make(members: u32) -> Result<Self, Missing> {
+    pub(crate) fn make(members: u32) -> Result<Self, Missing> {
         let mut this = Self { holders: Vec::new() };
         for _ in 0..=members {
             this.holders.push(hold()?);
@@ -30,6 +30,8 @@ impl Bridge {
         };
         run(switch, "ip", "link add br0 type bridge mcast_snooping 0")?;
         let _ = run(switch, "sysctl", "-q -w net.ipv6.conf.default.disable_ipv6=1");
+        // A switch asks no filter; where the host has one for bridges, there is no such setting to fail otherwise.
+        let _ = run(switch, "sysctl", "-q -w net.bridge.bridge-nf-call-iptables=0");
         run(switch, "ip", "link set br0 up")?;
         for (rank, holder) in (0..members).zip(&this.holders) {
             let holder = holder.id();
@@ -48,7 +50,7 @@ impl Bridge {
     }
 
     /// By which path a member enters its own.
-    pub(super) fn path(&self, rank: u32) -> Option<PathBuf> {
+    pub(crate) fn path(&self, rank: u32) -> Option<PathBuf> {
         let holder = self.holders.get(usize::try_from(rank).ok()?)?;
         Some(format!("/proc/{}/ns/net", holder.id()).into())
     }

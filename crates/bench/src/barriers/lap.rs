@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::found::Found;
 use crate::clock::{nanoseconds, now, sleep};
 use crate::statistics::median;
 
@@ -205,6 +206,8 @@ pub struct GroupCosts {
     pub wall_ns: u64,
     /// Processor time of all members.
     pub cpu_ns: u64,
+    /// What the transport costs by the members' own measurement, and what was expected by that.
+    pub found: Option<Found>,
 }
 
 impl GroupCosts {
@@ -241,6 +244,7 @@ impl GroupCosts {
             samples_ns: runs.iter().flat_map(|run| run.samples_ns.iter().copied()).collect(),
             wall_ns: runs.iter().map(|run| run.wall_ns).sum(),
             cpu_ns: runs.iter().map(|run| run.cpu_ns).sum(),
+            found: Found::merged(runs.iter().filter_map(|run| run.found.as_ref())),
         }
     }
 }

@@ -1,16 +1,18 @@
-//! Barriers of members on one host: vigie's, and peers.
+//! Barriers of members on one host, and on hosts that network namespaces stand for: vigie's, and peers.
 //!
 //! The method is that of the paper's figure 4 [eth-barrier, §4.3]: each member loops over a barrier and a dummy
 //! loop of 30 µs and measures the barrier alone; minimum, mean and maximum of each member are averaged over all
 //! members. On fewer cores than members the dummy loops of the others are part of what a member waits for, so that
 //! goals are about barriers that follow on each other at once: their p50 is what a barrier costs.
 
-mod bridge;
+pub(crate) mod bridge;
+pub(crate) mod found;
 mod inside;
 pub(crate) mod lap;
 mod mpi;
 pub(crate) mod network;
 pub(crate) mod processes;
+mod via;
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,7 +21,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+pub use self::found::Found;
 pub use self::lap::{GroupCosts, Laps};
+use self::network::{Choice, Medium, Receivers, Setting};
+pub use self::via::{Provider, UnknownProvider};
 use crate::cases::failures;
 use crate::child::{Child, Message, Role};
 use crate::clock::nanoseconds;
@@ -59,11 +64,14 @@ pub enum Over {
     Udp,
     /// The same, over raw Ethernet.
     Ether,
+    /// Processes over messages of `via`, by one of its providers.
+    Via,
 }
 
 impl Over {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Tasks, Self::Threads, Self::Shm, Self::Udp, Self::Ether];
+    pub const ALL: [Self; 6] =
+        [Self::Tasks, Self::Threads, Self::Shm, Self::Udp, Self::Ether, Self::Via];
 
     /// Those on one host.
     pub const LOCAL: [Self; 3] = [Self::Tasks, Self::Threads, Self::Shm];
@@ -80,6 +88,7 @@ impl Over {
             Self::Shm => "shm",
             Self::Udp => "udp",
             Self::Ether => "ether",
+            Self::Via => "via",
         }
     }
 }
@@ -117,8 +126,8 @@ enum How {
     Processes { blocks: bool },
     /// By a program of its own.
     Mpi { mpi: &'static mpi::Mpi, algorithm: Option<u32>, wire: mpi::Wire },
-    /// By a process of this program for each member, in a network namespace.
-    Network { medium: network::Medium, algorithm: Option<&'static str> },
+    /// By a process of this program for each member, over a network.
+    Network(Setting),
 }
 
 /// A barrier under test.
@@ -162,22 +171,33 @@ const fn open_mpi_tcp(
     Contestant { name, label, peer: Some("openmpi"), over: Over::Udp, how }
 }
 
-const fn udp(
+/// A group over a network whose members wait in the usual way.
+const fn net(
     name: &'static str,
     label: &'static str,
-    algorithm: Option<&'static str>,
+    medium: Medium,
+    choice: Choice,
 ) -> Contestant {
-    let how = How::Network { medium: network::Medium::Udp, algorithm };
-    Contestant { name, label, peer: None, over: Over::Udp, how }
+    let receivers = Receivers::Adaptive;
+    let over = match medium {
+        Medium::Udp | Medium::Loopback => Over::Udp,
+        Medium::Ether => Over::Ether,
+        Medium::Via(_) => Over::Via,
+    };
+    let how = How::Network(Setting { medium, choice, receivers });
+    Contestant { name, label, peer: None, over, how }
 }
 
-const fn ether(
+/// A group over a network whose members poll, or sleep.
+const fn cell(
     name: &'static str,
     label: &'static str,
-    algorithm: Option<&'static str>,
+    medium: Medium,
+    algorithm: &'static str,
+    receivers: Receivers,
 ) -> Contestant {
-    let how = How::Network { medium: network::Medium::Ether, algorithm };
-    Contestant { name, label, peer: None, over: Over::Ether, how }
+    let how = How::Network(Setting { medium, choice: Choice::Named(algorithm), receivers });
+    Contestant { how, ..net(name, label, medium, Choice::Planned) }
 }
 
 /// Name of a row: vigie's tasks on the hybrid flavor.
@@ -194,6 +214,8 @@ pub const SHM: &str = "vigie-shm";
 pub const SHM_BLOCKING: &str = "vigie-shm-blocking";
 /// Name of a row: vigie's processes over UDP, with the planner's algorithm.
 pub const UDP: &str = "vigie-udp";
+/// Name of a row: vigie's processes over UDP on the loopback interface, as Open MPI's over TCP are.
+pub const LOOPBACK: &str = "vigie-udp-loopback";
 /// Name of a row: vigie's processes over raw Ethernet, with the planner's algorithm.
 pub const ETHER: &str = "vigie-ether";
 /// Name of a row: Open MPI over TCP, as it comes.
@@ -239,22 +261,165 @@ static CONTESTANTS: &[Contestant] = &[
         over: Over::Shm,
         how: How::Mpi { mpi: &mpi::MPICH, algorithm: None, wire: mpi::Wire::Own },
     },
-    udp(UDP, "vigie, UDP, planned", None),
-    udp("vigie-udp-concurrent", "vigie, UDP, concurrent", Some("concurrent")),
-    udp("vigie-udp-ternary", "vigie, UDP, ternary tree", Some("ternary")),
-    udp("vigie-udp-binary", "vigie, UDP, binary tree", Some("binary")),
-    udp("vigie-udp-dissemination", "vigie, UDP, dissemination", Some("dissemination")),
-    udp("vigie-udp-central", "vigie, UDP, central, unicast", Some("central")),
-    open_mpi_tcp(OPEN_MPI_TCP, "Open MPI over TCP, its choice", None),
-    open_mpi_tcp("openmpi-tcp-linear", "Open MPI over TCP, linear", Some(1)),
-    open_mpi_tcp("openmpi-tcp-doubling", "Open MPI over TCP, recursive doubling", Some(3)),
-    open_mpi_tcp("openmpi-tcp-bruck", "Open MPI over TCP, Bruck", Some(4)),
-    open_mpi_tcp("openmpi-tcp-tree", "Open MPI over TCP, tree", Some(6)),
-    ether(ETHER, "vigie, Ethernet, planned", None),
-    ether("vigie-ether-concurrent", "vigie, Ethernet, concurrent", Some("concurrent")),
-    ether("vigie-ether-ternary", "vigie, Ethernet, ternary tree", Some("ternary")),
-    ether("vigie-ether-binary", "vigie, Ethernet, binary tree", Some("binary")),
-    ether("vigie-ether-dissemination", "vigie, Ethernet, dissemination", Some("dissemination")),
+    net(UDP, "vigie, UDP, planned", Medium::Udp, Choice::Planned),
+    net(LOOPBACK, "vigie, UDP on loopback, planned", Medium::Loopback, Choice::Planned),
+    net("vigie-udp-measured", "vigie, UDP, measured and planned", Medium::Udp, Choice::Measured),
+    net("vigie-udp-concurrent", "vigie, UDP, concurrent", Medium::Udp, Choice::Named("concurrent")),
+    net("vigie-udp-ternary", "vigie, UDP, ternary tree", Medium::Udp, Choice::Named("ternary")),
+    net("vigie-udp-binary", "vigie, UDP, binary tree", Medium::Udp, Choice::Named("binary")),
+    net(
+        "vigie-udp-dissemination",
+        "vigie, UDP, dissemination",
+        Medium::Udp,
+        Choice::Named("dissemination"),
+    ),
+    net("vigie-udp-central", "vigie, UDP, central, unicast", Medium::Udp, Choice::Named("central")),
+    cell(
+        "vigie-udp-nomial-4-polling",
+        "vigie, UDP, 4-ary tree, polling",
+        Medium::Udp,
+        "nomial-4",
+        Receivers::Polling,
+    ),
+    cell(
+        "vigie-udp-nomial-4-sleeping",
+        "vigie, UDP, 4-ary tree, sleeping",
+        Medium::Udp,
+        "nomial-4",
+        Receivers::Sleeping,
+    ),
+    cell(
+        "vigie-udp-shuffle-exchange-polling",
+        "vigie, UDP, shuffle exchange, polling",
+        Medium::Udp,
+        "shuffle-exchange",
+        Receivers::Polling,
+    ),
+    cell(
+        "vigie-udp-shuffle-exchange-sleeping",
+        "vigie, UDP, shuffle exchange, sleeping",
+        Medium::Udp,
+        "shuffle-exchange",
+        Receivers::Sleeping,
+    ),
+    open_mpi_tcp(OPEN_MPI_TCP, "Open MPI, TCP on loopback, its choice", None),
+    open_mpi_tcp("openmpi-tcp-linear", "Open MPI, TCP on loopback, linear", Some(1)),
+    open_mpi_tcp("openmpi-tcp-doubling", "Open MPI, TCP on loopback, recursive doubling", Some(3)),
+    open_mpi_tcp("openmpi-tcp-bruck", "Open MPI, TCP on loopback, Bruck", Some(4)),
+    open_mpi_tcp("openmpi-tcp-tree", "Open MPI, TCP on loopback, tree", Some(6)),
+    net(ETHER, "vigie, Ethernet, planned", Medium::Ether, Choice::Planned),
+    net(
+        "vigie-ether-measured",
+        "vigie, Ethernet, measured and planned",
+        Medium::Ether,
+        Choice::Measured,
+    ),
+    net(
+        "vigie-ether-concurrent",
+        "vigie, Ethernet, concurrent",
+        Medium::Ether,
+        Choice::Named("concurrent"),
+    ),
+    net(
+        "vigie-ether-ternary",
+        "vigie, Ethernet, ternary tree",
+        Medium::Ether,
+        Choice::Named("ternary"),
+    ),
+    net(
+        "vigie-ether-binary",
+        "vigie, Ethernet, binary tree",
+        Medium::Ether,
+        Choice::Named("binary"),
+    ),
+    net(
+        "vigie-ether-dissemination",
+        "vigie, Ethernet, dissemination",
+        Medium::Ether,
+        Choice::Named("dissemination"),
+    ),
+    cell(
+        "vigie-ether-nomial-4-polling",
+        "vigie, Ethernet, 4-ary tree, polling",
+        Medium::Ether,
+        "nomial-4",
+        Receivers::Polling,
+    ),
+    cell(
+        "vigie-ether-nomial-4-sleeping",
+        "vigie, Ethernet, 4-ary tree, sleeping",
+        Medium::Ether,
+        "nomial-4",
+        Receivers::Sleeping,
+    ),
+    cell(
+        "vigie-ether-shuffle-exchange-polling",
+        "vigie, Ethernet, shuffle exchange, polling",
+        Medium::Ether,
+        "shuffle-exchange",
+        Receivers::Polling,
+    ),
+    cell(
+        "vigie-ether-shuffle-exchange-sleeping",
+        "vigie, Ethernet, shuffle exchange, sleeping",
+        Medium::Ether,
+        "shuffle-exchange",
+        Receivers::Sleeping,
+    ),
+    net(
+        "vigie-via-shm",
+        "vigie, messages over shared memory, planned",
+        Medium::Via(Provider::Shm),
+        Choice::Planned,
+    ),
+    net(
+        "vigie-via-shm-measured",
+        "vigie, messages over shared memory, measured and planned",
+        Medium::Via(Provider::Shm),
+        Choice::Measured,
+    ),
+    net(
+        "vigie-via-shm-dissemination",
+        "vigie, messages over shared memory, dissemination",
+        Medium::Via(Provider::Shm),
+        Choice::Named("dissemination"),
+    ),
+    net(
+        "vigie-via-udp",
+        "vigie, messages over UDP, planned",
+        Medium::Via(Provider::Udp),
+        Choice::Planned,
+    ),
+    net(
+        "vigie-via-udp-measured",
+        "vigie, messages over UDP, measured and planned",
+        Medium::Via(Provider::Udp),
+        Choice::Measured,
+    ),
+    net(
+        "vigie-via-udp-dissemination",
+        "vigie, messages over UDP, dissemination",
+        Medium::Via(Provider::Udp),
+        Choice::Named("dissemination"),
+    ),
+    net(
+        "vigie-via-ether",
+        "vigie, messages over Ethernet, planned",
+        Medium::Via(Provider::Ether),
+        Choice::Planned,
+    ),
+    net(
+        "vigie-via-ether-measured",
+        "vigie, messages over Ethernet, measured and planned",
+        Medium::Via(Provider::Ether),
+        Choice::Measured,
+    ),
+    net(
+        "vigie-via-ether-dissemination",
+        "vigie, messages over Ethernet, dissemination",
+        Medium::Via(Provider::Ether),
+        Choice::Named("dissemination"),
+    ),
 ];
 
 /// The words of `--peers`.
@@ -274,6 +439,11 @@ pub struct BarrierPlan {
     pub rounds: u32,
     /// The algorithms of barriers over a network, by name; all if empty. The planner's choice is always there.
     pub algorithms: Vec<String>,
+    /// Which of them carry messages of `via`.
+    pub providers: Vec<Provider>,
+    /// Nothing but the paper's question [eth-barrier, §6]: the 4-ary tree and shuffle exchange over a network, with receivers
+    /// that poll and with receivers that sleep.
+    pub receivers: bool,
 }
 
 impl BarrierPlan {
@@ -286,6 +456,8 @@ impl BarrierPlan {
             laps,
             rounds: 3,
             algorithms: Vec::new(),
+            providers: Provider::ALL.to_vec(),
+            receivers: false,
         }
     }
 
@@ -293,10 +465,23 @@ impl BarrierPlan {
     fn contestants(&self) -> impl Iterator<Item = &'static Contestant> {
         let is_asked = |peer: &str| self.peers.iter().any(|asked| asked == peer);
         let is_in = move |contestant: &&Contestant| {
-            if let How::Network { algorithm: Some(name), .. } = contestant.how
-                && !self.algorithms.is_empty()
-                && !self.algorithms.iter().any(|asked| asked == name)
-            {
+            if let How::Network(Setting { medium, choice, receivers }) = contestant.how {
+                let is_named = match choice {
+                    Choice::Named(name) if receivers == Receivers::Adaptive => {
+                        self.algorithms.is_empty()
+                            || self.algorithms.iter().any(|asked| asked == name)
+                    }
+                    _ => true,
+                };
+                let is_carried = match medium {
+                    Medium::Via(provider) => self.providers.contains(&provider),
+                    Medium::Udp | Medium::Loopback | Medium::Ether => true,
+                };
+                let is_cell = receivers != Receivers::Adaptive;
+                if !is_named || !is_carried || is_cell != self.receivers {
+                    return false;
+                }
+            } else if self.receivers {
                 return false;
             }
             self.over.contains(&contestant.over) && contestant.peer.is_none_or(is_asked)
@@ -320,10 +505,13 @@ impl BarrierPlan {
             .iter()
             .map(|contestant| match contestant.how {
                 How::Mpi { mpi, .. } => Some(mpi.build()),
-                How::Inside(_) | How::Processes { .. } | How::Network { .. } => None,
+                How::Inside(_) | How::Processes { .. } | How::Network(_) => None,
             })
             .collect();
-        let is_networked = |one: &&Contestant| matches!(one.how, How::Network { .. });
+        let is_networked = |one: &&Contestant| match one.how {
+            How::Network(setting) => setting.medium.is_bridged(),
+            _ => false,
+        };
         let members = self.laps.iter().map(|laps| laps.members).max().unwrap_or(0);
         let bridge = contestants.iter().any(is_networked).then(|| bridge::Bridge::make(members));
         let cases: Vec<(usize, Laps)> = self
@@ -380,7 +568,8 @@ impl BarrierPlan {
                 let cells = keys.map(figure);
                 table.row([row.system.label().to_owned(), members].into_iter().chain(cells));
             }
-            tables = format!("{tables}{table}\n\n");
+            let found = found::table(laps.members, rows.iter().filter(is_of));
+            tables = format!("{tables}{table}\n\n{found}");
         }
         let failed: Vec<_> = rows.iter().filter(|row| row.failure.is_some()).cloned().collect();
         format!("{tables}{}", failures(&failed))
@@ -408,8 +597,11 @@ fn measure(
     let costs = match (contestant.how, built) {
         (How::Inside(_), _) => start(contestant.name, laps),
         (How::Processes { blocks }, _) => processes::measure(laps, blocks),
-        (How::Network { medium, algorithm }, _) => match bridge {
-            Some(Ok(bridge)) => network::measure(laps, medium, algorithm, bridge),
+        (How::Network(setting), _) if !setting.medium.is_bridged() => {
+            network::measure(laps, setting, None)
+        }
+        (How::Network(setting), _) => match bridge {
+            Some(Ok(bridge)) => network::measure(laps, setting, Some(bridge)),
             Some(Err(missing)) => return Err(missing.to_string()),
             None => return Err("there is no bridge".to_owned()),
         },
@@ -456,6 +648,7 @@ fn sum_up(row: &mut Row, costs: &GroupCosts) {
     set("max_us", costs.max_ns / 1e3);
     set(CPU_CORES, costs.cpu_ns as f64 / costs.wall_ns.max(1) as f64);
     set("count", costs.count as f64);
+    found::note(row, costs);
     row.samples_ns.insert("barrier", costs.samples_ns.clone());
 }
 
@@ -498,11 +691,11 @@ pub(crate) fn ratio_to_best_of_open_mpi(rows: &[Row], name: &str, members: u32) 
     largest(peers.map(|peer| ratio(rows, [name, peer.name], members)))
 }
 
-/// The p50 of Open MPI's best algorithm over TCP by that of vigie's over UDP.
-pub(crate) fn ratio_of_best_over_tcp(rows: &[Row], members: u32) -> Option<Figure> {
+/// The p50 of Open MPI's best algorithm over TCP by that of one of vigie's rows over UDP.
+pub(crate) fn ratio_of_best_over_tcp(rows: &[Row], name: &str, members: u32) -> Option<Figure> {
     let is_peer = |one: &&Contestant| one.peer == Some("openmpi") && one.over == Over::Udp;
     let ratios =
-        CONTESTANTS.iter().filter(is_peer).map(|one| ratio(rows, [one.name, UDP], members));
+        CONTESTANTS.iter().filter(is_peer).map(|one| ratio(rows, [one.name, name], members));
     let ratios: Vec<_> = ratios.collect::<Option<_>>()?;
     ratios.into_iter().min_by(|one, other| one.value.total_cmp(&other.value))
 }

@@ -134,6 +134,7 @@ fn parse(output: &str) -> Result<GroupCosts, Failure> {
             samples_ns: samples.to_vec(),
             wall_ns: *wall_ns,
             cpu_ns: *cpu_ns,
+            found: None,
         })
     };
     let found = output.lines().find_map(|line| numbers(line.trim().strip_prefix("laps ")?));

@@ -63,7 +63,7 @@ pub(super) fn measure(laps: Laps, blocks: bool) -> Result<GroupCosts, BenchError
     let (mut wall_ns, mut cpu_ns) = (0, 0);
     for child in &mut children {
         match child.next(patience)? {
-            Message::Laps { costs, used } => {
+            Message::Laps { costs, used, .. } => {
                 members.push(costs);
                 wall_ns = used.at_ns.max(wall_ns);
                 cpu_ns += used.cpu_ns;
@@ -80,6 +80,7 @@ pub(crate) fn play(plan: &MemberPlan) -> Result<(), Failure> {
     let group = Group::new(plan.laps.members).map_err(Failure::runtime)?;
     // Its processes are of one user, and the name is of this run alone.
     let point = MeetingPoint::new(&plan.name, *b"vigie-bench 0001");
+    let point = point.map_err(Failure::runtime)?;
     let meeting = Meeting::new(group, Rank(plan.rank), point);
     let deadline = Instant::now() + PATIENCE;
     let (costs, used) = if plan.blocks {
@@ -113,6 +114,6 @@ pub(crate) fn play(plan: &MemberPlan) -> Result<(), Failure> {
             Ok::<_, Failure>((state.finish(), used))
         })?
     };
-    Message::Laps { costs, used }.print();
+    Message::Laps { costs, used, found: None }.print();
     Ok(())
 }

@@ -5,8 +5,12 @@
 //! bandwidth of figures 4 to 6 is compared, only what the text says of them.
 
 mod figures;
+pub(crate) mod live;
+mod nic;
 mod plot;
+pub mod relay;
 mod tables;
+pub mod via;
 
 use std::time::Duration;
 
@@ -22,6 +26,9 @@ use crate::report::{Outcome, Row, Subject};
 pub(crate) use self::figures::{
     crossover_distance, gain_distance, simulation_error, table_distance,
 };
+pub use self::live::{LivePlan, live_tables};
+pub(crate) use self::nic::{BY_HAND, DELIVERED_MPPS, LOST, nic_figure};
+pub use self::nic::{NicPlan, nic_tables};
 pub use self::plot::{by_delta, by_size};
 pub use self::tables::all as tables;
 

@@ -1,5 +1,6 @@
-//! The curves behind figures 4 to 6 [fast-forward, §3.4] as plots.
+//! The curves behind figures 4 to 6 [fast-forward, §3.4] as plots: what was measured, else what was calculated.
 
+use super::via::MB_S;
 use super::{BYTES, DELTA_US, MODEL_MB_S};
 use crate::chart::{Line, Scale, Style, draw};
 use crate::report::Row;
@@ -8,7 +9,7 @@ use crate::report::Row;
 #[must_use]
 pub fn by_size(rows: &[Row]) -> String {
     let lines = lines(rows.iter().filter(|row| row.case == "size"), BYTES);
-    let axes = (("bytes", Scale::Logarithmic), ("MB/s, model", Scale::Linear));
+    let axes = (("bytes", Scale::Logarithmic), ("MB/s", Scale::Linear));
     draw("Basic forwarding algorithm: bandwidth by size", axes.0, axes.1, &lines)
 }
 
@@ -21,14 +22,15 @@ pub fn by_delta(rows: &[Row], bytes: u64) -> String {
     };
     let lines = lines(rows.iter().filter(is_meant), DELTA_US);
     let title = format!("Bandwidth by δ = T_algoN − T_algoH, {bytes} bytes");
-    draw(&title, ("δ in µs", Scale::Linear), ("MB/s, model", Scale::Linear), &lines)
+    draw(&title, ("δ in µs", Scale::Linear), ("MB/s", Scale::Linear), &lines)
 }
 
 fn lines<'a>(rows: impl Iterator<Item = &'a Row>, key: &str) -> Vec<Line> {
     let mut lines = Vec::new();
     for row in rows {
         let x = row.parameters.get(key).and_then(serde_json::Value::as_f64);
-        if let (Some(x), Some(y)) = (x, row.figure(MODEL_MB_S)) {
+        let y = row.figure(MB_S).or_else(|| row.figure(MODEL_MB_S));
+        if let (Some(x), Some(y)) = (x, y) {
             Line::named(&mut lines, row.system.label()).points.push((x, y));
         }
     }

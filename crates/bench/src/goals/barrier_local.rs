@@ -27,7 +27,7 @@ const WAITING: Goal = Goal {
     ..MEMBERS
 };
 
-/// The local goals of issue 6.
+/// The goals within one host.
 pub(super) static GOALS: &[Goal] = &[
     Goal {
         case: "32 tasks on 2 workers, hybrid",

@@ -64,7 +64,7 @@ const SAVED_BARE: Goal = Goal {
     ..SAVED
 };
 
-/// The simulation's goals of issue 6.
+/// The goals of simulations.
 pub(super) static GOALS: &[Goal] = &[
     Goal {
         case: "shuffle exchange, 32, switch: 174 µs",

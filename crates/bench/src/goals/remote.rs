@@ -21,7 +21,7 @@ const WRITE: Goal = Goal {
     measure: |_| None,
 };
 
-/// The goals of issue 5, whose bounds are the paper's claims [via-lam, §5] and ratios to sockets.
+/// Goals whose bounds are the paper's claims [via-lam, §5] and ratios to sockets.
 pub(super) static GOALS: &[Goal] = &[
     Goal {
         case: "ether between namespaces, message, 1 B: the paper's 45 %",

@@ -26,7 +26,8 @@ pub(crate) static MESSAGES: Own = Own {
     open: |seat| Ok(Box::new(Messages::open(seat, Shm::open().map_err(Failure::runtime)?)?)),
 };
 
-const DISCRIMINATOR: &[u8] = b"pingpong";
+/// What all connections of a run are listened for.
+pub(crate) const DISCRIMINATOR: &[u8] = b"pingpong";
 
 /// How long ranks wait for each other at the beginning.
 const MEETING: Duration = Duration::from_secs(20);
@@ -66,26 +67,29 @@ impl<P: Provider + Send + 'static> Messages<P> {
         let runtime = runtime.map_err(Failure::runtime)?;
         nic.listen(DISCRIMINATOR).map_err(Failure::runtime)?;
         leave_address(seat, &nic.address())?;
-        let all = runtime.block_on(connect(seat, nic))?;
+        let mut beside = vec![seat.next()];
+        if seat.before() != seat.next() {
+            beside.push(seat.before());
+        }
+        let endpoint = runtime.block_on(connect(seat, nic, beside))?;
+        let all = endpoint.communicator();
         let (next, before) = (seat.next(), seat.before());
         let rank = Rank { all, next, before, outgoing: Vec::new(), incoming: Vec::new() };
         Ok(Self { runtime, rank })
     }
 }
 
-/// Connects to the ranks beside this one: of two ranks, the lower one asks.
-async fn connect<P: Provider + Send + 'static>(
+/// Connects to these ranks: of two ranks, the lower one asks. The NIC must [listen](DISCRIMINATOR), and its address be
+/// known.
+pub(crate) async fn connect<P: Provider + Send + 'static>(
     seat: &Seat,
     nic: P,
-) -> Result<Communicator<P>, Failure> {
+    mut missing: Vec<u32>,
+) -> Result<Endpoint<P>, Failure> {
     let server = Server::current().map_err(Failure::runtime)?;
     let engine = Engine::new(nic, seat.rank, seat.ranks, Config::default());
     let engine = engine.map_err(Failure::runtime)?;
     let endpoint = Endpoint::new(&server, engine).map_err(Failure::runtime)?;
-    let mut missing = vec![seat.next()];
-    if seat.before() != seat.next() {
-        missing.push(seat.before());
-    }
     let deadline = Instant::now() + MEETING;
     for &rank in missing.iter().filter(|rank| **rank > seat.rank) {
         let address = address_of(seat, rank)?;
@@ -102,7 +106,7 @@ async fn connect<P: Provider + Send + 'static>(
             event => return Err(Failure::runtime(format!("not connected: {event:?}"))),
         }
     }
-    Ok(endpoint.communicator())
+    Ok(endpoint)
 }
 
 impl<P: Provider + Send + 'static> Rank<P> {

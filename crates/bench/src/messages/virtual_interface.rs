@@ -76,7 +76,7 @@ const MTU_BYTES: u32 = 1_536;
 const SLOTS: u32 = 256;
 
 /// Room for an address on the board: its length, and its bytes.
-pub(super) const ADDRESS_BYTES: usize = 512;
+pub(crate) const ADDRESS_BYTES: usize = 512;
 
 /// What all connections of a run are listened for.
 const DISCRIMINATOR: &[u8] = b"pingpong";
@@ -214,7 +214,7 @@ impl<P: Provider> VirtualInterface<P> {
 }
 
 /// Leaves this rank's address for the others.
-pub(super) fn leave_address(seat: &Seat, own: &Address) -> Result<(), Failure> {
+pub(crate) fn leave_address(seat: &Seat, own: &Address) -> Result<(), Failure> {
     let arena = Arena::open(&seat.memory)?;
     arena.write(place(seat.rank)?, &own.0);
     arena.post(seat.rank, own.0.len() as u64);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use vigie_bench::BenchError;
-use vigie_bench::barriers::{BarrierPlan, Laps, Over, PEERS};
+use vigie_bench::barriers::{BarrierPlan, Laps, Over, PEERS, Provider};
 use vigie_bench::compute::ParseDurationError;
 use vigie_bench::machine::Machine;
 use vigie_bench::report::Report;
@@ -17,15 +17,23 @@ use super::Barrier;
 pub(super) struct Live {
     /// What the members are: tasks on two workers, threads, processes over shared memory (shm), or
     /// processes in network namespaces on a bridge over UDP with multicast (udp) or raw Ethernet
-    /// (ether), which needs root.
+    /// (ether), which needs root, or processes over messages of via (via). Default: tasks, threads and shm.
+    #[arg(long, value_delimiter = ',', value_name = "KIND,…", conflicts_with = "simulate")]
+    over: Vec<Over>,
+    /// What carries the messages of `--over via`: shared memory, UDP on the loopback interface, or Ethernet in network
+    /// namespaces on a bridge, which needs root.
     #[arg(
         long,
         value_delimiter = ',',
-        value_name = "KIND,…",
-        default_value = "tasks,threads,shm",
+        value_name = "PROVIDER,…",
+        default_value = "shm,udp,ether",
         conflicts_with = "simulate"
     )]
-    over: Vec<Over>,
+    provider: Vec<Provider>,
+    /// The question that the paper leaves open: the 4-ary tree and shuffle exchange, with receivers that poll (a small o_r)
+    /// and with receivers that sleep, for 16 members over UDP and raw Ethernet.
+    #[arg(long, conflicts_with = "simulate")]
+    receivers: bool,
     /// Peers to measure in the same run: openmpi (with each of its algorithms), mpich, std, hurdles,
     /// pthread, tokio; one that is not on this machine is skipped, and the table says how to get it.
     #[arg(
@@ -80,7 +88,7 @@ fn pause(text: &str) -> Result<Duration, ParseDurationError> {
 }
 
 pub(super) fn run(barrier: Barrier, machine: Machine) -> Result<ExitCode, BenchError> {
-    let members = barrier.members(&[2, 8, 32]);
+    let members = barrier.members(if barrier.live.receivers { &[16] } else { &[2, 8, 32] });
     let Barrier { live, late, algorithm, output, .. } = barrier;
     let laps = members.into_iter().map(|members| {
         let mut laps = Laps::new(members);
@@ -90,8 +98,15 @@ pub(super) fn run(barrier: Barrier, machine: Machine) -> Result<ExitCode, BenchE
         laps.late = late.unwrap_or_default();
         laps
     });
-    let mut plan = BarrierPlan::new(live.over, laps.collect());
+    let over = match live.over {
+        over if !over.is_empty() => over,
+        _ if live.receivers => Over::NETWORK.to_vec(),
+        _ => Over::LOCAL.to_vec(),
+    };
+    let mut plan = BarrierPlan::new(over, laps.collect());
     plan.peers = live.peers;
+    plan.providers = live.provider;
+    plan.receivers = live.receivers;
     plan.rounds = live.rounds;
     plan.algorithms = algorithm.iter().map(ToString::to_string).collect();
     let outcome = measure(plan.cases(), |progress| plan.run(progress))?;

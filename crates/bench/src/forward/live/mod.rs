@@ -1,0 +1,271 @@
+//! Live host paths: frames through a forwarder between two veth pairs.
+//!
+//! *Question*: how many frames of 64 bytes a second does each path forward, and what does it add to the time of one?
+//! *Prediction*: a veth runs everything on the sender's core, so the forwarder pays for sending alone: AF_XDP by one call
+//! for a batch of 16 or 32, each frame made a packet of the kernel's, about 2 µs; AF_PACKET somewhat more.
+//! *Method*: one network namespace; the generator on one core, over AF_PACKET's ring past the queue; the forwarder, a
+//! process of its own, on another one. Rate: for some seconds, by the counters of the last interface. Latency: one frame
+//! at a time from the same thread that waits for it, beside the same without forwarder and without the second pair. All
+//! in turns, medians over them. *Unit*: kilopackets per second; µs.
+
+mod forwarder;
+mod load;
+mod peer;
+mod place;
+mod tables;
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use self::forwarder::{Carries, Waits};
+pub(crate) use self::forwarder::{ForwarderPlan, play as forward};
+use self::load::Measure;
+pub(crate) use self::load::{Found, LoadPlan, play as load};
+use self::peer::Peer;
+use self::place::Wires;
+pub use self::tables::live as live_tables;
+use crate::child::{Child, Message, Role};
+use crate::error::BenchError;
+use crate::messages::seat::cores;
+use crate::progress::Progress;
+use crate::report::{Outcome, Row, Subject};
+use crate::statistics::{Samples, median};
+
+/// The ends of both pairs, where frames come from and where they arrive.
+const ENDS: [&str; 2] = ["vf-a", "vf-b"];
+/// Their other ends, which the forwarder has.
+const PORTS: [&str; 2] = ["vf-in", "vf-out"];
+const FORWARDER: &str = "forwarder";
+
+/// How long a child may be silent.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Keys.
+pub(crate) const RATE: &str = "rate";
+pub(crate) const LATENCY: &str = "latency";
+pub(crate) const DELIVERED_KPPS: &str = "delivered_kpps";
+const OFFERED_KPPS: &str = "offered_kpps";
+pub(crate) const ADDED_P50_US: &str = "added_p50_us";
+const ADDED_P99_US: &str = "added_p99_us";
+const ONE_WAY_P50_US: &str = "one_way_p50_us";
+const LOST: &str = "lost";
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum System {
+    Direct,
+    Host(Carries, Waits),
+    Peer(Peer),
+}
+
+const SYSTEMS: [System; 9] = [
+    System::Direct,
+    System::Host(Carries::Xdp, Waits::Spin),
+    System::Peer(Peer::TestpmdXdp),
+    System::Host(Carries::Packet, Waits::Spin),
+    System::Peer(Peer::TestpmdPacket),
+    System::Host(Carries::Xdp, Waits::BusyPoll),
+    System::Host(Carries::Packet, Waits::BusyPoll),
+    System::Host(Carries::Xdp, Waits::Sleep),
+    System::Host(Carries::Packet, Waits::Sleep),
+];
+
+impl System {
+    const fn subject(self) -> Subject {
+        let (name, label) = match self {
+            Self::Direct => ("direct", "no forwarder"),
+            Self::Host(Carries::Xdp, Waits::Spin) => ("host-xdp", "host, AF_XDP, spin"),
+            Self::Host(Carries::Xdp, Waits::BusyPoll) => {
+                ("host-xdp-busy", "host, AF_XDP, busy-poll")
+            }
+            Self::Host(Carries::Xdp, Waits::Sleep) => ("host-xdp-sleep", "host, AF_XDP, sleep"),
+            Self::Host(Carries::Packet, Waits::Spin) => ("host-packet", "host, AF_PACKET, spin"),
+            Self::Host(Carries::Packet, Waits::BusyPoll) => {
+                ("host-packet-busy", "host, AF_PACKET, busy-poll")
+            }
+            Self::Host(Carries::Packet, Waits::Sleep) => {
+                ("host-packet-sleep", "host, AF_PACKET, sleep")
+            }
+            Self::Peer(Peer::TestpmdXdp) => ("testpmd-xdp", "DPDK testpmd, af_xdp"),
+            Self::Peer(Peer::TestpmdPacket) => ("testpmd-packet", "DPDK testpmd, af_packet"),
+        };
+        Subject::Carrier { name, label }
+    }
+}
+
+/// What of the host paths is measured, and for how long.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LivePlan {
+    /// Turns; figures are medians over them.
+    pub rounds: u32,
+    /// Time of each rate in each turn.
+    pub time: Duration,
+    /// Frames of each latency in each turn.
+    pub frames: u32,
+    /// Names of the systems; empty: all.
+    pub only: Vec<String>,
+}
+
+impl Default for LivePlan {
+    fn default() -> Self {
+        Self { rounds: 3, time: Duration::from_secs(1), frames: 20_000, only: Vec::new() }
+    }
+}
+
+/// Everything of one system, over the turns.
+#[derive(Default)]
+struct Sums {
+    delivered: Vec<f64>,
+    offered: Vec<f64>,
+    added_p50: Vec<f64>,
+    added_p99: Vec<f64>,
+    one_way_p50: Vec<f64>,
+    frames: u64,
+    lost: u64,
+    failure: Option<String>,
+}
+
+impl LivePlan {
+    fn systems(&self) -> Vec<System> {
+        let is_wanted = |system: &System| {
+            *system == System::Direct
+                || self.only.is_empty()
+                || self.only.iter().any(|name| name == system.subject().name())
+        };
+        SYSTEMS.into_iter().filter(is_wanted).collect()
+    }
+
+    /// Returns how many steps a progress bar has.
+    #[must_use]
+    pub fn cases(&self) -> usize {
+        self.systems().len() * usize::try_from(self.rounds).unwrap_or(1)
+    }
+
+    /// Measures all in turns. What cannot be measured here has a row that says why.
+    ///
+    /// # Errors
+    /// [`BenchError`] if not even the direct way can be measured.
+    pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
+        let systems = self.systems();
+        let mut sums: Vec<Sums> = systems.iter().map(|_| Sums::default()).collect();
+        for _ in 0..self.rounds {
+            let mut base = None;
+            for (system, sums) in systems.iter().zip(&mut sums) {
+                progress.case(system.subject().label());
+                if sums.failure.is_none() {
+                    match self.measure(*system, sums, base) {
+                        Ok(times) if *system == System::Direct => base = Some(times),
+                        Ok(_) => {}
+                        Err(reason) => sums.failure = Some(reason),
+                    }
+                }
+                progress.case_done();
+            }
+        }
+        let rows = systems.iter().zip(sums).flat_map(|(system, sums)| rows(*system, sums));
+        Ok(Outcome { rows: rows.collect(), priority: None })
+    }
+
+    /// Measures one system once. Returns p50 and p99 of its one-way times, in µs.
+    fn measure(
+        &self,
+        system: System,
+        sums: &mut Sums,
+        base: Option<(f64, f64)>,
+    ) -> Result<(f64, f64), String> {
+        let wires = Wires::make().map_err(|missing| missing.to_string())?;
+        let cores = cores();
+        let (first, second) = (cores.first().copied().unwrap_or(0), cores.last().copied());
+        let second = second.unwrap_or(first);
+        let text = |error: BenchError| error.to_string();
+        let _running = match system {
+            System::Direct => None,
+            System::Host(carries, waits) => {
+                let plan =
+                    ForwarderPlan { namespace: wires.namespace(), core: second, carries, waits };
+                let mut child = Child::start(&Role::Forwarder(plan)).map_err(text)?;
+                match child.next(PATIENCE).map_err(text)? {
+                    Message::Computing { .. } => {}
+                    other => return Err(text(child.unexpected(&other))),
+                }
+                Some(Running::Ours(child))
+            }
+            System::Peer(peer) => Some(Running::Theirs(peer.start(&wires, [first, second])?)),
+        };
+        let found = |measure| {
+            let is_direct = system == System::Direct;
+            let plan = LoadPlan { namespace: wires.namespace(), core: first, measure, is_direct };
+            let mut child = Child::start(&Role::Load(plan)).map_err(text)?;
+            match child.next(PATIENCE).map_err(text)? {
+                Message::Load(found) => Ok(found),
+                other => Err(text(child.unexpected(&other))),
+            }
+        };
+        let latency = found(Measure::Latency { frames: self.frames })?;
+        let rate = found(Measure::Rate { time: self.time })?;
+        sums.take(&latency, &rate, base)
+    }
+}
+
+/// What forwards, and ends when it is dropped.
+enum Running {
+    Ours(#[expect(dead_code, reason = "it is ended by its drop")] Child),
+    Theirs(#[expect(dead_code, reason = "it is ended by its drop")] peer::Process),
+}
+
+impl Sums {
+    fn take(
+        &mut self,
+        latency: &Found,
+        rate: &Found,
+        base: Option<(f64, f64)>,
+    ) -> Result<(f64, f64), String> {
+        let mut samples = Samples::new();
+        latency.times_ns.iter().for_each(|time| samples.push(Duration::from_nanos(*time)));
+        let summary = samples.summary().ok_or("no frame came through: is it forwarding?")?;
+        let us = |nanos: u64| nanos as f64 / 1e3;
+        let (p50, p99) = (us(summary.p50), us(summary.p99.unwrap_or(summary.max)));
+        let kpps = |count: u64| count as f64 * 1e6 / rate.nanoseconds.max(1) as f64;
+        self.delivered.push(kpps(rate.arrived));
+        self.offered.push(kpps(rate.sent));
+        self.one_way_p50.push(p50);
+        if let Some((base_p50, base_p99)) = base {
+            self.added_p50.push(p50 - base_p50);
+            self.added_p99.push(p99 - base_p99);
+        }
+        self.frames += latency.arrived;
+        self.lost += latency.sent - latency.arrived;
+        Ok((p50, p99))
+    }
+}
+
+fn rows(system: System, sums: Sums) -> Vec<Row> {
+    let [rate, latency] = [RATE, LATENCY].map(|case| {
+        let mut row = Row::new(system.subject(), case).parameter("bytes", load::FRAME_BYTES);
+        row.failure.clone_from(&sums.failure);
+        row
+    });
+    if sums.failure.is_some() {
+        return vec![rate, latency];
+    }
+    let put = |row: Row, key: &str, figures: &[f64]| match median(figures) {
+        Some(figure) => row.with_figure(key, figure),
+        None => row,
+    };
+    let rate = put(rate, DELIVERED_KPPS, &sums.delivered);
+    let rate = put(rate, OFFERED_KPPS, &sums.offered).with_figure("samples", sums.delivered.len());
+    let latency = put(latency, ONE_WAY_P50_US, &sums.one_way_p50);
+    let latency = put(latency, ADDED_P50_US, &sums.added_p50);
+    let latency = put(latency, ADDED_P99_US, &sums.added_p99);
+    let latency = latency.with_figure(LOST, sums.lost).with_figure("samples", sums.frames);
+    vec![rate, latency]
+}
+
+/// Returns a figure of a system's row.
+pub(crate) fn found(rows: &[Row], system: &str, case: &str, key: &str) -> Option<(f64, u64)> {
+    let row = rows.iter().find(|row| row.system.name() == system && row.case == case)?;
+    let samples = row.figures.get("samples").and_then(Value::as_u64).unwrap_or(0);
+    Some((row.figure(key)?, samples))
+}

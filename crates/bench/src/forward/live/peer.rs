@@ -1,0 +1,102 @@
+//! Forwarders of others.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use super::PORTS;
+use super::load::NOBODY;
+use super::place::{Wires, absent};
+
+/// How long a peer may take to begin.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Which one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Peer {
+    TestpmdXdp,
+    TestpmdPacket,
+}
+
+/// A peer that runs.
+pub(super) struct Process {
+    child: Child,
+}
+
+impl Peer {
+    /// Starts it on the second core; the first one is for its console.
+    pub(super) fn start(self, wires: &Wires, cores: [usize; 2]) -> Result<Process, String> {
+        let device = |number: usize, name: &str| match self {
+            Self::TestpmdXdp => format!("--vdev=net_af_xdp{number},iface={name}"),
+            Self::TestpmdPacket => format!("--vdev=net_af_packet{number},iface={name}"),
+        };
+        let mut command = Command::new("nsenter");
+        command
+            .args(["-t", &wires.process().to_string(), "-n", "--"])
+            // It says that it has begun only when its lines are not kept back for a pipe.
+            .args(["stdbuf", "-oL", "dpdk-testpmd"])
+            .args(["--no-huge", "-m", "256", "--no-pci", "--no-telemetry"])
+            .arg(format!("--lcores=0@{},1@{}", cores[0], cores[1]))
+            .args(PORTS.iter().enumerate().map(|(number, name)| device(number, name)))
+            .args(["--", "-i", "--nb-cores=1", "--forward-mode=mac", "--total-num-mbufs=16384"])
+            .arg(format!("--eth-peer=1,{NOBODY}"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let child = command.spawn().map_err(|error| format!("`nsenter`: {error}"))?;
+        let mut process = Process { child };
+        process.begin().map_err(|said| {
+            if said.contains("No such file") || said.contains("not found") {
+                absent("dpdk-testpmd").to_string()
+            } else {
+                format!("dpdk-testpmd did not begin: {said}")
+            }
+        })?;
+        Ok(process)
+    }
+}
+
+impl Process {
+    /// Lets it forward, and waits until it says so.
+    fn begin(&mut self) -> Result<(), String> {
+        let (sender, said) = mpsc::channel();
+        for output in [
+            self.child.stdout.take().map(|out| Box::new(out) as Box<dyn std::io::Read + Send>),
+            self.child.stderr.take().map(|out| Box::new(out) as Box<dyn std::io::Read + Send>),
+        ]
+        .into_iter()
+        .flatten()
+        {
+            let sender = sender.clone();
+            std::thread::spawn(move || {
+                for line in BufReader::new(output).lines().map_while(Result::ok) {
+                    // Nobody listens once it has begun, and it must not block on its output.
+                    let _ = sender.send(line);
+                }
+            });
+        }
+        drop(sender);
+        if let Some(stdin) = &mut self.child.stdin {
+            let _ = stdin.write_all(b"start\n").and_then(|()| stdin.flush());
+        }
+        let mut last = String::from("it said nothing");
+        while let Ok(line) = said.recv_timeout(PATIENCE) {
+            if line.contains("packet forwarding - ports=") {
+                return Ok(());
+            }
+            last = line;
+        }
+        Err(last)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if let Some(mut stdin) = self.child.stdin.take() {
+            let _ = stdin.write_all(b"quit\n");
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,211 @@
+//! Other relays, and how they are started.
+
+use std::fmt;
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child as Process, Command, Stdio, id};
+use std::str::FromStr;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::thread::sched_setaffinity;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::{Kind, Place, RelayRole, Unmeasured, pin};
+use crate::child::{Child, Message, Role};
+use crate::error::BenchError;
+
+/// Another relay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum RelayPeer {
+    /// socat: a process for each connection.
+    Socat,
+    /// HAProxy in TCP mode, with splicing.
+    Haproxy,
+    /// nginx with its stream module.
+    Nginx,
+    /// `copy_bidirectional` of tokio with buffers of 64 KiB.
+    Tokio,
+}
+
+/// No such peer.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("`{name}` is no relay that is known: give `socat`, `haproxy`, `nginx` or `tokio`")]
+#[non_exhaustive]
+pub struct UnknownRelayPeer {
+    /// What was given.
+    pub name: String,
+}
+
+impl RelayPeer {
+    /// All peers.
+    pub const ALL: [Self; 4] = [Self::Socat, Self::Haproxy, Self::Nginx, Self::Tokio];
+
+    /// Returns the name on the command line and in results.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Socat => "socat",
+            Self::Haproxy => "haproxy",
+            Self::Nginx => "nginx",
+            Self::Tokio => "tokio",
+        }
+    }
+
+    /// Returns the label in tables.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Socat => "socat, 64 KiB",
+            Self::Haproxy => "HAProxy, splice",
+            Self::Nginx => "nginx stream, 64 KiB",
+            Self::Tokio => "tokio copy, 64 KiB",
+        }
+    }
+}
+
+impl fmt::Display for RelayPeer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for RelayPeer {
+    type Err = UnknownRelayPeer;
+
+    fn from_str(name: &str) -> Result<Self, UnknownRelayPeer> {
+        let found = Self::ALL.into_iter().find(|peer| peer.name() == name);
+        found.ok_or_else(|| UnknownRelayPeer { name: name.to_owned() })
+    }
+}
+
+/// A relay that runs; dropping it ends it.
+#[derive(Debug)]
+pub(super) enum Running {
+    Nothing,
+    Ours { _child: Child },
+    Program { _program: Program },
+}
+
+/// Another's program, with all processes that it starts.
+#[derive(Debug)]
+pub(super) struct Program {
+    process: Process,
+    folder: Option<PathBuf>,
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        if let Some(group) = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw) {
+            // It fails only if all of them have ended.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+        let _ = self.process.wait();
+        if let Some(folder) = &self.folder {
+            let _ = fs::remove_dir_all(folder);
+        }
+    }
+}
+
+/// Starts the relay of a case. Programs of others may need a moment before they listen.
+pub(super) fn start(kind: Kind, place: &Place) -> Result<Running, Unmeasured> {
+    match kind {
+        Kind::Direct => Ok(Running::Nothing),
+        Kind::Peer(peer @ (RelayPeer::Socat | RelayPeer::Haproxy | RelayPeer::Nginx)) => {
+            program(peer, place).map(|program| Running::Program { _program: program })
+        }
+        _ => {
+            let role = Role::Relay(RelayRole {
+                kind,
+                listen: place.relay,
+                upstream: place.sink,
+                core: place.core,
+                namespace: place.middle.clone(),
+            });
+            let mut child = Child::start(&role)?;
+            match child.next(Duration::from_secs(10))? {
+                Message::Listening { .. } => Ok(Running::Ours { _child: child }),
+                other => Err(child.unexpected(&other).into()),
+            }
+        }
+    }
+}
+
+fn program(peer: RelayPeer, place: &Place) -> Result<Program, Unmeasured> {
+    let (mut command, folder) = match peer {
+        RelayPeer::Haproxy => haproxy(place)?,
+        RelayPeer::Nginx => nginx(place)?,
+        _ => (socat(place), None),
+    };
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+    let failed = |failure| Unmeasured::Failed(BenchError::Failed { role: "relay", failure });
+    // What is started here stays where this thread is.
+    let before = place.core.map(pin).transpose().map_err(failed)?;
+    let started = command.spawn();
+    if let Some(before) = before {
+        sched_setaffinity(None, &before)
+            .map_err(|error| Unmeasured::io("leaving the core")(error.into()))?;
+    }
+    match started {
+        Ok(process) => Ok(Program { process, folder }),
+        Err(error) if error.kind() == ErrorKind::NotFound => Err(Unmeasured::Missing(format!(
+            "skipped: `{peer}` is not installed: `apt install {}`",
+            if peer == RelayPeer::Nginx { "nginx libnginx-mod-stream" } else { peer.name() }
+        ))),
+        Err(error) => Err(Unmeasured::io("starting a peer")(error)),
+    }
+}
+
+fn socat(place: &Place) -> Command {
+    let mut command = Command::new("socat");
+    let (relay, sink) = (place.relay, place.sink);
+    let listen = format!("TCP-LISTEN:{},bind={},reuseaddr,fork,nodelay", relay.port(), relay.ip());
+    command.args(["-b", "65536", &listen, &format!("TCP:{sink},nodelay")]);
+    command
+}
+
+fn haproxy(place: &Place) -> Result<(Command, Option<PathBuf>), Unmeasured> {
+    let (relay, sink) = (place.relay, place.sink);
+    let text = format!(
+        "global\n  nbthread 1\n  maxconn 1000\n  tune.bufsize 65536\n\
+         defaults\n  mode tcp\n  timeout client 60s\n  timeout server 60s\n  timeout connect 5s\n  option splice-auto\n\
+         frontend relay\n  bind {relay}\n  default_backend sink\n\
+         backend sink\n  server one {sink}\n"
+    );
+    let folder = folder("haproxy", &text)?;
+    let mut command = Command::new("haproxy");
+    command.arg("-db").arg("-f").arg(folder.join("configuration"));
+    Ok((command, Some(folder)))
+}
+
+fn nginx(place: &Place) -> Result<(Command, Option<PathBuf>), Unmeasured> {
+    let module = "/usr/lib/nginx/modules/ngx_stream_module.so";
+    let load = if fs::exists(module).unwrap_or(false) {
+        format!("load_module {module};\n")
+    } else {
+        String::new()
+    };
+    let (relay, sink) = (place.relay, place.sink);
+    let text = format!(
+        "{load}daemon off;\nmaster_process off;\nworker_processes 1;\nerror_log /dev/null crit;\npid nginx.pid;\n\
+         events {{ worker_connections 1024; }}\n\
+         stream {{ server {{ listen {relay}; proxy_pass {sink}; proxy_buffer_size 64k; tcp_nodelay on; }} }}\n"
+    );
+    let folder = folder("nginx", &text)?;
+    let mut command = Command::new("nginx");
+    command.arg("-p").arg(&folder).arg("-c").arg(folder.join("configuration"));
+    Ok((command, Some(folder)))
+}
+
+/// A folder for a program, with its configuration.
+fn folder(name: &str, configuration: &str) -> Result<PathBuf, Unmeasured> {
+    let folder = std::env::temp_dir().join(format!("vigie-bench-{name}-{}", id()));
+    let made = fs::create_dir_all(&folder);
+    let written = made.and_then(|()| fs::write(folder.join("configuration"), configuration));
+    written.map_err(Unmeasured::io("writing a peer's configuration"))?;
+    Ok(folder)
+}

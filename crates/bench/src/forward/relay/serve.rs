@@ -1,0 +1,95 @@
+//! The relays that are Rust, in a process of their own.
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process;
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use serde::{Deserialize, Serialize};
+use vigie_forward::relay::{FrameMode, Framing, LengthFormat, Relay, RelayBuilder, Transfer};
+use vigie_runtime::{Flavor, Reactivity, Runtime, spawn};
+
+use super::{FramedKind, Kind, RelayPeer, pin};
+use crate::child::Message;
+use crate::error::Failure;
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct RelayRole {
+    pub(crate) kind: Kind,
+    pub(crate) listen: SocketAddr,
+    pub(crate) upstream: SocketAddr,
+    pub(crate) core: Option<usize>,
+    pub(crate) namespace: Option<PathBuf>,
+}
+
+/// Becomes a relay, until the process is killed.
+pub(crate) fn serve(role: &RelayRole) -> Result<(), Failure> {
+    if let Some(core) = role.core {
+        pin(core)?;
+    }
+    if let Some(namespace) = &role.namespace {
+        let doing = "entering a network namespace";
+        let file = File::open(namespace).map_err(Failure::io(doing))?;
+        move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
+            .map_err(|error| Failure::io(doing)(error.into()))?;
+    }
+    let builder = Relay::builder(role.listen).upstream(role.upstream);
+    let framed = |mode| Framing::new(LengthFormat::U32Be).mode(mode);
+    let builder = match role.kind {
+        Kind::VigieCopy => builder.transfer(Transfer::Copy),
+        Kind::VigieSplice => builder.transfer(Transfer::Splice),
+        Kind::Framed(FramedKind::Planned) => builder.framing(framed(FrameMode::Planned)),
+        Kind::Framed(FramedKind::Stored) => builder.framing(framed(FrameMode::StoreAndForward)),
+        Kind::Framed(FramedKind::Cut) => builder.framing(framed(FrameMode::CutThrough)),
+        Kind::Peer(RelayPeer::Tokio) => return tokio_relay(role),
+        _ => builder,
+    };
+    vigie_relay(builder)
+}
+
+fn listening(echo: SocketAddr) {
+    Message::Listening { process: process::id(), echo, control: None }.print();
+}
+
+fn vigie_relay(builder: RelayBuilder) -> Result<(), Failure> {
+    // Source, sink and relay share a core: who polls there before it sleeps takes it from the others.
+    let settings = Runtime::builder().flavor(Flavor::UserLevel).reactivity(Reactivity::LowCpu);
+    let runtime = settings.build().map_err(Failure::runtime)?;
+    runtime.block_on(async {
+        let relay = builder.bind().map_err(Failure::runtime)?;
+        if let Some(address) = relay.endpoint().address() {
+            listening(address);
+        }
+        let served = relay.serve(|connection| drop(spawn(connection))).await;
+        served.map(|_| ()).map_err(Failure::io("relaying"))
+    })
+}
+
+/// What a tokio service would write, with buffers as large as they pay.
+fn tokio_relay(role: &RelayRole) -> Result<(), Failure> {
+    const BUFFER_BYTES: usize = 64 << 10;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let upstream = role.upstream;
+    runtime.map_err(Failure::runtime)?.block_on(async {
+        let listener = tokio::net::TcpListener::bind(role.listen).await;
+        let listener = listener.map_err(Failure::io("listening"))?;
+        listening(role.listen);
+        loop {
+            let (mut client, _) = listener.accept().await.map_err(Failure::io("accepting"))?;
+            tokio::spawn(async move {
+                let mut server = tokio::net::TcpStream::connect(upstream).await?;
+                client.set_nodelay(true)?;
+                server.set_nodelay(true)?;
+                tokio::io::copy_bidirectional_with_sizes(
+                    &mut client,
+                    &mut server,
+                    BUFFER_BYTES,
+                    BUFFER_BYTES,
+                )
+                .await
+            });
+        }
+    })
+}

@@ -1,0 +1,84 @@
+//! Relays in tables.
+
+use super::{CONNECTIONS, FRAMED_LATENCY, FRAMED_STREAM, GB_PER_S, LATENCY, STREAM, of};
+use crate::report::Row;
+use crate::table::{Table, three_digits};
+
+/// Shows what [`RelayMeasurement`](super::RelayMeasurement) gives.
+#[must_use]
+pub fn tables(rows: &[Row]) -> String {
+    let mut parts = Vec::new();
+    if rows.iter().any(|row| row.case == STREAM) {
+        parts.push(raw(rows));
+    }
+    if rows.iter().any(|row| row.case == FRAMED_STREAM) {
+        parts.push(framed(rows));
+    }
+    parts.join("\n\n")
+}
+
+fn shown(value: Option<f64>) -> String {
+    value.map_or_else(|| "–".to_owned(), three_digits)
+}
+
+fn raw(rows: &[Row]) -> String {
+    let counts = rows.iter().filter(|row| row.case == STREAM);
+    let mut counts: Vec<u64> =
+        counts.filter_map(|row| row.parameters.get(CONNECTIONS)?.as_u64()).collect();
+    counts.sort_unstable();
+    counts.dedup();
+    let mut headings = vec!["relay".to_owned()];
+    headings.extend(counts.iter().map(|count| format!("GB/s, {count}")));
+    for count in &counts {
+        headings.push(format!("p50 added, {count}"));
+        headings.push(format!("p99 added, {count}"));
+    }
+    let title = "TCP relays on one core with source and sink: GB/s, and µs added to a round trip of 64 bytes, by connections";
+    let mut table = Table::new(title, headings);
+    let mut skipped = Vec::new();
+    for row in rows.iter().filter(|row| row.case == STREAM && of_first(row, &counts)) {
+        let name = row.system.name();
+        if let Some(failure) = &row.failure {
+            skipped.push(format!("{}: {failure}", row.system.label()));
+            continue;
+        }
+        let mut cells = vec![row.system.label().to_owned()];
+        let speed = |count: &u64| of(rows, name, STREAM, *count)?.figure(GB_PER_S);
+        cells.extend(counts.iter().map(|count| shown(speed(count))));
+        for count in &counts {
+            for key in ["p50_us", "p99_us"] {
+                let at = |name| of(rows, name, LATENCY, *count)?.figure(key);
+                let added = at(name).zip(at("direct")).map(|(with, without)| with - without);
+                cells.push(if name == "direct" {
+                    format!("({})", shown(at(name)))
+                } else {
+                    shown(added)
+                });
+            }
+        }
+        table.row(cells);
+    }
+    [vec![table.to_string()], skipped].concat().join("\n")
+}
+
+fn of_first(row: &Row, counts: &[u64]) -> bool {
+    row.parameters.get(CONNECTIONS).and_then(serde_json::Value::as_u64) == counts.first().copied()
+}
+
+fn framed(rows: &[Row]) -> String {
+    let title = "Messages of 1 MiB: as a stream over loopback on one core, and one at a time over two links of 1 Gb/s";
+    let headings = ["relay", "GB/s", "p50, ms", "p99, ms"].map(str::to_owned);
+    let mut table = Table::new(title, headings);
+    let mut skipped = Vec::new();
+    for row in rows.iter().filter(|row| row.case == FRAMED_LATENCY) {
+        if let Some(failure) = &row.failure {
+            skipped.push(format!("{}: {failure}", row.system.label()));
+        }
+        let speed = of(rows, row.system.name(), FRAMED_STREAM, 1);
+        let speed = speed.and_then(|row| row.figure(GB_PER_S));
+        let time = |key| shown(row.figure(key).map(|us| us / 1000.0));
+        table.row([row.system.label().to_owned(), shown(speed), time("p50_us"), time("p99_us")]);
+    }
+    skipped.dedup();
+    [vec![table.to_string()], skipped].concat().join("\n")
+}

@@ -1,0 +1,179 @@
+//! The model's parameters, measured on the live system.
+//!
+//! ```text
+//! D(n)     time of a message of n bytes without a node between           T_net(2048) = (D(8 packets) − D(1 packet)) / 7
+//!                                                                        T_net(64)   = T_net(2048) − (D(2048) − D(64))
+//! N(64)    the same through the interface, store-and-forward             T_turn = N(64) − 2 T_net(64)
+//! host     stamps in the messages that pass, 64 and 8192 bytes           T_pci(n), T_bell
+//! busy     what an algorithm says that its runs took                     T_algo
+//! CPU      processor time of source and sink by D, of the engine by N,    shared processors, engine
+//!          1 and 8 packets, with the window
+//! ```
+//! T_turn holds what nothing is busy with: threads that wake up, at each node and both ways, and the window's way
+//! back. With the window that is measured, it is the same for all paths.
+
+use std::num::NonZero;
+use std::thread::available_parallelism;
+use std::time::Duration;
+
+use vigie_forward::{Bus, Cost, Node, Shared};
+
+use super::node::Way;
+use super::{NONE, PACKET_BYTES_U32, Place, RunCosts, ViaPlan};
+use crate::error::BenchError;
+use crate::forward::ModelError;
+use crate::report::Row;
+
+/// The algorithm by which T_algo is measured.
+const T_ALGO: Duration = Duration::from_micros(50);
+
+/// Packets of the long message.
+const PACKETS: u32 = 8;
+
+/// The smallest message that is measured.
+const SMALL: u32 = 64;
+
+/// How often each run is made.
+const ROUNDS: usize = 5;
+
+/// Parameters of the model, as they were found.
+#[derive(Clone, Debug)]
+pub(super) struct Fitted {
+    t_net: [Duration; 2],
+    t_pci: [Duration; 2],
+    t_bell: Duration,
+    t_turn: Duration,
+    t_algo_excess: Duration,
+    shared: Shared,
+    node: Node,
+}
+
+fn us(time: f64) -> Duration {
+    Duration::try_from_secs_f64(time.max(0.001) / 1e6).unwrap_or_default()
+}
+
+/// The median over some rounds of a figure of a run.
+fn median(runs: &[RunCosts], figure: impl Fn(&RunCosts) -> f64) -> f64 {
+    let mut values: Vec<f64> = runs.iter().map(figure).collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or_default()
+}
+
+/// Runs everything that parameters are found by, in turns.
+pub(super) fn fit(plan: &ViaPlan, place: &Place) -> Result<Fitted, BenchError> {
+    let big = PACKETS * PACKET_BYTES_U32;
+    let kinds = [
+        (Way::Direct, SMALL, 0),
+        (Way::Direct, PACKET_BYTES_U32, 0),
+        (Way::Direct, big, 0),
+        (Way::Nic, SMALL, 0),
+        (Way::Host, SMALL, 0),
+        (Way::Host, 4 * PACKET_BYTES_U32, 0),
+        (Way::Nic, SMALL, T_ALGO.subsec_nanos()),
+        (Way::Direct, PACKET_BYTES_U32, 0),
+        (Way::Direct, big, 0),
+        (Way::Nic, PACKET_BYTES_U32, 0),
+        (Way::Nic, big, 0),
+    ];
+    // Processor times are those of the window that is to be predicted: who has more to do at a time sleeps less.
+    let first_of_cpu = 7;
+    let mut found = vec![Vec::new(); kinds.len()];
+    for _ in 0..ROUNDS {
+        for (at, ((way, bytes, algorithm_ns), runs)) in kinds.iter().zip(&mut found).enumerate() {
+            let mut cell = plan.template(*bytes);
+            cell.window = if at < first_of_cpu { 1 } else { plan.window };
+            cell.messages = plan.messages.min(300);
+            runs.push(place.run(cell, *way, u64::from(*algorithm_ns))?);
+        }
+    }
+    let time = |at: usize| median(&found[at], RunCosts::us);
+    let of_forwarder = |at: usize, figure: fn(&super::NodeCosts) -> u64| {
+        median(&found[at], |run| run.forwarder.as_ref().map_or(0, figure) as f64 / 1e3)
+    };
+    let packet = (time(2) - time(1)).max(0.1) / f64::from(PACKETS - 1);
+    let small = (packet - (time(1) - time(0)).max(0.0)).max(0.05);
+    let t_pci = [of_forwarder(4, |node| node.copy_ns), of_forwarder(5, |node| node.copy_ns)];
+    let bell =
+        f64::midpoint(of_forwarder(4, |node| node.bell_ns), of_forwarder(5, |node| node.bell_ns));
+    let excess = of_forwarder(6, |node| node.algorithm_ns) - T_ALGO.as_secs_f64() * 1e6;
+    let t_net = [us(small), us(packet)];
+    let t_pci = t_pci.map(us);
+    let t_turn = us(time(3) - 2.0 * small);
+    let shared = shared(&found)?;
+    let line = |[small, packet]: [Duration; 2]| {
+        let points = ((u64::from(SMALL), small), (u64::from(PACKET_BYTES_U32), packet));
+        Cost::through(points.0, points.1).map_err(ModelError::from)
+    };
+    let node = Node::new(line(t_net)?, line(t_pci)?)
+        .t_bell(us(bell))
+        .t_turn(t_turn)
+        .shared(shared)
+        .bus(Bus::HalfDuplex)
+        .window(plan.window);
+    let t_algo_excess = us(excess);
+    Ok(Fitted { t_net, t_pci, t_bell: us(bell), t_turn, t_algo_excess, shared, node })
+}
+
+/// What moving a message costs the processors: by the sum over all nodes, at two sizes.
+fn shared(found: &[Vec<RunCosts>]) -> Result<Shared, BenchError> {
+    let all = |at: usize| {
+        median(&found[at], |run| {
+            let per =
+                |node: &super::NodeCosts| node.engine_cpu_ns as f64 / node.messages.max(1) as f64;
+            (per(&run.source) + per(&run.sink)) / 1e3
+        })
+    };
+    let packet = (all(8) - all(7)).max(0.0) / f64::from(PACKETS - 1);
+    let program = median(&found[4], |run| {
+        run.forwarder.map_or(0.0, |node| node.program_cpu_ns as f64 / node.messages.max(1) as f64)
+    });
+    let engine = |at: usize| {
+        median(&found[at], |run| {
+            run.forwarder
+                .map_or(0.0, |node| node.engine_cpu_ns as f64 / 1e3 / node.messages.max(1) as f64)
+        })
+    };
+    let engine_packet = (engine(10) - engine(9)).max(0.0) / f64::from(PACKETS - 1);
+    let processors = available_parallelism().map_or(1, NonZero::get);
+    Ok(Shared {
+        processors: u32::try_from(processors).unwrap_or(u32::MAX),
+        link: Cost::fixed(us(packet)),
+        bus: Cost::ZERO,
+        bell: us(program / 2e3),
+        engine: Cost::fixed(us(engine_packet)),
+        engine_message: us(engine(9) - engine_packet),
+    })
+}
+
+impl Fitted {
+    /// Returns what the planner is given.
+    pub(super) const fn node(&self) -> Node {
+        self.node
+    }
+
+    /// Returns T_algoN of an algorithm that is to compute for so long; none is none.
+    pub(super) fn t_algo(&self, asked: Duration) -> Duration {
+        if asked.is_zero() { asked } else { asked + self.t_algo_excess }
+    }
+
+    /// Returns the parameters as a row.
+    pub(super) fn row(&self, plan: &ViaPlan) -> Row {
+        let us = |time: Duration| time.as_secs_f64() * 1e6;
+        Row::new(NONE, "parameters")
+            .parameter("carrier", plan.carrier.name())
+            .parameter("link_bytes_per_s", plan.pace)
+            .parameter(super::WINDOW, plan.window)
+            .with_figure("samples", ROUNDS)
+            .with_figure("t_net_64_us", us(self.t_net[0]))
+            .with_figure("t_net_2048_us", us(self.t_net[1]))
+            .with_figure("t_pci_64_us", us(self.t_pci[0]))
+            .with_figure("t_pci_2048_us", us(self.t_pci[1]))
+            .with_figure("t_bell_us", us(self.t_bell))
+            .with_figure("t_turn_us", us(self.t_turn))
+            .with_figure("t_algo_excess_us", us(self.t_algo_excess))
+            .with_figure("cpu_link_us", us(self.shared.link.at(2048)))
+            .with_figure("cpu_bell_us", us(self.shared.bell))
+            .with_figure("cpu_engine_packet_us", us(self.shared.engine.at(2048)))
+            .with_figure("cpu_engine_message_us", us(self.shared.engine_message))
+    }
+}

@@ -1,0 +1,263 @@
+//! Messages through a node in the middle, live: the experiment behind figures 4 to 6 [fast-forward, §3].
+//!
+//! Source, forwarder and sink are processes of their own. First the parameters of the model are measured, on runs that are
+//! no cells of the figures but for their smallest message; then every cell is measured and held against what
+//! the planner says of it. What each parameter is measured by stands in the module `fit`.
+
+mod figures;
+mod fit;
+pub(crate) mod node;
+mod tables;
+
+use std::time::Duration;
+
+use serde_json::Value;
+use vigie_forward::{Cost, Message as Cut, Path, StageModel};
+
+pub(crate) use self::figures::{choice, prediction_error};
+use self::fit::{Fitted, fit};
+pub use self::node::Carrier;
+use self::node::{Cell, NodeCosts, NodePlan, NodeRole, NodeSaid, Way};
+pub use self::tables::all as tables;
+use super::{BYTES, DELTA_US, HOST, MODEL_MB_S, ModelError, NIC, NIC_CUT, NONE, WINDOW};
+use crate::barriers::bridge::Bridge;
+use crate::child::{Child, Message, Role};
+use crate::error::{BenchError, Failure};
+use crate::progress::Progress;
+use crate::report::{Outcome, Row, Subject};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a run has cost.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RunCosts {
+    source: NodeCosts,
+    forwarder: Option<NodeCosts>,
+    sink: NodeCosts,
+}
+
+/// Where the nodes of runs live.
+#[derive(Debug)]
+struct Place {
+    bridge: Option<Bridge>,
+}
+
+impl Place {
+    fn make(carrier: Carrier) -> Result<Self, BenchError> {
+        let bridge = carrier.has_namespaces().then(|| Bridge::make(3)).transpose();
+        let failed =
+            |missing| BenchError::Failed { role: "node", failure: Failure::runtime(missing) };
+        Ok(Self { bridge: bridge.map_err(failed)? })
+    }
+
+    fn start(&self, role: NodeRole, cell: Cell) -> Result<Child, BenchError> {
+        let namespace = self.bridge.as_ref().and_then(|bridge| bridge.path(role.rank()));
+        let enter = |path: std::path::PathBuf| {
+            vec!["nsenter".to_owned(), format!("--net={}", path.display()), "--".to_owned()]
+        };
+        let wrapper = namespace.map(enter).unwrap_or_default();
+        Child::start_under(&wrapper, &Role::Node(NodePlan { role, cell }))
+    }
+
+    /// Runs one cell once: fresh processes, messages, final acknowledgement.
+    fn run(&self, cell: Cell, way: Way, algorithm_ns: u64) -> Result<RunCosts, BenchError> {
+        let mut sink = self.start(NodeRole::Sink, cell)?;
+        let mut next = address(&mut sink)?;
+        let mut forwarder = None;
+        if way != Way::Direct {
+            let mut child = self.start(NodeRole::Forwarder { way, algorithm_ns, next }, cell)?;
+            next = address(&mut child)?;
+            forwarder = Some(child);
+        }
+        let mut source = self.start(NodeRole::Source { next }, cell)?;
+        let source = costs(&mut source)?;
+        let forwarder = forwarder.as_mut().map(costs).transpose()?;
+        Ok(RunCosts { source, forwarder, sink: costs(&mut sink)? })
+    }
+}
+
+fn address(child: &mut Child) -> Result<Vec<u8>, BenchError> {
+    match child.next(PATIENCE)? {
+        Message::Node(NodeSaid::At(address)) => Ok(address),
+        other => Err(child.unexpected(&other)),
+    }
+}
+
+fn costs(child: &mut Child) -> Result<NodeCosts, BenchError> {
+    match child.next(PATIENCE)? {
+        Message::Node(NodeSaid::Done(costs)) => Ok(costs),
+        other => Err(child.unexpected(&other)),
+    }
+}
+
+/// Keys of figures.
+pub(super) const MB_S: &str = "mb_per_s";
+const US: &str = "us";
+const HOST_CPU_US: &str = "host_cpu_us_per_message";
+const ENGINE_CPU_US: &str = "engine_cpu_us_per_message";
+const HOST_SHARE: &str = "host_cpu_share";
+const PLANNED: &str = "planned";
+
+/// The ways, with their paths in the model.
+const WAYS: [(Way, Subject, Path); 3] = [
+    (Way::Host, HOST, Path::HOST),
+    (Way::Nic, NIC, Path::NIC),
+    (Way::NicCutThrough, NIC_CUT, Path::NIC_CUT_THROUGH),
+];
+
+/// What is to be measured.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ViaPlan {
+    /// What carries the messages.
+    pub carrier: Carrier,
+    /// Messages of each run, before a final acknowledgement. Default: 10 000, as in the paper.
+    pub messages: u32,
+    /// Runs of each cell; the median counts. Default: 1.
+    pub rounds: u32,
+    /// Messages on their way at a time. Default: 1, as in the paper's model.
+    pub window: u32,
+    /// Bytes per second of each link; 0: as fast as they are. Default: 20 MB/s.
+    pub pace: u64,
+    /// How long a node looks before it sleeps. Default: not at all.
+    pub spin: Duration,
+    /// Sizes of figure 4.
+    pub sizes: Vec<u32>,
+}
+
+impl ViaPlan {
+    /// Creates the plan of figures 4 to 6.
+    #[must_use]
+    pub fn new(carrier: Carrier) -> Self {
+        Self {
+            carrier,
+            messages: 10_000,
+            rounds: 1,
+            window: 1,
+            pace: 20_000_000,
+            spin: Duration::ZERO,
+            sizes: vec![64, 256, 1024, 2048, 4096, 8192, 16_384, 32_768],
+        }
+    }
+
+    /// Returns the steps of the progress bar.
+    #[must_use]
+    pub fn cases(&self) -> usize {
+        1 + self.cells().len()
+    }
+
+    /// Measures everything.
+    ///
+    /// # Errors
+    /// [`BenchError`] of the processes.
+    pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
+        progress.case("parameters of the model");
+        let place = Place::make(self.carrier)?;
+        let fitted = fit(self, &place)?;
+        progress.case_done();
+        let mut rows = vec![fitted.row(self)];
+        for (case, bytes, delta_us) in self.cells() {
+            progress.case(format!("{case} {bytes} B, {delta_us} µs"));
+            rows.extend(self.cell(&place, case, bytes, delta_us, &fitted)?);
+            progress.case_done();
+        }
+        Ok(Outcome { rows, priority: None })
+    }
+
+    /// The cells of the figures: case, bytes, δ in microseconds.
+    fn cells(&self) -> Vec<(&'static str, u32, u64)> {
+        let mut cells: Vec<_> = self.sizes.iter().map(|bytes| ("size", *bytes, 0)).collect();
+        let short = [0, 5, 10, 20, 30, 50, 80, 120, 200];
+        let long = [0, 10, 20, 40, 80, 160, 250, 330, 450, 700];
+        cells.extend(short.map(|delta_us| ("delta", 1024, delta_us)));
+        cells.extend(long.map(|delta_us| ("delta", 8192, delta_us)));
+        cells
+    }
+
+    fn template(&self, bytes: u32) -> Cell {
+        Cell {
+            carrier: self.carrier,
+            bytes,
+            messages: self.messages,
+            window: self.window,
+            packet_bytes: PACKET_BYTES_U32,
+            pace: self.pace,
+            spin_ns: u64::try_from(self.spin.as_nanos()).unwrap_or(u64::MAX),
+        }
+    }
+
+    /// Measures one cell by all ways, in turns.
+    fn cell(
+        &self,
+        place: &Place,
+        case: &'static str,
+        bytes: u32,
+        delta_us: u64,
+        fitted: &Fitted,
+    ) -> Result<Vec<Row>, BenchError> {
+        let mut ways = WAYS.to_vec();
+        if case == "size" {
+            ways.insert(0, (Way::Direct, NONE, Path::HOST));
+        }
+        let mut found = vec![Vec::new(); ways.len()];
+        for _ in 0..self.rounds {
+            for ((way, ..), runs) in ways.iter().zip(&mut found) {
+                let algorithm_ns = if *way == Way::Host { 0 } else { delta_us * 1_000 };
+                runs.push(place.run(self.template(bytes), *way, algorithm_ns)?);
+            }
+        }
+        let message = Cut::cut(u64::from(bytes), u64::from(PACKET_BYTES_U32));
+        let message = message.map_err(ModelError::from)?;
+        let delta = Cost::fixed(fitted.t_algo(Duration::from_micros(delta_us)));
+        let stage = StageModel::new("busy").on_nic(delta);
+        let plan = fitted.node().plan(message, std::slice::from_ref(&stage));
+        let plan = plan.map_err(ModelError::from)?;
+        let rows = ways.iter().zip(found).map(|((way, subject, path), mut runs)| {
+            runs.sort_by_key(|run: &RunCosts| run.source.elapsed_ns);
+            let median = runs[runs.len() / 2];
+            let mut row = Row::new(*subject, case)
+                .parameter(BYTES, bytes)
+                .parameter(DELTA_US, delta_us)
+                .parameter(WINDOW, self.window)
+                .with_figure("samples", self.messages * self.rounds)
+                .with_figure(US, median.us())
+                .with_figure(MB_S, f64::from(bytes) / median.us());
+            let all: Vec<u64> = runs.iter().map(|run| run.source.elapsed_ns).collect();
+            row.samples_ns.insert("runs", all);
+            let candidate = plan.candidates().iter().find(|one| one.path == *path);
+            let predicted = candidate.and_then(|one| one.outcome.as_ref().ok());
+            if let (Some(prediction), true) = (predicted, *way != Way::Direct) {
+                row = row
+                    .with_figure(MODEL_MB_S, super::mb_per_s(prediction.bandwidth))
+                    .with_figure(PLANNED, Value::from(plan.path() == *path));
+            }
+            match median.forwarder {
+                Some(costs) => costs.onto(row),
+                None => row,
+            }
+        });
+        Ok(rows.collect())
+    }
+}
+
+const PACKET_BYTES_U32: u32 = 2048;
+
+impl RunCosts {
+    /// Returns the time of one message: the whole time, with the final acknowledgement as one more.
+    ///
+    /// # Source
+    /// [fast-forward, §3.2]: the latency is the time divided by 10001.
+    fn us(&self) -> f64 {
+        self.source.elapsed_ns as f64 / 1e3 / (self.source.messages + 1) as f64
+    }
+}
+
+impl NodeCosts {
+    /// Adds a forwarder's processor times to a row.
+    fn onto(&self, row: Row) -> Row {
+        let per_message = |ns: u64| ns as f64 / 1e3 / self.messages.max(1) as f64;
+        row.with_figure(HOST_CPU_US, per_message(self.program_cpu_ns))
+            .with_figure(ENGINE_CPU_US, per_message(self.engine_cpu_ns))
+            .with_figure(HOST_SHARE, self.program_cpu_ns as f64 / self.ran_ns.max(1) as f64)
+    }
+}
