@@ -407,3 +407,59 @@ fn a_dependency_without_reason_is_found() {
     assert_eq!(problems("[workspace.dependencies]\nvigie = { path = \".\" }\n"), 0);
     assert_eq!(problems("[features]\ndefault = []\n[lints]\nworkspace = true\n"), 0);
 }
+
+// ------------------------------------------------------------------------------ rule: features of examples
+
+/// The modules of `vigie` that are there with a feature alone.
+const OPTIONAL: [&str; 3] = ["via", "barrier", "forward"];
+
+/// An example that uses such a module has an entry in the manifest, whose `required-features` bring it: else the build
+/// without features fails, and so does the command that the README shows.
+fn check_features(example: &File, manifest: &str) -> Vec<String> {
+    let Some(name) =
+        example.path.strip_prefix("examples/").and_then(|path| path.strip_suffix(".rs"))
+    else {
+        return Vec::new();
+    };
+    let entries = manifest.split("[[example]]").skip(1);
+    let entry = entries.filter_map(|entry| entry.split("\n[").next());
+    let entry = entry.filter(|entry| entry.contains(&format!("name = \"{name}\""))).last();
+    let required =
+        entry.unwrap_or_default().lines().find(|line| line.starts_with("required-features"));
+    let required: Vec<&str> = required.unwrap_or_default().split('"').skip(1).step_by(2).collect();
+    let brings = |feature: &str, module: &str| {
+        let line = manifest.lines().find(|line| line.starts_with(&format!("{feature} = [")));
+        line.is_some_and(|line| line.contains(&format!("\"dep:vigie-{module}\"")))
+    };
+    let has = |module: &str| required.iter().any(|feature| brings(feature, module));
+    OPTIONAL
+        .into_iter()
+        .filter(|module| example.text.contains(&format!("vigie::{module}::")) && !has(module))
+        .map(|module| {
+            example.problem(1, &format!("`required-features` do not bring `vigie::{module}`"))
+        })
+        .collect()
+}
+
+#[test]
+fn examples_require_the_features_that_they_use() {
+    let manifest = read("Cargo.toml").expect("the workspace has a manifest");
+    assert_clean(&rust_files(), |file| check_features(file, &manifest));
+}
+
+#[test]
+fn an_example_without_its_feature_is_found() {
+    let problems = |features: &str, required: &str| {
+        let example =
+            File::new("examples/one.rs", "use vigie::barrier::Group;\nuse vigie::via::link;\n");
+        let entry = format!("[[example]]\nname = \"one\"\n{required}\n[lints]\n");
+        check_features(&example, &format!("[features]\n{features}\n{entry}")).len()
+    };
+    let both = "barrier = [\"dep:vigie-barrier\", \"dep:vigie-via\"]";
+    assert_eq!(problems(both, "required-features = [\"barrier\"]"), 0);
+    assert_eq!(problems(both, ""), 2);
+    assert_eq!(
+        problems("barrier = [\"dep:vigie-barrier\"]", "required-features = [\"barrier\"]"),
+        1
+    );
+}
