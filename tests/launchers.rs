@@ -289,11 +289,14 @@ async fn exchange_over_network(world: World, deadline: Instant) {
     let all = endpoint.communicator();
     for to in (0..size).filter(|to| *to != own) {
         let message = [own, to].map(u32::to_le_bytes).concat().repeat(128);
-        all.send(to, 1, &message).await.expect("it is sent");
+        let sent = vigie::time::timeout_at(deadline, all.send(to, 1, &message)).await;
+        sent.unwrap_or_else(|_| panic!("{own} cannot send to {to}")).expect("it is sent");
     }
     for from in (0..size).filter(|from| *from != own) {
         let mut message = [0; 1024];
-        all.receive_into(from, 1, &mut message[..]).await.expect("it comes");
+        let received =
+            vigie::time::timeout_at(deadline, all.receive_into(from, 1, &mut message[..])).await;
+        received.unwrap_or_else(|_| panic!("{own} hears nothing of {from}")).expect("it comes");
         assert_eq!(message[..], [from, own].map(u32::to_le_bytes).concat().repeat(128));
     }
     world.barrier(deadline).await.expect("all come");

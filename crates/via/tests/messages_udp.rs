@@ -10,9 +10,10 @@ use vigie_detect::Instant;
 use vigie_runtime::{Flavor, Runtime};
 use vigie_via::{
     message::{Communicator, Endpoint},
-    protocol::{Config as Protocol, Mode},
+    protocol::{Config as Protocol, Engine, EngineEvent, Mode, Pattern, SendState},
     software_nic::{Config, Secret},
     udp::Udp,
+    vi::Provider,
     world::local,
 };
 
@@ -96,6 +97,55 @@ fn messages_go_there_and_back() {
         }
         echo.await.expect("no panic");
     });
+}
+
+/// Goal: a message that arrives together with what makes the connection is not lost, whichever call takes both in.
+/// Method: two engines by hand. The one that is called accepts and looks no more until the other is connected and has
+/// sent; then it receives in each of the ways that take in what has arrived.
+#[test]
+fn a_message_comes_with_its_connection() {
+    let engine = |rank| Engine::new(nic(), rank, 2, Protocol::default()).expect("an engine");
+    let whole = pattern(1000, 7);
+    let from = Pattern { context: 0, source: Some(0), tag: Some(1) };
+    for way in 0..3 {
+        let (mut one, mut other) = (engine(0), engine(1));
+        other.nic_mut().listen(b"messages").expect("nobody does yet");
+        let address = other.nic().address();
+        one.connect(1, &address, b"messages", Instant::MAX).expect("idle");
+        let bound = Instant::now() + BOUND;
+        let mut is_accepted = false;
+        loop {
+            assert!(Instant::now() < bound, "they do not meet");
+            one.progress(Instant::now());
+            if !is_accepted && let Some(EngineEvent::Requested { request, .. }) = other.event() {
+                other.accept(request, 0).expect("it is asked for");
+                is_accepted = true;
+            }
+            match one.event() {
+                Some(EngineEvent::Connected { rank: 1 }) => break,
+                None => {}
+                Some(event) => panic!("{event:?}"),
+            }
+        }
+        let sent = one.send_bytes(1, 0, 1, Mode::Standard, &whole);
+        assert_eq!(sent.expect("connected"), SendState::Done);
+        one.progress(Instant::now());
+        let mut found = vec![0; whole.len()];
+        let request = (way == 1).then(|| other.post_receive(from));
+        loop {
+            assert!(Instant::now() < bound, "it is lost, by way {way}");
+            let done = match request {
+                Some(request) => other.poll_receive(request, &mut found[..]).is_ready(),
+                None if way == 2 && other.probe(from).is_none() => false,
+                None => other.receive_now(from, &mut found[..]).is_some(),
+            };
+            if done {
+                break;
+            }
+            one.progress(Instant::now());
+        }
+        assert_eq!(found, whole);
+    }
 }
 
 /// Goal: many ranks talk at once. Method: five, all to all, several rounds.

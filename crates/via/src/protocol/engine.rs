@@ -530,7 +530,7 @@ impl<P: Provider> Engine<P> {
         let Some(Peer { link: Link::Direct(link), failed: None, is_touched, .. }) =
             self.peers.get_mut(rank as usize)
         else {
-            return self.arrived_lossy(rank, immediate, direct);
+            return self.arrived_elsewhere(rank, immediate, direct);
         };
         link.consumed();
         if !std::mem::replace(is_touched, true) {
@@ -556,7 +556,29 @@ impl<P: Provider> Engine<P> {
         Ok(())
     }
 
-    /// Takes what came over an unreliable VI.
+    /// Takes what came over an unreliable VI, or as the first over any.
+    #[cold]
+    fn arrived_elsewhere<S: Sink + ?Sized>(
+        &mut self,
+        rank: u32,
+        immediate: i32,
+        direct: &mut Direct<'_, S>,
+    ) -> Result<(), &'static str> {
+        let is_prepared = |engine: &Self| {
+            let peer = engine.peers.get(rank as usize);
+            matches!(peer, Some(Peer { link: Link::Prepared(_), failed: None, .. }))
+        };
+        if !is_prepared(self) {
+            return self.arrived_lossy(rank, immediate, direct);
+        }
+        // What tells of the connection may have come with this, and after events were taken last.
+        self.take_nic_events();
+        if is_prepared(self) {
+            return Err("it came before its connection");
+        }
+        self.arrived(rank, immediate, direct)
+    }
+
     #[cold]
     fn arrived_lossy<S: Sink + ?Sized>(
         &mut self,
