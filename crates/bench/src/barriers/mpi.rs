@@ -72,7 +72,7 @@ impl Mpi {
         }
         self.compile().map_err(|error| {
             let what = format!("{} cannot build: {}", self.compiler, describe(&error));
-            Missing::new(what, format!("see that {} are whole", self.packages))
+            Missing::new(what, format!("on Debian: apt install {}", self.packages))
         })
     }
 

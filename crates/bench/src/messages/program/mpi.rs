@@ -120,7 +120,7 @@ impl Carrier for Mpi {
         }
         let built = self.build().map_err(|error| {
             let what = format!("{} cannot build: {}", self.compiler, describe(&error));
-            Missing::new(what, format!("see that {} are whole", self.packages))
+            Missing::new(what, format!("on Debian: apt install {}", self.packages))
         })?;
         Ok(Box::new(built))
     }
