@@ -217,6 +217,19 @@ impl Engine {
         }
     }
 
+    /// Takes a member for dead, by what is known outside of barriers.
+    pub(super) fn report_dead(&mut self, now: Instant, rank: Rank) {
+        self.member.report_dead(now, rank);
+        self.flush();
+    }
+
+    /// Puts something between this and its transport.
+    #[cfg(test)]
+    pub(super) fn wrap(&mut self, f: impl FnOnce(Box<dyn Transport>) -> Box<dyn Transport>) {
+        let inner = std::mem::replace(&mut self.transport, Box::new(Closed));
+        self.transport = f(inner);
+    }
+
     /// Gives the member what was kept from it, if it need not wait any more.
     #[cold]
     fn release(&mut self, now: Instant) {

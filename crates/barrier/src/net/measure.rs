@@ -1,7 +1,9 @@
 //! What a group's transport costs, found by its members: [`NetBarrier::measure`].
 //!
 //! All members call it at the same place of their programs. Rank 0 leads; the others wait in a barrier meanwhile, which also
-//! tells them if rank 0 dies, and answer. What rank 0 has found is told to all.
+//! tells them if rank 0 dies, and answer. What rank 0 has found is told to all. Who does not hear of it does not come to the last
+//! barrier, so that all know it there, and asks for as long as a barrier would: then rank 0 is as good as dead, and the group fails
+//! at all members. Were it an error at that member alone, the others might [replan](NetBarrier::replan), and it would not.
 //!
 //! ```text
 //!            rank 0                              others
@@ -40,8 +42,7 @@ use crate::{
 const SILENCE: Duration = Duration::from_millis(20);
 /// Who looks by himself lets the runtime's other tasks run that often.
 const BETWEEN_YIELDS: Duration = Duration::from_micros(100);
-/// How often, and how long each time, a member waits for what the leader has found.
-const TRIES: u32 = 50;
+/// How long a member waits for what the leader has found, before it asks again.
 const TRY_TIME: Duration = Duration::from_millis(20);
 
 /// Why a transport was not measured.
@@ -57,11 +58,6 @@ pub enum MeasureError {
          the costs to `NetBuilder::costs`"
     )]
     Unanswered,
-    /// Rank 0 has measured, and what it found did not come here; others may know it.
-    #[error(
-        "what rank 0 has found did not come: the network loses too much; measure again at all members"
-    )]
-    Unheard,
     /// The barriers around it were not passed: members are gone, or this one was inside of a barrier.
     #[error(transparent)]
     Barrier(#[from] BarrierError),
@@ -107,7 +103,7 @@ impl NetBarrier {
     /// [`report`](Self::report) expects by it from then on.
     ///
     /// # Cost
-    /// Some tenths of a second and three barriers; where much is lost, seconds, at most some twelve. The task of rank 0, and that of its partner, look
+    /// Some tenths of a second and three barriers; where much is lost, seconds. The task of rank 0, and that of its partner, look
     /// on and on; they let other tasks run every 100 µs.
     ///
     /// # Cancel safety
@@ -194,8 +190,12 @@ impl NetBarrier {
             };
             self.progress = Some(Progress { call, number, stage });
         }
-        let said = lock(&self.shared.engine).probes.costs.clone();
-        let said = said.ok_or(MeasureError::Unheard)?;
+        let said = {
+            let engine = lock(&self.shared.engine);
+            let said = engine.probes.costs.clone();
+            // Who knows nothing has given up on rank 0, and does not pass the last barrier.
+            said.ok_or_else(|| engine.refusal())?
+        };
         let (measured, cores) = decode(&said).ok_or(MeasureError::Unanswered)?;
         self.basis.learn(&measured, cores);
         self.waits.clear();
@@ -262,13 +262,16 @@ impl NetBarrier {
         Ok(())
     }
 
-    /// Learns what was found.
+    /// Learns what was found, or gives up on rank 0 as a barrier would.
     async fn seek(&self, number: u32) {
         let _looking = Looking::begin(&self.shared);
         let mut prober = Prober::new(self);
-        for _ in 0..TRIES {
-            if prober.knows() {
-                break;
+        let silence_max = lock(&self.shared.engine).member.settings().silence_max();
+        let since = prober.now();
+        while !prober.knows() && !prober.has_failed() {
+            let now = prober.now();
+            if silence_max.is_some_and(|most| now - since >= most) {
+                return lock(&self.shared.engine).report_dead(now, Rank(0));
             }
             prober.send(Target::Member(Rank(0)), number, Say::Want);
             let until = prober.now() + TRY_TIME;
@@ -434,7 +437,145 @@ fn decode(bytes: &[u8]) -> Option<(Measured, Cores)> {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        io,
+        net::{IpAddr, Ipv4Addr},
+        os::fd::BorrowedFd,
+        process,
+        sync::atomic::{AtomicU32, Ordering},
+    };
+
+    use vigie_via::{datagram::UdpSettings, world};
+
     use super::*;
+    use crate::{
+        member::Quorum,
+        net::{
+            probe::{COSTS, may_be_probe},
+            transport::Transport,
+        },
+        schedule::Network,
+    };
+
+    /// Loses what the leader has found, so many times.
+    struct Deaf {
+        inner: Box<dyn Transport>,
+        left: Arc<AtomicU32>,
+    }
+
+    impl Transport for Deaf {
+        fn send(&mut self, to: Target, network: Network, packet: &[u8]) -> io::Result<()> {
+            self.inner.send(to, network, packet)
+        }
+
+        fn receive(&mut self, waker: &Waker, take: &mut dyn FnMut(&[u8])) -> io::Result<()> {
+            let Self { inner, left } = self;
+            inner.receive(waker, &mut |packet| {
+                let is_found = may_be_probe(packet) && packet.get(3) == Some(&COSTS);
+                let lose = |left: u32| left.checked_sub(1);
+                if !is_found
+                    || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, lose).is_err()
+                {
+                    take(packet);
+                }
+            })
+        }
+
+        fn arm(&mut self, waker: &Waker) -> io::Result<bool> {
+            self.inner.arm(waker)
+        }
+
+        fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+            self.inner.descriptors()
+        }
+
+        fn next_dead(&mut self) -> Option<Rank> {
+            self.inner.next_dead()
+        }
+
+        fn shrink(&mut self, survivors: &[Rank]) {
+            self.inner.shrink(survivors);
+        }
+    }
+
+    /// Runs `body` at each of three members, the last of which loses what the leader has found `count` times.
+    fn play<F>(place: u8, count: u32, body: impl Fn(NetBarrier) -> F) -> (Vec<F::Output>, u32)
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        let left = Arc::new(AtomicU32::new(count));
+        let host = Server::spawn_thread().expect("a host thread");
+        let (_launcher, worlds) = world::local(host.server(), 3).expect("a world");
+        let [.., third, fourth] = process::id().to_be_bytes();
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(2).enable_all().build();
+        let found = runtime.expect("a runtime").block_on(async {
+            let groups: Vec<_> = (1..)
+                .zip(worlds)
+                .map(|(own, world)| {
+                    let address = Ipv4Addr::new(127, third, fourth, place + own);
+                    let network = UdpSettings::new(IpAddr::V4(address)).base_port(16_000);
+                    let builder = NetBarrier::builder().server(host.server()).network(network);
+                    let builder =
+                        builder.quorum(Quorum::Any).failure_timeout(Duration::from_secs(4));
+                    tokio::spawn(async move { builder.form(&world).await.expect("all are here") })
+                })
+                .collect();
+            let mut members = Vec::new();
+            for group in groups {
+                let barrier = group.await.expect("no panic");
+                if barrier.rank() == Rank(2) {
+                    let left = Arc::clone(&left);
+                    lock(&barrier.shared.engine).wrap(|inner| Box::new(Deaf { inner, left }));
+                }
+                members.push(tokio::spawn(body(barrier)));
+            }
+            let mut found = Vec::new();
+            for member in members {
+                found.push(member.await.expect("no panic"));
+            }
+            found
+        });
+        (found, count - left.load(Ordering::Relaxed))
+    }
+
+    /// Goal: a member that does not hear what was found holds the others up and keeps asking; all go on with one
+    /// algorithm. Method: it loses that more often than it would be asked for in a second, and then barriers.
+    #[test]
+    fn who_misses_what_was_found_asks_on() {
+        let (found, lost) = play(10, 60, |mut barrier| async move {
+            let advice = barrier.replan().await.expect("all know it");
+            for _ in 0..10 {
+                barrier.wait().await.expect("one group");
+            }
+            drop(barrier.leave(Duration::from_secs(10)).await);
+            advice.algorithm
+        });
+        assert_eq!(lost, 60);
+        assert!(found.iter().all(|other| *other == found[0]), "{found:?}");
+    }
+
+    /// Goal: where what was found never comes to a member, the group fails at all of them, and goes on without rank 0. Method: it
+    /// loses all of that, and nothing else.
+    #[test]
+    fn who_never_hears_what_was_found_gives_up_on_rank_0() {
+        let (_, lost) = play(20, u32::MAX, |mut barrier| async move {
+            let own = barrier.rank();
+            let error = barrier.replan().await.expect_err("not all know it");
+            let MeasureError::Barrier(error) = error else { panic!("{own}: {error}") };
+            assert_eq!(error.lost(), [Rank(0)], "{own}: {error}");
+            if own == Rank(0) {
+                barrier.shrink().await.expect_err("the others go on without it");
+                return;
+            }
+            assert_eq!(barrier.shrink().await.expect("they agree"), [Rank(1), Rank(2)]);
+            for _ in 0..10 {
+                barrier.wait().await.expect("one group");
+            }
+            drop(barrier.leave(Duration::from_secs(10)).await);
+        });
+        assert!(lost > 10);
+    }
 
     /// Goal: what the leader says is what the others read, and anything shorter or longer says nothing. Method: known
     /// values, cut at every place.

@@ -19,7 +19,7 @@ const VERSION: u8 = 1;
 const PING: u8 = 1;
 const PONG: u8 = 2;
 const SILENT: u8 = 3;
-const COSTS: u8 = 4;
+pub(super) const COSTS: u8 = 4;
 const WANT: u8 = 5;
 
 /// Answers that are kept for the leader, who takes them at once.
