@@ -332,7 +332,7 @@ impl fmt::Display for ViId {
 /// 9. When a completion is found of what came over a VI, [`event`](Self::event) has told, or tells when asked next,
 ///    that the VI is connected.
 /// 10. Whatever a peer does, only VIs connected to it suffer: they break, with
-///    [`Reason::PeerFault`] where it is known.
+///     [`Reason::PeerFault`] where it is known.
 pub trait Provider: Send + 'static {
     /// Returns what this NIC can do; constant over its life.
     fn attributes(&self) -> Attributes;
