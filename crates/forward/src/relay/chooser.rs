@@ -1,6 +1,7 @@
-//! Whether bytes are copied or spliced, by what each was measured to cost on this machine.
+//! Whether bytes are copied or spliced, by how either was measured to do on this machine.
 
 use std::{
+    ops::RangeInclusive,
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
     time::Duration,
 };
@@ -18,8 +19,8 @@ pub(super) enum Engine {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Transfer {
-    /// Small messages are copied. Streams that fill their buffers are copied or spliced, whichever has cost less
-    /// processor time per byte so far.
+    /// Small messages are copied. Streams that fill their buffers are copied or spliced, whichever has been faster so far; if neither
+    /// was, whichever has cost the relay less processor time per byte.
     #[default]
     Adaptive,
     /// Always copied.
@@ -28,55 +29,95 @@ pub enum Transfer {
     Splice,
 }
 
-/// What the engines have cost, for all connections of a relay.
+/// How the engines have done, for all connections of a relay.
+///
+/// A relay that has a processor for itself should do what costs it the least. One that shares its processor with the
+/// other ends of its connections should not: what is cheap for it may be dear for them (a spliced page is freed by its reader).
+/// Nobody but the stream itself knows: so a window of bytes by one engine is compared with the next window of the same
+/// stream by the other. Only where that makes no difference (a network is the bottleneck, or others have most of the processor), the
+/// relay's own time counts.
 #[derive(Debug)]
 pub(super) struct Chooser {
     transfer: Transfer,
-    /// Picoseconds per byte, smoothed; 0 before the first sample. Statistics: nothing is published by them.
+    /// Picoseconds of processor time per byte, smoothed; 0 before the first sample. Statistics: nothing is published by
+    /// them.
     copy: AtomicU64,
     splice: AtomicU64,
+    /// How long a window took spliced, in thousandths of one copied, smoothed; 0 before the first pair.
+    ratio: AtomicU64,
+    pairs: AtomicU32,
     choices: AtomicU32,
 }
 
-/// Once in so many choices the engine that has cost more is tried again.
+/// The engines take turns until so many pairs of windows were compared.
+const PAIRS_MIN: u32 = 4;
+
+/// Both orders of a pair are as likely as each other, but one in so many choices is enough once much is known: the engine that has
+/// done worse is tried again after 8, 16, 32 and 64 choices, and every 64 from then on.
 const TRY_AGAIN: u32 = 64;
+const TRY_FIRST: u32 = 8;
+
+/// Smoothing is over so many samples.
+const SAMPLES: u64 = 8;
+
+/// Ratios in which nothing is seen but noise, in thousandths.
+const ALIKE: RangeInclusive<u64> = 950..=1050;
+
+/// A single pair counts for at most so much, in thousandths: somebody may have slept meanwhile.
+const RATIOS: RangeInclusive<u64> = 250..=4000;
 
 impl Chooser {
     pub(super) const fn new(transfer: Transfer) -> Self {
-        let (copy, splice) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { transfer, copy, splice, choices: AtomicU32::new(0) }
+        let (copy, splice, ratio) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+        let (pairs, choices) = (AtomicU32::new(0), AtomicU32::new(0));
+        Self { transfer, copy, splice, ratio, pairs, choices }
     }
 
+    /// Chooses the engine of the next window of a stream.
     pub(super) fn choose(&self) -> Engine {
         match self.transfer {
             Transfer::Copy => return Engine::Copy,
             Transfer::Splice => return Engine::Splice,
             Transfer::Adaptive => {}
         }
-        let copy = self.copy.load(Ordering::Relaxed);
-        let splice = self.splice.load(Ordering::Relaxed);
-        let (better, worse) = match (copy, splice) {
-            (0, _) => return Engine::Copy,
-            (_, 0) => return Engine::Splice,
-            _ if copy <= splice => (Engine::Copy, Engine::Splice),
-            _ => (Engine::Splice, Engine::Copy),
-        };
         let choice = self.choices.fetch_add(1, Ordering::Relaxed);
-        if choice % TRY_AGAIN == TRY_AGAIN - 1 { worse } else { better }
+        if self.pairs.load(Ordering::Relaxed) < PAIRS_MIN {
+            return if choice.is_multiple_of(2) { Engine::Copy } else { Engine::Splice };
+        }
+        let ratio = self.ratio.load(Ordering::Relaxed);
+        let copies = if ALIKE.contains(&ratio) {
+            self.copy.load(Ordering::Relaxed) <= self.splice.load(Ordering::Relaxed)
+        } else {
+            ratio > *ALIKE.end()
+        };
+        let (better, worse) =
+            if copies { (Engine::Copy, Engine::Splice) } else { (Engine::Splice, Engine::Copy) };
+        let is_again =
+            choice >= TRY_FIRST && (choice.is_power_of_two() || choice.is_multiple_of(TRY_AGAIN));
+        if is_again { worse } else { better }
     }
 
     /// Learns that `engine` took `time` of processor for `bytes`.
     pub(super) fn note(&self, engine: Engine, bytes: usize, time: Duration) {
-        let picos = time.as_nanos() * 1000 / (bytes as u128).max(1);
-        let picos = u64::try_from(picos).unwrap_or(u64::MAX).max(1);
         let cost = match engine {
             Engine::Copy => &self.copy,
             Engine::Splice => &self.splice,
         };
-        let before = cost.load(Ordering::Relaxed);
-        // Two that learn at once may lose a sample, which another replaces.
-        let after = if before == 0 { picos } else { before - before / 8 + picos / 8 };
-        cost.store(after.max(1), Ordering::Relaxed);
+        smooth(cost, picos_per_byte(bytes, time).max(1), SAMPLES);
+    }
+
+    /// Learns how long two windows of one stream took, one after the other, in picoseconds per byte.
+    pub(super) fn compare(&self, before: (Engine, u64), after: (Engine, u64)) {
+        let (copied, spliced) = match (before, after) {
+            ((Engine::Copy, copied), (Engine::Splice, spliced))
+            | ((Engine::Splice, spliced), (Engine::Copy, copied)) => (copied, spliced),
+            _ => return,
+        };
+        let ratio = spliced.saturating_mul(1000) / copied.max(1);
+        let pairs = self.pairs.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        // The first ones count alike.
+        let samples = u64::from(pairs).min(SAMPLES);
+        smooth(&self.ratio, ratio.clamp(*RATIOS.start(), *RATIOS.end()), samples);
     }
 
     /// Returns the picoseconds of processor time that a byte has cost, copied and spliced.
@@ -86,26 +127,70 @@ impl Chooser {
     }
 }
 
+/// Returns what a byte took.
+pub(super) fn picos_per_byte(bytes: usize, time: Duration) -> u64 {
+    let picos = time.as_nanos() * 1000 / (bytes as u128).max(1);
+    u64::try_from(picos).unwrap_or(u64::MAX)
+}
+
+/// Two that learn at once may lose a sample, which another replaces.
+fn smooth(value: &AtomicU64, sample: u64, samples: u64) {
+    let before = value.load(Ordering::Relaxed);
+    let after = if before == 0 { sample } else { before - before / samples + sample / samples };
+    value.store(after.max(1), Ordering::Relaxed);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Goal: the cheaper engine is chosen, and the other is tried now and then. Method: costs by hand, which then
-    /// change places.
-    #[test]
-    fn the_cheaper_engine_is_chosen() {
-        let chooser = Chooser::new(Transfer::Adaptive);
-        assert_eq!(chooser.choose(), Engine::Copy, "measured first");
-        chooser.note(Engine::Copy, 1000, Duration::from_nanos(300));
-        assert_eq!(chooser.choose(), Engine::Splice, "measured second");
-        chooser.note(Engine::Splice, 1000, Duration::from_nanos(200));
-        let count = |engine| (0..640).filter(|_| chooser.choose() == engine).count();
-        assert_eq!(count(Engine::Splice), 630);
-        for _ in 0..100 {
-            chooser.note(Engine::Splice, 1000, Duration::from_nanos(400));
+    const MICRO: Duration = Duration::from_micros(1);
+
+    fn count(chooser: &Chooser, engine: Engine) -> usize {
+        (0..640).filter(|_| chooser.choose() == engine).count()
+    }
+
+    /// The engines take turns, and each pair of windows comes out as given.
+    fn learn(chooser: &Chooser, copied: u64, spliced: u64) {
+        for _ in 0..30 {
+            chooser.compare((Engine::Copy, copied), (Engine::Splice, spliced));
+            chooser.compare((Engine::Splice, spliced), (Engine::Copy, copied));
         }
-        assert_eq!(count(Engine::Copy), 630);
+    }
+
+    /// Goal: the engine by which streams are faster is chosen, whatever it costs, and the other is tried now and then. Method:
+    /// windows by hand, which then change places.
+    #[test]
+    fn the_faster_engine_is_chosen() {
+        let chooser = Chooser::new(Transfer::Adaptive);
+        let first = [(); 6].map(|()| chooser.choose());
+        assert_eq!(first, [Engine::Copy, Engine::Splice].repeat(3)[..], "in turns");
+        chooser.note(Engine::Copy, 1000, 3 * MICRO);
+        chooser.note(Engine::Splice, 1000, 2 * MICRO);
+        learn(&chooser, 1000, 1300);
+        let tries = 640 - count(&chooser, Engine::Copy);
+        assert!((10..20).contains(&tries), "{tries}");
+        learn(&chooser, 1000, 700);
+        assert_eq!(count(&chooser, Engine::Splice), 630);
+        // Windows by the same engine say nothing.
+        chooser.compare((Engine::Copy, 1), (Engine::Copy, 1000));
+        assert_eq!(count(&chooser, Engine::Splice), 630);
         assert_eq!(Chooser::new(Transfer::Copy).choose(), Engine::Copy);
         assert_eq!(Chooser::new(Transfer::Splice).choose(), Engine::Splice);
+    }
+
+    /// Goal: where streams are as fast by either, the one is chosen that costs the relay less. Method: windows by hand
+    /// that are alike, and costs that change.
+    #[test]
+    fn the_cheaper_engine_is_chosen_of_two_that_are_alike() {
+        let chooser = Chooser::new(Transfer::Adaptive);
+        learn(&chooser, 1000, 1020);
+        chooser.note(Engine::Copy, 1000, 3 * MICRO);
+        chooser.note(Engine::Splice, 1000, 2 * MICRO);
+        assert!(count(&chooser, Engine::Splice) >= 620);
+        for _ in 0..100 {
+            chooser.note(Engine::Splice, 1000, 4 * MICRO);
+        }
+        assert_eq!(count(&chooser, Engine::Copy), 630);
     }
 }

@@ -11,11 +11,14 @@
 
 use std::task::{Context, Poll, ready};
 
-use vigie_detect::clock::thread_cpu_time;
+use vigie_detect::{
+    Instant,
+    clock::{monotonic_now, thread_cpu_time},
+};
 
 use super::{
     buffers::{Buffer, FLOOR_BYTES},
-    chooser::Engine,
+    chooser::{Engine, picos_per_byte},
     error::{Fault, Side},
     means::Means,
     pipes::{PIPE_BYTES, Pipe},
@@ -53,6 +56,10 @@ pub(super) struct RawPump {
     engine: Engine,
     /// Bytes until the next choice of an engine; only a direction that fills its buffers comes to choose.
     until_choice: usize,
+    /// When the window of bytes since the last choice began, of a stream that goes on.
+    window_began: Option<Instant>,
+    /// How the window before did, in picoseconds per byte.
+    window_before: Option<(Engine, u64)>,
     is_bulk: bool,
     has_ended: bool,
 }
@@ -73,6 +80,8 @@ impl RawPump {
             small_reads: 0,
             engine: Engine::Copy,
             until_choice: 0,
+            window_began: None,
+            window_before: None,
             is_bulk: false,
             has_ended: false,
         }
@@ -173,6 +182,7 @@ impl RawPump {
     /// Sees to a place for the next bytes.
     fn prepare(&mut self, means: &Means, can_splice: bool) {
         if self.is_bulk && self.until_choice == 0 {
+            self.end_window(means);
             self.engine = if can_splice { means.chooser.choose() } else { Engine::Copy };
             self.until_choice = CHOICE_BYTES;
         }
@@ -200,6 +210,19 @@ impl RawPump {
             }
         };
         self.store = Store::Buffer { buffer, start: 0, end: 0 };
+    }
+
+    /// Compares the window that has ended with the one before it.
+    fn end_window(&mut self, means: &Means) {
+        let now = monotonic_now();
+        let window = self
+            .window_began
+            .replace(now)
+            .map(|began| (self.engine, picos_per_byte(CHOICE_BYTES, now - began)));
+        if let Some((before, after)) = self.window_before.zip(window) {
+            means.chooser.compare(before, after);
+        }
+        self.window_before = window;
     }
 
     fn take<A: Transport>(&mut self, cx: &Context<'_>, from: &A) -> Poll<std::io::Result<usize>> {
@@ -249,6 +272,7 @@ impl RawPump {
                 self.is_bulk = false;
                 self.engine = Engine::Copy;
                 self.until_choice = 0;
+                (self.window_began, self.window_before) = (None, None);
             }
         }
     }
