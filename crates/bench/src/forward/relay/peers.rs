@@ -61,7 +61,7 @@ impl RelayPeer {
     pub const fn label(self) -> &'static str {
         match self {
             Self::Socat => "socat, 64 KiB",
-            Self::Haproxy => "HAProxy, splice",
+            Self::Haproxy => "HAProxy, splice-auto",
             Self::Nginx => "nginx stream, 64 KiB",
             Self::Tokio => "tokio copy, 64 KiB",
         }
