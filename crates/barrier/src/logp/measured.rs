@@ -165,12 +165,14 @@ impl Measured {
         LogP::new(self.send.median, self.latency.median, self.receive.median)
             .with_gap(gap)
             .with_multicast(self.multicast_costs())
+            // What was not there cost no less to look for than what was, and about as much.
+            .with_look(self.receive.median)
     }
 
     /// Returns the parameters for members that sleep while they wait.
     #[must_use]
     pub fn costs_asleep(&self) -> LogP {
-        LogP { receive: self.receive_asleep.median, ..self.costs() }
+        LogP { receive: self.receive_asleep.median, look: Duration::ZERO, ..self.costs() }
     }
 
     /// The line through a multicast to one port, which is a message, and to all.

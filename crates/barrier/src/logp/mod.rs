@@ -30,7 +30,7 @@ mod measured;
 mod observed;
 mod planner;
 
-use std::time::Duration;
+use std::{num::NonZeroU32, time::Duration};
 
 #[cfg(not(loom))]
 pub(crate) use self::observed::Waits;
@@ -58,6 +58,9 @@ pub struct LogP {
     pub gap: Duration,
     /// What a multicast costs its sender.
     pub multicast: Multicast,
+    /// For so long a member that looks for a message, and finds none, keeps a processor from the others that share it. Zero
+    /// where members sleep while they wait, and by default.
+    pub look: Duration,
 }
 
 /// What a multicast costs its sender: a fixed part, and one for each receiver.
@@ -98,13 +101,21 @@ impl LogP {
     #[must_use]
     pub const fn new(send: Duration, latency: Duration, receive: Duration) -> Self {
         let multicast = Multicast::new(send, Duration::ZERO);
-        Self { send, latency, receive, gap: Duration::ZERO, multicast }
+        let (gap, look) = (Duration::ZERO, Duration::ZERO);
+        Self { send, latency, receive, gap, multicast, look }
     }
 
     /// Takes g.
     #[must_use]
     pub const fn with_gap(mut self, gap: Duration) -> Self {
         self.gap = gap;
+        self
+    }
+
+    /// Takes what a look that finds nothing costs.
+    #[must_use]
+    pub const fn with_look(mut self, look: Duration) -> Self {
+        self.look = look;
         self
     }
 
@@ -177,6 +188,20 @@ impl LogP {
             Algorithm::Tournament => hop * (2 * rounds(n, 2)),
             Algorithm::Central => hop * 2 + (reception + self.send.max(self.gap)) * (n - 2),
         }
+    }
+
+    /// As [`predict`](Self::predict), for members that share so many cores and look for their messages: each message of the
+    /// chain waits until all the others on its receiver's core have had a look.
+    #[must_use]
+    pub fn predict_sharing(
+        &self,
+        algorithm: Algorithm,
+        group: Group,
+        cores: NonZeroU32,
+    ) -> Duration {
+        let others = f64::from(group.size()) / f64::from(cores.get()) - 1.0;
+        let latency = self.latency + self.look.mul_f64(others.max(0.0));
+        Self { latency, ..*self }.predict(algorithm, group)
     }
 
     /// Gathering by a tree in which k members become one in each stage [eth-barrier, §5.1.2].

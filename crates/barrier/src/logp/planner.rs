@@ -32,6 +32,8 @@ pub struct Candidate {
     pub algorithm: Algorithm,
     /// By LogP's closed form.
     pub predicted: Duration,
+    /// The same, if members that look share cores: the others have their turns between. As `predicted` if each has its own.
+    pub in_turns: Duration,
     /// All members' work, divided by their cores; nothing if each has its own.
     pub work: Duration,
     /// How often its members wait for messages, all together; 0 for groups of more than 256.
@@ -39,16 +41,16 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Returns the larger of both: a barrier takes at least as long.
+    /// Returns the larger of the chain of messages and the work: a barrier takes at least as long.
     #[must_use]
     pub fn expected(&self) -> Duration {
-        self.predicted.max(self.work)
+        self.in_turns.max(self.work)
     }
 
     /// Orders by time; of equals, by waits where the work counts, each of which is a switch to another member, then by
     /// LogP, and otherwise the simpler one stays, which comes first.
     fn order(&self) -> (Duration, u64, Duration) {
-        let waits = if self.work > self.predicted { self.waits } else { 0 };
+        let waits = if self.work > self.in_turns { self.waits } else { 0 };
         (self.expected(), waits, self.predicted.min(self.work))
     }
 }
@@ -123,7 +125,8 @@ pub fn candidates(group: Group, logp: &LogP, has_multicast: bool) -> Vec<Algorit
 }
 
 /// Chooses the algorithm whose barrier takes the least, by the larger of LogP's prediction and the work of all members
-/// divided by their cores: on few cores LogP alone would choose what sends the most messages at once.
+/// divided by their cores: on few cores LogP alone would choose what sends the most messages at once. The prediction is that of
+/// members who [take turns](LogP::predict_sharing) there: the work alone would choose long chains of few messages.
 ///
 /// # Errors
 /// [`PlanError`] if there is nothing to choose from, or a candidate does not suit the group.
@@ -141,7 +144,12 @@ pub fn plan(
             Cores::Shared(cores) => logp.work(algorithm, group) / cores.get(),
         };
         let predicted = logp.predict(algorithm, group);
-        found.push(Candidate { algorithm, predicted, work, waits: waits(algorithm, group) });
+        let in_turns = match cores {
+            Cores::Own => predicted,
+            Cores::Shared(cores) => logp.predict_sharing(algorithm, group, cores),
+        };
+        let waits = waits(algorithm, group);
+        found.push(Candidate { algorithm, predicted, in_turns, work, waits });
     }
     found.sort_by_key(Candidate::order);
     let best = *found.first().ok_or(PlanError::Nothing)?;
@@ -169,9 +177,13 @@ fn waits(algorithm: Algorithm, group: Group) -> u64 {
 fn reason(found: &[Candidate], best: Candidate, group: Group, cores: Cores) -> String {
     let size = group.size();
     let mut reason = match cores {
-        Cores::Shared(cores) if best.work > best.predicted => format!(
+        Cores::Shared(cores) if best.work > best.in_turns => format!(
             "{size} members share {cores} cores, and its messages are the least work, {} against {} by LogP alone",
             micros(best.work),
+            micros(best.predicted)
+        ),
+        Cores::Shared(cores) if best.in_turns > best.predicted => format!(
+            "the shortest chain of messages for {size} members that take turns on {cores} cores, {} if each had its own",
             micros(best.predicted)
         ),
         _ => format!("the shortest chain of messages for {size} members"),
