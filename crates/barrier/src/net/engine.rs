@@ -223,6 +223,11 @@ impl Engine {
         self.flush();
     }
 
+    /// Returns whether a member has said that it leaves.
+    pub(super) fn has_said_farewell(&self, rank: Rank) -> bool {
+        self.farewells.leavers.contains_key(&rank)
+    }
+
     /// Puts something between this and its transport.
     #[cfg(test)]
     pub(super) fn wrap(&mut self, f: impl FnOnce(Box<dyn Transport>) -> Box<dyn Transport>) {

@@ -103,8 +103,8 @@ impl NetBarrier {
     /// [`report`](Self::report) expects by it from then on.
     ///
     /// # Cost
-    /// Some tenths of a second and three barriers; where much is lost, seconds. The task of rank 0, and that of its partner, look
-    /// on and on; they let other tasks run every 100 µs.
+    /// Some tenths of a second and three barriers; where much is lost, seconds, and half of the failure timeout at most for who does not
+    /// hear what was found. The task of rank 0, that of its partner, and that of who asks for what was found look on and on; they let other tasks run every 100 µs.
     ///
     /// # Cancel safety
     /// Cancel safe: call it again, and it goes on. Until it has returned, the others wait for this member, and its other
@@ -266,19 +266,30 @@ impl NetBarrier {
     async fn seek(&self, number: u32) {
         let _looking = Looking::begin(&self.shared);
         let mut prober = Prober::new(self);
-        let silence_max = lock(&self.shared.engine).member.settings().silence_max();
-        let since = prober.now();
+        let (silence_max, step) = {
+            let engine = lock(&self.shared.engine);
+            let settings = engine.member.settings();
+            (settings.silence_max(), TRY_TIME.min(settings.interval_max()))
+        };
+        // As barriers do, by what was asked and not by the clock: who was stopped meanwhile has asked nobody.
+        let mut asked = Duration::ZERO;
         while !prober.knows() && !prober.has_failed() {
-            let now = prober.now();
-            if silence_max.is_some_and(|most| now - since >= most) {
-                return lock(&self.shared.engine).report_dead(now, Rank(0));
+            let is_silent = silence_max.is_some_and(|most| asked >= most);
+            {
+                let mut engine = lock(&self.shared.engine);
+                if is_silent || engine.has_said_farewell(Rank(0)) {
+                    return engine.report_dead(self.server.now(), Rank(0));
+                }
             }
+            asked += step;
             prober.send(Target::Member(Rank(0)), number, Say::Want);
-            let until = prober.now() + TRY_TIME;
+            let until = prober.now() + step;
             while prober.now() < until && !prober.knows() {
                 prober.pause().await;
                 prober.look();
             }
+            // What came while this process was stopped.
+            prober.look();
         }
     }
 

@@ -43,14 +43,16 @@ pub(super) struct Chooser {
     /// them.
     copy: AtomicU64,
     splice: AtomicU64,
-    /// How long a window took spliced, in thousandths of one copied, smoothed; 0 before the first pair.
-    ratio: AtomicU64,
+    /// Of the time that a window took copied and one took spliced, the part of the latter in thousandths, smoothed; 0 before
+    /// the first pair. (A ratio would count what makes a spliced window long for more than what makes a copied one long.)
+    share: AtomicU64,
     pairs: AtomicU32,
     choices: AtomicU32,
 }
 
-/// The engines take turns until so many pairs of windows were compared.
+/// The engines take turns until so many pairs of windows were compared, or so many choices made: short streams have no pairs.
 const PAIRS_MIN: u32 = 4;
+const TURNS_MAX: u32 = 64;
 
 /// Both orders of a pair are as likely as each other, but one in so many choices is enough once much is known: the engine that has
 /// done worse is tried again after 8, 16, 32 and 64 choices, and every 64 from then on.
@@ -60,35 +62,44 @@ const TRY_FIRST: u32 = 8;
 /// Smoothing is over so many samples.
 const SAMPLES: u64 = 8;
 
-/// Ratios in which nothing is seen but noise, in thousandths.
-const ALIKE: RangeInclusive<u64> = 950..=1050;
+/// Shares in which nothing is seen but noise: 5 % between the two.
+const ALIKE: RangeInclusive<u64> = 488..=512;
+const HALF: u64 = 500;
 
-/// A single pair counts for at most so much, in thousandths: somebody may have slept meanwhile.
-const RATIOS: RangeInclusive<u64> = 250..=4000;
+/// A single pair counts for at most so much: somebody may have slept meanwhile.
+const SHARES: RangeInclusive<u64> = 200..=800;
 
 impl Chooser {
     pub(super) const fn new(transfer: Transfer) -> Self {
-        let (copy, splice, ratio) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+        let (copy, splice, share) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
         let (pairs, choices) = (AtomicU32::new(0), AtomicU32::new(0));
-        Self { transfer, copy, splice, ratio, pairs, choices }
+        Self { transfer, copy, splice, share, pairs, choices }
     }
 
-    /// Chooses the engine of the next window of a stream.
-    pub(super) fn choose(&self) -> Engine {
+    /// Chooses the engine of the next window of a stream, of which the one before was by `before`.
+    pub(super) fn choose(&self, before: Option<Engine>) -> Engine {
         match self.transfer {
             Transfer::Copy => return Engine::Copy,
             Transfer::Splice => return Engine::Splice,
             Transfer::Adaptive => {}
         }
         let choice = self.choices.fetch_add(1, Ordering::Relaxed);
-        if self.pairs.load(Ordering::Relaxed) < PAIRS_MIN {
-            return if choice.is_multiple_of(2) { Engine::Copy } else { Engine::Splice };
+        if self.pairs.load(Ordering::Relaxed) < PAIRS_MIN && choice < TURNS_MAX {
+            return match before {
+                Some(Engine::Copy) => Engine::Splice,
+                Some(Engine::Splice) => Engine::Copy,
+                None if choice.is_multiple_of(2) => Engine::Copy,
+                None => Engine::Splice,
+            };
         }
-        let ratio = self.ratio.load(Ordering::Relaxed);
-        let copies = if ALIKE.contains(&ratio) {
+        let share = match self.share.load(Ordering::Relaxed) {
+            0 => HALF,
+            share => share,
+        };
+        let copies = if ALIKE.contains(&share) {
             self.copy.load(Ordering::Relaxed) <= self.splice.load(Ordering::Relaxed)
         } else {
-            ratio > *ALIKE.end()
+            share > HALF
         };
         let (better, worse) =
             if copies { (Engine::Copy, Engine::Splice) } else { (Engine::Splice, Engine::Copy) };
@@ -108,16 +119,16 @@ impl Chooser {
 
     /// Learns how long two windows of one stream took, one after the other, in picoseconds per byte.
     pub(super) fn compare(&self, before: (Engine, u64), after: (Engine, u64)) {
-        let (copied, spliced) = match (before, after) {
-            ((Engine::Copy, copied), (Engine::Splice, spliced))
-            | ((Engine::Splice, spliced), (Engine::Copy, copied)) => (copied, spliced),
-            _ => return,
+        let (((Engine::Copy, copied), (Engine::Splice, spliced))
+        | ((Engine::Splice, spliced), (Engine::Copy, copied))) = (before, after)
+        else {
+            return;
         };
-        let ratio = spliced.saturating_mul(1000) / copied.max(1);
+        let share = spliced.saturating_mul(1000) / copied.saturating_add(spliced).max(1);
         let pairs = self.pairs.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         // The first ones count alike.
         let samples = u64::from(pairs).min(SAMPLES);
-        smooth(&self.ratio, ratio.clamp(*RATIOS.start(), *RATIOS.end()), samples);
+        smooth(&self.share, share.clamp(*SHARES.start(), *SHARES.end()), samples);
     }
 
     /// Returns the picoseconds of processor time that a byte has cost, copied and spliced.
@@ -147,7 +158,7 @@ mod tests {
     const MICRO: Duration = Duration::from_micros(1);
 
     fn count(chooser: &Chooser, engine: Engine) -> usize {
-        (0..640).filter(|_| chooser.choose() == engine).count()
+        (0..640).filter(|_| chooser.choose(None) == engine).count()
     }
 
     /// The engines take turns, and each pair of windows comes out as given.
@@ -163,8 +174,11 @@ mod tests {
     #[test]
     fn the_faster_engine_is_chosen() {
         let chooser = Chooser::new(Transfer::Adaptive);
-        let first = [(); 6].map(|()| chooser.choose());
+        let first = [(); 6].map(|()| chooser.choose(None));
         assert_eq!(first, [Engine::Copy, Engine::Splice].repeat(3)[..], "in turns");
+        for (before, next) in [(Engine::Copy, Engine::Splice), (Engine::Splice, Engine::Copy)] {
+            assert_eq!([(); 3].map(|()| chooser.choose(Some(before))), [next; 3], "of each stream");
+        }
         chooser.note(Engine::Copy, 1000, 3 * MICRO);
         chooser.note(Engine::Splice, 1000, 2 * MICRO);
         learn(&chooser, 1000, 1300);
@@ -175,8 +189,8 @@ mod tests {
         // Windows by the same engine say nothing.
         chooser.compare((Engine::Copy, 1), (Engine::Copy, 1000));
         assert_eq!(count(&chooser, Engine::Splice), 630);
-        assert_eq!(Chooser::new(Transfer::Copy).choose(), Engine::Copy);
-        assert_eq!(Chooser::new(Transfer::Splice).choose(), Engine::Splice);
+        assert_eq!(Chooser::new(Transfer::Copy).choose(None), Engine::Copy);
+        assert_eq!(Chooser::new(Transfer::Splice).choose(None), Engine::Splice);
     }
 
     /// Goal: where streams are as fast by either, the one is chosen that costs the relay less. Method: windows by hand
@@ -192,5 +206,22 @@ mod tests {
             chooser.note(Engine::Splice, 1000, 4 * MICRO);
         }
         assert_eq!(count(&chooser, Engine::Copy), 630);
+    }
+
+    /// Goal: streams too short for a pair of windows are moved by the engine that costs the relay less, and stalls that hit
+    /// both alike favour neither. Method: no pairs, and costs; then pairs of which one window is long by turns.
+    #[test]
+    fn nothing_is_seen_where_nothing_is() {
+        let chooser = Chooser::new(Transfer::Adaptive);
+        chooser.note(Engine::Copy, 1000, 3 * MICRO);
+        chooser.note(Engine::Splice, 1000, 2 * MICRO);
+        let _turns = count(&chooser, Engine::Copy);
+        assert_eq!(count(&chooser, Engine::Splice), 630);
+        for _ in 0..100 {
+            chooser.compare((Engine::Copy, 1000), (Engine::Splice, 1_000_000));
+            chooser.compare((Engine::Copy, 1_000_000), (Engine::Splice, 1000));
+        }
+        let share = chooser.share.load(Ordering::Relaxed);
+        assert!((440..560).contains(&share), "{share}");
     }
 }

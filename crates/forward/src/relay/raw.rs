@@ -54,8 +54,8 @@ pub(super) struct RawPump {
     size: usize,
     small_reads: u8,
     engine: Engine,
-    /// Bytes until the next choice of an engine; only a direction that fills its buffers comes to choose.
-    until_choice: usize,
+    /// Bytes since the last choice of an engine; only a direction that fills its buffers comes to choose.
+    since_choice: usize,
     /// When the window of bytes since the last choice began, of a stream that goes on.
     window_began: Option<Instant>,
     /// How the window before did, in picoseconds per byte.
@@ -79,7 +79,7 @@ impl RawPump {
             size: 0,
             small_reads: 0,
             engine: Engine::Copy,
-            until_choice: 0,
+            since_choice: CHOICE_BYTES,
             window_began: None,
             window_before: None,
             is_bulk: false,
@@ -116,7 +116,7 @@ impl RawPump {
         {
             means.chooser.note(engine, bytes, thread_cpu_time().saturating_sub(began));
         }
-        self.until_choice = self.until_choice.saturating_sub(bytes);
+        self.since_choice = self.since_choice.saturating_add(bytes);
         ended
     }
 
@@ -181,10 +181,11 @@ impl RawPump {
 
     /// Sees to a place for the next bytes.
     fn prepare(&mut self, means: &Means, can_splice: bool) {
-        if self.is_bulk && self.until_choice == 0 {
+        if self.is_bulk && self.since_choice >= CHOICE_BYTES {
             self.end_window(means);
-            self.engine = if can_splice { means.chooser.choose() } else { Engine::Copy };
-            self.until_choice = CHOICE_BYTES;
+            let before = self.window_before.map(|(engine, _)| engine);
+            self.engine = if can_splice { means.chooser.choose(before) } else { Engine::Copy };
+            self.since_choice = 0;
         }
         match (&self.store, self.engine) {
             (Store::Pipe { .. }, Engine::Splice) => return,
@@ -200,6 +201,8 @@ impl RawPump {
             }
             means.note_no_pipe();
             self.engine = Engine::Copy;
+            // Of both engines, it says nothing of either.
+            (self.window_began, self.window_before) = (None, None);
         }
         // The old buffer first: its bytes may be what the new one needs.
         self.store = Store::Empty;
@@ -218,7 +221,7 @@ impl RawPump {
         let window = self
             .window_began
             .replace(now)
-            .map(|began| (self.engine, picos_per_byte(CHOICE_BYTES, now - began)));
+            .map(|began| (self.engine, picos_per_byte(self.since_choice, now - began)));
         if let Some((before, after)) = self.window_before.zip(window) {
             means.chooser.compare(before, after);
         }
@@ -271,7 +274,7 @@ impl RawPump {
             if self.size < BULK {
                 self.is_bulk = false;
                 self.engine = Engine::Copy;
-                self.until_choice = 0;
+                self.since_choice = CHOICE_BYTES;
                 (self.window_began, self.window_before) = (None, None);
             }
         }

@@ -566,7 +566,7 @@ impl<P: Provider> Engine<P> {
     ) -> Result<(), &'static str> {
         let is_prepared = |engine: &Self| {
             let peer = engine.peers.get(rank as usize);
-            matches!(peer, Some(Peer { link: Link::Prepared(_), failed: None, .. }))
+            matches!(peer, Some(Peer { link: Link::Prepared(_), .. }))
         };
         if !is_prepared(self) {
             return self.arrived_lossy(rank, immediate, direct);
@@ -579,6 +579,7 @@ impl<P: Provider> Engine<P> {
         self.arrived(rank, immediate, direct)
     }
 
+    /// Takes what came over an unreliable VI.
     #[cold]
     fn arrived_lossy<S: Sink + ?Sized>(
         &mut self,

@@ -329,10 +329,10 @@ impl fmt::Display for ViId {
 ///    queue, else by [`completed`](Self::completed).
 /// 8. After [`arm`](Self::arm) returned [`Armed::Armed`], new completions and events make
 ///    [`descriptor`](Self::descriptor) readable, or come at [`next_deadline`](Self::next_deadline).
-/// 9. When a completion is found of what came over a VI, [`event`](Self::event) has told, or tells when asked next,
-///    that the VI is connected.
-/// 10. Whatever a peer does, only VIs connected to it suffer: they break, with
-///     [`Reason::PeerFault`] where it is known.
+/// 9. Whatever a peer does, only VIs connected to it suffer: they break, with
+///    [`Reason::PeerFault`] where it is known.
+/// 10. When a completion is found of what came over a VI, [`event`](Self::event) has told, or tells when asked next,
+///     that the VI is connected.
 pub trait Provider: Send + 'static {
     /// Returns what this NIC can do; constant over its life.
     fn attributes(&self) -> Attributes;
