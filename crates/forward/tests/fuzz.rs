@@ -136,14 +136,19 @@ fn frames_are_refused_or_understood() {
             }
         }
         let before = packet.verify();
+        // A message of ICMP that is nothing but zeros, checksum and all, differs from a right one in the sign of zero alone, which
+        // a change of a part cannot see (RFC 1624, §3): what follows from it is right.
+        let is_nothing = input[headers.transport_at..end].iter().all(|byte| *byte == 0);
         let _ = packet.set_source([192, 0, 2, 1].into());
         let _ = packet.set_destination([0xfc; 16].into());
         let _ = packet.set_source_port(0xffff);
         let _ = packet.set_destination_port(0);
         let _ = packet.set_identifier(7);
         let _ = packet.decrement_ttl();
-        if packet.verify() != before || Headers::parse(packet.bytes()) != Ok(headers) {
-            return Err(format!("{before:?} before, {:?} after", packet.verify()));
+        let after = packet.verify();
+        let is_kept = after == before || (is_nothing && after == Ok(Verified::Right));
+        if !is_kept || Headers::parse(packet.bytes()) != Ok(headers) {
+            return Err(format!("{before:?} before, {after:?} after"));
         }
         let _ = packet.complete_checksum();
         let _ = packet.fill_checksums();
