@@ -468,6 +468,9 @@ mod tests {
         schedule::Network,
     };
 
+    /// Nothing here takes as long, unless it hangs.
+    const BOUND: Duration = Duration::from_secs(120);
+
     /// Loses what the leader has found, so many times.
     struct Deaf {
         inner: Box<dyn Transport>,
@@ -520,7 +523,8 @@ mod tests {
         let [.., third, fourth] = process::id().to_be_bytes();
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.worker_threads(2).enable_all().build();
-        let found = runtime.expect("a runtime").block_on(async {
+        let runtime = runtime.expect("a runtime");
+        let playing = async {
             let groups: Vec<_> = (1..)
                 .zip(worlds)
                 .map(|(own, world)| {
@@ -546,7 +550,11 @@ mod tests {
                 found.push(member.await.expect("no panic"));
             }
             found
-        });
+        };
+        let done = runtime.block_on(async { tokio::time::timeout(BOUND, playing).await });
+        // Tasks that hang are not waited for.
+        runtime.shutdown_background();
+        let found = done.expect("it hangs");
         (found, count - left.load(Ordering::Relaxed))
     }
 
