@@ -9,7 +9,12 @@ use vigie_detect::{
     stock::readiness::Direction,
 };
 
-use super::{endpoint::Endpoint, pipes::Pipe, sys::unsent_bytes, transport::Transport};
+use super::{
+    endpoint::Endpoint,
+    pipes::Pipe,
+    sys::{set_low_water, unsent_bytes},
+    transport::Transport,
+};
 
 /// A connected stream: TCP or Unix.
 #[derive(Debug)]
@@ -75,6 +80,13 @@ impl Transport for Connection {
         match self {
             Self::Tcp(stream) => write(stream, cx, bytes),
             Self::Unix(stream) => write(stream, cx, bytes),
+        }
+    }
+
+    fn wake_at(&self, bytes: usize) {
+        // A Unix socket wakes its reader at each byte.
+        if let Self::Tcp(stream) = self {
+            set_low_water(stream, bytes);
         }
     }
 

@@ -1,4 +1,4 @@
-//! What all connections of a relay share: memory, pipes, measured costs, counters.
+//! What all connections of a relay share: memory, pipes, measured costs, courtesy, counters.
 
 use vigie_detect::Server;
 
@@ -6,6 +6,7 @@ use super::{
     buffers::Buffers,
     chooser::{Chooser, Engine, Transfer},
     counters::Counters,
+    courtesy::Courtesy,
     pipes::Pipes,
 };
 
@@ -15,6 +16,7 @@ pub(super) struct Means {
     pub(super) buffers: Buffers,
     pub(super) pipes: Pipes,
     pub(super) chooser: Chooser,
+    pub(super) courtesy: Courtesy,
     pub(super) counters: Counters,
 }
 
@@ -25,6 +27,7 @@ impl Means {
             buffers: Buffers::new(budget_bytes),
             pipes: Pipes::new(pipes),
             chooser: Chooser::new(how),
+            courtesy: Courtesy::default(),
             counters: Counters::default(),
         }
     }

@@ -30,6 +30,7 @@ mod buffers;
 mod chooser;
 mod connection;
 mod counters;
+mod courtesy;
 mod endpoint;
 mod error;
 mod framed;

@@ -9,7 +9,10 @@
 //! While the receiver is slow, nothing is read: the kernel's own queues fill, and then the sender waits. While
 //! nothing comes, nothing is held.
 
-use std::task::{Context, Poll, ready};
+use std::{
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
 use vigie_detect::{
     Instant,
@@ -19,6 +22,7 @@ use vigie_detect::{
 use super::{
     buffers::{Buffer, FLOOR_BYTES},
     chooser::{Engine, picos_per_byte},
+    courtesy::POLL_BYTES_MAX,
     error::{Fault, Side},
     means::Means,
     pipes::{PIPE_BYTES, Pipe},
@@ -37,14 +41,13 @@ const SPLICED_BYTES_MIN: usize = 16 << 10;
 /// After how many reads that would have fitted into the size below the buffer shrinks.
 const SMALL_READS_MAX: u8 = 16;
 
-/// After so many bytes in one poll, others are let run.
-const POLL_BYTES_MAX: usize = 1 << 20;
-
 /// A poll that moved fewer bytes says little of what a byte costs.
 const SAMPLE_BYTES_MIN: usize = 64 << 10;
 
-/// After so many bytes a direction asks again which engine it should use.
+/// After so many bytes a direction asks again which engine it should use; after so much time, if it has moved a few by then.
 const CHOICE_BYTES: usize = 16 << 20;
+const CHOICE_BYTES_MIN: usize = 1 << 20;
+const CHOICE_TIME: Duration = Duration::from_millis(50);
 
 /// One direction of a raw relay.
 #[derive(Debug)]
@@ -127,7 +130,7 @@ impl RawPump {
         means: &Means,
         moved: &mut u64,
     ) -> Poll<Result<(), Fault>> {
-        let stop = *moved + POLL_BYTES_MAX as u64;
+        let stop = *moved + POLL_BYTES_MAX;
         loop {
             *moved += ready!(self.give(cx, to)).map_err(|source| Fault::io(Side::To, source))?;
             if self.holds_bytes() {
@@ -140,6 +143,7 @@ impl RawPump {
                 );
             }
             if *moved >= stop {
+                means.courtesy.yield_now();
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
@@ -181,7 +185,7 @@ impl RawPump {
 
     /// Sees to a place for the next bytes.
     fn prepare(&mut self, means: &Means, can_splice: bool) {
-        if self.is_bulk && self.since_choice >= CHOICE_BYTES {
+        if self.is_bulk && self.is_window_over() {
             self.end_window(means);
             let before = self.window_before.map(|(engine, _)| engine);
             self.engine = if can_splice { means.chooser.choose(before) } else { Engine::Copy };
@@ -213,6 +217,15 @@ impl RawPump {
             }
         };
         self.store = Store::Buffer { buffer, start: 0, end: 0 };
+    }
+
+    /// Many streams at once are slow each, and would know nothing for long by bytes alone.
+    fn is_window_over(&self) -> bool {
+        let is_late = || {
+            let began = self.window_began.unwrap_or(Instant::MAX);
+            monotonic_now().saturating_duration_since(began) >= CHOICE_TIME
+        };
+        self.since_choice >= CHOICE_BYTES || (self.since_choice >= CHOICE_BYTES_MIN && is_late())
     }
 
     /// Compares the window that has ended with the one before it.

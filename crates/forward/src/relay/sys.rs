@@ -1,6 +1,9 @@
-//! What the kernel tells of a socket, and no crate of ours asks for.
+//! What the kernel tells of a socket and may be told, and no crate of ours asks for.
 
-#![expect(unsafe_code, reason = "SIOCOUTQ and SO_MEMINFO, which rustix does not offer")]
+#![expect(
+    unsafe_code,
+    reason = "SIOCOUTQ, SO_MEMINFO and SO_RCVLOWAT, which rustix does not offer"
+)]
 
 use std::{
     os::fd::{AsFd, AsRawFd},
@@ -15,6 +18,20 @@ pub(super) fn unsent_bytes(socket: &impl AsFd) -> Option<usize> {
     // SAFETY: the descriptor is open while it is borrowed; the kernel writes one `int` at `place`, which is `count`.
     let asked = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, place) };
     if asked == 0 { usize::try_from(count).ok() } else { None }
+}
+
+/// Lets whoever waits for a stream of TCP sleep until `bytes` are there (`SO_RCVLOWAT`), it has ended, or the kernel has no room for
+/// more of it. A kernel that refuses wakes at each byte.
+pub(super) fn set_low_water(socket: &impl AsFd, bytes: usize) {
+    let value = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX).max(1);
+    let length = libc::socklen_t::try_from(size_of_val(&value)).unwrap_or(0);
+    let (socket, place) = (socket.as_fd().as_raw_fd(), ptr::from_ref(&value).cast());
+    // SAFETY: the descriptor is open while it is borrowed; the kernel reads `length` bytes at `place`, which are `value`.
+    let set =
+        unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, libc::SO_RCVLOWAT, place, length) };
+    if set != 0 {
+        tracing::debug!(error = %std::io::Error::last_os_error(), "no low water mark for a stream");
+    }
 }
 
 /// The numbers of `SO_MEMINFO` as this was written, and which of them counts drops (`SK_MEMINFO_DROPS`).

@@ -15,6 +15,10 @@ pub(super) trait Transport {
 
     fn poll_write(&self, cx: &Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>>;
 
+    /// Asks to be woken only when so many bytes are there, or no more will come. Who waits already is woken if that is so now. At most
+    /// what is sure to come may be asked for; where this is not known, nothing happens.
+    fn wake_at(&self, _: usize) {}
+
     /// Moves at most `bytes` from the stream into an empty pipe.
     fn poll_fill(&self, _: &Context<'_>, _: &Pipe, _: usize) -> Poll<io::Result<usize>> {
         Poll::Ready(Err(io::ErrorKind::Unsupported.into()))

@@ -20,13 +20,14 @@ use vigie_detect::{Instant, clock::thread_cpu_time};
 use super::{
     Framing,
     format::FrameError,
-    planner::{FlowPlanner, FrameMode, Seen},
+    planner::{FlowPlanner, FrameMode, PIECE_BYTES, Seen},
 };
 use crate::{
     model::Mode,
     relay::{
         buffers::{Buffer, FLOOR_BYTES},
         chooser::Engine,
+        courtesy::POLL_BYTES_MAX,
         error::{Fault, Side},
         means::Means,
         transport::Transport,
@@ -39,8 +40,10 @@ const SIZES: [usize; 4] = [FLOOR_BYTES, 16 << 10, 64 << 10, 256 << 10];
 /// What is read beyond the end of a stored message: the next header, and small messages.
 const BEYOND_BYTES: usize = FLOOR_BYTES;
 
-/// After so many bytes in one poll, others are let run.
-const POLL_BYTES_MAX: u64 = 1 << 20;
+/// In the middle of a long message the kernel wakes the relay for so many bytes, not for each packet: on a slow link, waking up is
+/// most of the work. A message that is cut through takes longer by what this many bytes need on the link. (Not where the user asks for
+/// cut-through: there, a sender may wait in the middle of a message until it has arrived so far.)
+const WAKE_BYTES: u64 = 32 << 10;
 
 /// One direction of a framed relay.
 #[derive(Debug)]
@@ -58,6 +61,10 @@ pub(in crate::relay) struct FramedPump {
     scanned: usize,
     end: usize,
     current: Option<Current>,
+    /// For how many bytes the kernel wakes us.
+    wakes_at: u64,
+    /// Of the last message; what is written of it counts to the work of the next one.
+    last_mode: Option<Mode>,
     /// When the receiver began to take nothing, and how long it had done so before, since the last message ended.
     blocked_since: Option<Instant>,
     blocked: Duration,
@@ -104,6 +111,8 @@ impl FramedPump {
             scanned: 0,
             end: 0,
             current: None,
+            wakes_at: 1,
+            last_mode: None,
             blocked_since: None,
             blocked: Duration::ZERO,
             work: None,
@@ -160,6 +169,7 @@ impl FramedPump {
                 return Poll::Ready(self.end(to));
             }
             if *moved >= stop {
+                means.courtesy.yield_now();
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
@@ -168,6 +178,7 @@ impl FramedPump {
                 Poll::Ready(Ok(taken)) => taken,
                 Poll::Ready(Err(source)) => return Poll::Ready(Err(self.broken(source))),
                 Poll::Pending => {
+                    self.set_wakes(from);
                     if !self.holds_bytes() {
                         // Memory is for those that hold something.
                         self.drop_buffer();
@@ -180,6 +191,21 @@ impl FramedPump {
             } else {
                 self.refused = self.scan(means).err();
             }
+        }
+    }
+
+    /// Sees to it that we are woken for as many bytes as are worth it. Here nothing can be read.
+    fn set_wakes<A: Transport>(&mut self, from: &A) {
+        let rest = self.current.map_or(0, |current| match current.total {
+            total if total > PIECE_BYTES && self.framing.mode != FrameMode::CutThrough => {
+                total - current.seen
+            }
+            _ => 0,
+        });
+        let wakes_at = rest.clamp(1, WAKE_BYTES);
+        if wakes_at != self.wakes_at {
+            self.wakes_at = wakes_at;
+            from.wake_at(usize::try_from(wakes_at).unwrap_or(1));
         }
     }
 
@@ -442,13 +468,14 @@ impl FramedPump {
             // What could not be sent was not read either.
             Mode::CutThrough => blocked,
         };
+        let is_like_last = self.last_mode.replace(message.mode) == Some(message.mode);
         self.planner.note(Seen {
             bytes: message.total,
             mode: message.mode,
             arriving: (now - message.began).saturating_sub(while_arriving),
             arrived: message.total - message.first_bytes,
             blocked,
-            work: self.work,
+            work: self.work.filter(|_| is_like_last),
         });
         let is_measured = self.planner.wants_work();
         self.work = is_measured.then_some(Duration::ZERO);

@@ -28,12 +28,19 @@ struct Half {
     capacity: usize,
     has_ended: bool,
     is_reset: bool,
+    /// Nothing is there for the reader before so much is.
+    low_water: usize,
     waiting: Vec<Waker>,
 }
 
 impl Half {
     fn wake(&mut self) {
         self.waiting.drain(..).for_each(Waker::wake);
+    }
+
+    fn set_low_water(&mut self, bytes: usize) {
+        self.low_water = bytes;
+        self.wake();
     }
 }
 
@@ -57,8 +64,9 @@ impl Transport for End {
         if half.is_reset {
             return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
         }
+        let is_low = half.bytes.len() < half.low_water.clamp(1, half.capacity);
         let count = half.bytes.len().min(room.len());
-        if count == 0 && !half.has_ended {
+        if is_low && !half.has_ended {
             half.waiting.push(cx.waker().clone());
             return Poll::Pending;
         }
@@ -82,6 +90,10 @@ impl Transport for End {
         half.bytes.extend(&bytes[..count]);
         half.wake();
         Poll::Ready(Ok(count))
+    }
+
+    fn wake_at(&self, bytes: usize) {
+        self.incoming.borrow_mut().set_low_water(bytes);
     }
 
     fn finish_writing(&self) -> io::Result<()> {
@@ -271,8 +283,9 @@ fn break_off(seed: u64, mode: FrameMode) {
     drop(simulation.spawn(async move {
         client.write_all(&said).await.expect("open");
         if is_reset {
-            // What was written is read first.
+            // What was written is read first: the kernel lets go of it, however little it is.
             while !client.outgoing.borrow().bytes.is_empty() {
+                client.outgoing.borrow_mut().set_low_water(0);
                 sleep(&timed, Duration::from_micros(10)).await;
             }
             client.reset();
