@@ -130,6 +130,17 @@ impl End {
     }
 
     /// Reads to the end; what came before an error, and whether there was one.
+    async fn read_exact(&self, length: usize) -> Vec<u8> {
+        let mut heard = vec![0; length];
+        let mut at = 0;
+        while at < length {
+            let count = self.read(&mut heard[at..]).await.expect("open");
+            assert_ne!(count, 0, "an end after {at} of {length} bytes");
+            at += count;
+        }
+        heard
+    }
+
     async fn read_all(&self, piece: usize) -> (Vec<u8>, bool) {
         let (mut heard, mut room) = (Vec::new(), vec![0; piece]);
         loop {
@@ -459,5 +470,54 @@ fn a_stalled_receiver_costs_one_buffer() {
         let ended = simulation.block_on(session.run(&means));
         assert!(matches!(ended, Ok(Err(RelayError::Idle { .. }))), "{ended:?}");
         assert!(sent.get() <= 300_000, "{} bytes", sent.get());
+    }
+}
+
+/// Goal: no message waits for bytes behind it. Method: requests of random lengths in random pieces, each of which is answered
+/// only when it is whole, and followed by the next only then.
+#[test]
+fn no_message_waits_for_the_next() {
+    for mode in [FrameMode::Planned, FrameMode::StoreAndForward, FrameMode::CutThrough] {
+        for seed in 0..20 {
+            let mut simulation = Simulation::new(seed);
+            let server = simulation.server().clone();
+            let ((client, near), (far, upstream)) = (stream(1 << 20), stream(1 << 20));
+            let mut messages = Vec::new();
+            for _ in 0..8 {
+                let random = simulation.random();
+                let longest = *random.choice(&[0, 100, 70_000, 300_000]).unwrap_or(&0);
+                let body = random.u32(longest / 2..=longest);
+                let bytes = (0..body).map(|index| index.to_le_bytes()[0]);
+                let message: Vec<u8> = body.to_be_bytes().into_iter().chain(bytes).collect();
+                messages.push((message, random.usize(1..80_000)));
+            }
+            let (timed, said) = (server.clone(), messages.clone());
+            let talk = simulation.spawn(async move {
+                for (message, piece) in said {
+                    for piece in message.chunks(piece) {
+                        client.write_all(piece).await.expect("open");
+                        sleep(&timed, Duration::from_micros(50)).await;
+                    }
+                    assert!(client.read_exact(message.len()).await == message, "the answer");
+                }
+                client.finish_writing().expect("open");
+            });
+            drop(simulation.spawn(async move {
+                for (message, piece) in messages {
+                    let heard = upstream.read_exact(message.len()).await;
+                    assert!(heard == message, "the request");
+                    for piece in message.chunks(piece) {
+                        upstream.write_all(piece).await.expect("open");
+                    }
+                }
+                upstream.finish_writing().expect("open");
+            }));
+            let means = means(&server);
+            let framing = Framing::new(LengthFormat::U32Be).mode(mode);
+            let mut session = Session::new((near, far), Some(framing), None, &means);
+            let ended = simulation.block_on(session.run(&means));
+            assert!(matches!(ended, Ok(Ok(()))), "seed {seed} {mode:?}: {ended:?}");
+            simulation.block_on(talk).expect("it ends");
+        }
     }
 }
