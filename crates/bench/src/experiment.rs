@@ -249,7 +249,7 @@ impl Experiment {
             Self::ForwardModel => forward::model(),
             Self::ForwardVia => {
                 let mut plan = ViaPlan::new(Carrier::Udp);
-                (plan.messages, plan.rounds) = (100, 5);
+                (plan.messages, plan.rounds) = (300, 5);
                 with_progress(plan.cases(), |progress| plan.run(progress))
             }
             Self::ForwardLive => {

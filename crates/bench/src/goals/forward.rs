@@ -21,7 +21,7 @@ const MODEL: Goal = Goal {
 
 const VIA: Goal = Goal {
     area: Area::ForwardVia,
-    command: "vigie-bench forward --over udp --messages 100 --rounds 5",
+    command: "vigie-bench forward --over udp --messages 300 --rounds 5",
     experiment: Experiment::ForwardVia,
     ..MODEL
 };

@@ -82,10 +82,22 @@ struct RawRelay {
     message_max: Option<u64>,
 }
 
+/// Reads two names. (An array of two would be read from the first two of three.)
+fn pair<'de, D: serde::Deserializer<'de>>(from: D) -> Result<[String; 2], D::Error> {
+    let names = Vec::<String>::deserialize(from)?;
+    names.try_into().map_err(|names: Vec<String>| {
+        serde::de::Error::custom(format_args!(
+            "a wire is between two interfaces, as in [\"eth0\", \"eth1\"], and here are {}",
+            names.len()
+        ))
+    })
+}
+
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawL2 {
     name: Option<String>,
+    #[serde(deserialize_with = "pair")]
     between: [String; 2],
     #[serde(default)]
     path: PathChoice,
@@ -373,7 +385,8 @@ mod tests {
             (format!("{l3}[l3.migrate]\nto_nic_above = -5\n"), &["line 4", "-5"]),
             ("\n[[l3]]\ninterfaces = []\n".to_owned(), &["line 2", "interface"]),
             ("[[l2]]\nbetween = ['a', 'a']\n".to_owned(), &["line 1", "`a`"]),
-            ("[[l2]]\nbetween = ['a']\n".to_owned(), &["line 2"]),
+            ("[[l2]]\nbetween = ['a']\n".to_owned(), &["line 2", "two interfaces", "here are 1"]),
+            ("[[l2]]\nbetween = ['a', 'b', 'c']\n".to_owned(), &["line 2", "here are 3"]),
             ("[[l2]]\nbetween = ['a', 'a-name-that-is-too-long']\n".to_owned(), &["line 1", "15"]),
             (format!("{l3}{l3}"), &["line 3", "`a`", "l3-1"]),
             (format!("{relay}name = 'x'\n{relay}name = 'x'\n"), &["line 5", "`x`", "name"]),

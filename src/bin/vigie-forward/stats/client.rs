@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) enum ClientError {
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
-    #[error("{}: {source}; is the instance of another user?", path.display())]
+    #[error("{}: {source}; {}", path.display(), socket_hint(source))]
     Socket { path: PathBuf, source: io::Error },
     #[error("{}: what answers is no vigie-forward of this version: {source}", path.display())]
     Format { path: PathBuf, source: serde_json::Error },
@@ -36,6 +36,16 @@ pub(crate) enum ClientError {
     Refused(String),
     #[error("standard output: {0}")]
     Output(io::Error),
+}
+
+/// Says what may help.
+fn socket_hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+            "no instance has its stats socket there: without --socket the only one is found"
+        }
+        _ => "is the instance of another user?",
+    }
 }
 
 #[derive(Deserialize)]
