@@ -22,7 +22,8 @@ pub(super) const POLL_BYTES_MAX: u64 = 256 << 10;
 /// Others who move a poll's bytes on need less; who computes has the processor until the kernel's next tick, 1 to 4 ms.
 const LONG: Duration = Duration::from_millis(1);
 
-/// The pause after a turn that was away for long is so many times as long as that was: no more than a fiftieth of the time is lost.
+/// The pause after a turn that was away for long is so many times as long as that was: of turns up to a tenth of a second, no more than a fiftieth
+/// of the time is lost.
 const PAUSES: u32 = 50;
 
 /// The longest pause.

@@ -50,3 +50,42 @@ pub(super) fn dropped_datagrams(socket: &impl AsFd) -> u32 {
     let asked = unsafe { libc::getsockopt(socket, level, libc::SO_MEMINFO, place, room) };
     if asked == 0 { numbers[MEMINFO_DROPS] } else { 0 }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::Write,
+        net::{TcpListener, TcpStream},
+    };
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    /// Goal: nobody is woken for less than was asked for, unless nothing more comes. Method: bytes over loopback, which are there
+    /// when they have been written, and a look at each count.
+    #[test]
+    fn readers_sleep_below_the_low_water_mark() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let mut sender = TcpStream::connect(address).expect("it listens");
+        let (receiver, _) = listener.accept().expect("connected");
+        let is_readable = |seconds| {
+            let mut asked = [PollFd::new(&receiver, PollFlags::IN)];
+            let time = Timespec { tv_sec: seconds, tv_nsec: 0 };
+            poll(&mut asked, Some(&time)).expect("it can be asked") > 0
+        };
+        set_low_water(&receiver, 1000);
+        sender.write_all(&[1; 999]).expect("connected");
+        assert!(!is_readable(0), "999 of 1000 bytes");
+        sender.write_all(&[1; 1]).expect("connected");
+        assert!(is_readable(60), "1000 bytes");
+        set_low_water(&receiver, 5000);
+        assert!(!is_readable(0), "1000 of 5000 bytes");
+        set_low_water(&receiver, 0);
+        assert!(is_readable(60), "any byte");
+        set_low_water(&receiver, 5000);
+        drop(sender);
+        assert!(is_readable(60), "the end");
+    }
+}
