@@ -1,61 +1,106 @@
 //! A clock that wakes one thread: how the supervisor sleeps without costing those who may need it.
 //!
-//! Setting it is one system call that wakes nobody; and most of the time it is set already.
+//! Threads that run tasks keep the alarm ahead of themselves: as long as they switch, they put it off
+//! before it rings, so that the supervisor sleeps. Only a poll that is long lets it ring. Putting it off is
+//! one system call that wakes nobody, made once in as much time as a poll may take; at any other switch a
+//! look at the alarm is one load.
 
 use std::{io, time::Duration};
 
 use crate::{
-    sync::{AtomicBool, Ordering},
+    sync::{AtomicU64, Ordering},
     timerfd::Timer,
 };
 
 pub(crate) struct Alarm {
     /// Seen from outside by a model alone.
     pub(crate) timer: Timer,
-    /// Whether the sleeper will look again by itself. Raised by anybody, who then sets the timer;
-    /// lowered by the sleeper alone, who looks once more after that (see [`begin_rest`](Self::begin_rest)).
-    is_set: AtomicBool,
-    /// How long after `set` the sleeper wakes up.
-    delay: Duration,
+    /// When the alarm rings, in nanoseconds; zero while it is not set. The last bit says that the sleeper
+    /// set it itself, so that nobody else may put it off. `Relaxed` for threads that run tasks: a stale
+    /// value makes the sleeper look once too often, or is found out by its age.
+    due: AtomicU64,
+    /// How long after the beginning of a poll the sleeper may look at the earliest.
+    delay_ns: u64,
 }
+
+/// The sleeper set the alarm itself.
+const HELD: u64 = 1;
+
+/// A sleeper that has not run for so long after its alarm was due was not woken: two threads have set the
+/// timer in one order and noted it in the other.
+const LOST_NS: u64 = 10_000_000;
 
 impl Alarm {
     pub(crate) fn new(delay: Duration) -> io::Result<Self> {
-        Ok(Self { timer: Timer::new()?, is_set: AtomicBool::new(false), delay })
+        let delay_ns = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX / 4);
+        Ok(Self { timer: Timer::new()?, due: AtomicU64::new(0), delay_ns })
     }
 
-    /// Returns whether the sleeper looks soon without further ado: one load.
+    /// Makes sure that the sleeper looks between one and two `delays` of the alarm after `now`, when a poll
+    /// begins, or sooner if it must. One load if that is so already. `may_put_off` says whether nobody else
+    /// needs the look that is due sooner.
     #[inline]
-    pub(crate) fn is_set(&self) -> bool {
-        self.is_set.load(Ordering::Relaxed)
-    }
-
-    /// Makes the sleeper look after its delay, unless it does anyway.
-    #[inline]
-    pub(crate) fn set(&self) {
-        if !self.is_set() && !self.is_set.swap(true, Ordering::AcqRel) {
-            self.wake_in(self.delay);
+    pub(crate) fn guard(&self, now: u64, delays: u64, may_put_off: impl FnOnce() -> bool) {
+        let delay = delays * self.delay_ns;
+        let due = self.due.load(Ordering::Relaxed);
+        if due.wrapping_sub(now.wrapping_add(delay)) > delay {
+            self.correct(now, due, delay, may_put_off);
         }
     }
 
-    /// Makes the sleeper wake up after `delay`. Only the sleeper itself, and the shutdown, call this.
-    pub(crate) fn wake_in(&self, delay: Duration) {
+    #[cold]
+    fn correct(&self, now: u64, due: u64, delay: u64, may_put_off: impl FnOnce() -> bool) {
+        let is_right = match due.checked_sub(now) {
+            // It comes sooner than this poll needs.
+            Some(left) if left <= delay => due & HELD != 0 || !may_put_off(),
+            // Later than this poll needs.
+            Some(_) => false,
+            // The sleeper is on its way.
+            None => due != 0 && now - due < LOST_NS,
+        };
+        if !is_right {
+            self.set(now + 2 * delay, 2 * delay);
+        }
+    }
+
+    fn set(&self, due: u64, delay: u64) {
+        self.due.store(due & !HELD, Ordering::Relaxed);
+        self.timer.wake_in(Duration::from_nanos(delay));
+    }
+
+    /// Nobody runs a task any more: the sleeper need not look. For a thread that goes to sleep where events
+    /// wake it.
+    pub(crate) fn stop(&self) {
+        let due = self.due.load(Ordering::Relaxed);
+        if due != 0
+            && due & HELD == 0
+            && self.due.compare_exchange(due, 0, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+        {
+            self.timer.stop();
+        }
+    }
+
+    /// Makes the sleeper look after `delay`, whatever others do. Only the sleeper itself, and the shutdown,
+    /// call this.
+    pub(crate) fn hold(&self, now: u64, delay: Duration) {
+        let nanos = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX / 4);
+        self.due.store(now.saturating_add(nanos) | HELD, Ordering::SeqCst);
         self.timer.wake_in(delay);
     }
 
-    /// The sleeper goes on looking by itself.
-    pub(crate) fn keep(&self) {
-        self.is_set.store(true, Ordering::Relaxed);
+    /// Returns whether nobody has set the alarm since the sleeper began to rest.
+    pub(crate) fn is_resting(&self) -> bool {
+        self.due.load(Ordering::SeqCst) == 0
     }
 
-    /// The sleeper wants to rest: from now on whoever needs it must [`set`](Self::set) the alarm.
+    /// The sleeper wants to rest: from now on those who need it must set the alarm.
     ///
-    /// Somebody may have read `is_set` a moment before, after which he did what the sleeper would
-    /// have to see. So the sleeper must sleep for one more delay, which is longer than any store
-    /// takes to arrive, look once more, and only then rest without a timer.
+    /// A thread may have read the old alarm a moment before, taken it for enough, and begun a poll that the
+    /// sleeper would have to see. So the sleeper must sleep for one more delay, which is longer than any
+    /// store takes to arrive, look once more, and only then sleep without a timer.
     pub(crate) fn begin_rest(&self) {
-        self.is_set.store(false, Ordering::SeqCst);
-        self.wake_in(self.delay);
+        self.due.store(0, Ordering::SeqCst);
+        self.timer.wake_in(Duration::from_nanos(self.delay_ns));
     }
 
     /// Sleeps until the timer ends.
@@ -63,7 +108,7 @@ impl Alarm {
         // A signal that ends the sleep makes the sleeper look once too often.
         if let Err(error) = self.timer.sleep() {
             tracing::error!(%error, "the supervisor's timer could not be read");
-            crate::sync::thread::park_timeout(self.delay);
+            crate::sync::thread::park_timeout(Duration::from_nanos(self.delay_ns));
         }
     }
 }

@@ -174,7 +174,7 @@ impl RuntimeBuilder {
     }
 
     /// Sets how many threads beside the workers of the hybrid flavor may serve tasks woken by events
-    /// while every worker is inside a long poll, 0 to 64. Default 64. One is enough while those tasks
+    /// while every worker is inside a long poll, 0 to 512. Default 512. One is enough while those tasks
     /// are short; one more runs for each of them that is inside a long poll itself, or blocks on a
     /// `std::sync::Mutex`, until it has the lock. With none, and where more are needed, events wait for
     /// the next thread that switches.

@@ -11,6 +11,7 @@ use vigie_detect::clock::{monotonic_now, thread_cpu_time};
 
 use crate::{
     handle::Handle,
+    lane::Credit,
     sync::{Arc, thread_local},
 };
 
@@ -19,12 +20,10 @@ thread_local! {
     static LONG_POLL: RefCell<Option<EndedPoll>> = const { RefCell::new(None) };
     static POLL: PollClock = const {
         PollClock {
-            began: Cell::new(0),
+            present: Cell::new(PresentPoll::NONE),
             ended: Cell::new(0),
-            quantum: Cell::new(0),
-            long: Cell::new(u64::MAX),
-            processor_time: Cell::new(None),
-            bound: Cell::new(None),
+            sampled: Cell::new(None),
+            polled_since: Cell::new(0),
         }
     };
 }
@@ -37,24 +36,35 @@ pub(crate) struct EndedPoll {
     pub(crate) elapsed_ns: u64,
 }
 
-/// The times of the poll that runs on this thread, in nanoseconds.
+/// The poll that runs on this thread, and what is needed to charge its task. Times in nanoseconds.
 struct PollClock {
-    began: Cell<u64>,
+    present: Cell<PresentPoll>,
     ended: Cell<u64>,
-    /// A poll longer than this is long; zero where nobody measures.
-    quantum: Cell<u64>,
-    /// A poll longer than this is told of by name.
-    long: Cell<u64>,
-    /// The thread's processor time a moment before the poll, if it was asked.
-    processor_time: Cell<Option<Duration>>,
-    /// The same at some earlier time, and that time in nanoseconds: what the thread has used since is
-    /// no less than what the poll has used.
-    bound: Cell<Option<(u64, Duration)>>,
+    /// The thread's processor time at some earlier time, and that time.
+    sampled: Cell<Option<(u64, Duration)>>,
+    /// How long the polls took that came since, in all.
+    polled_since: Cell<u64>,
 }
 
-/// How old the bound may become while the thread runs, in nanoseconds: by so much at most is the
-/// processor time of a poll taken for too long. Asking costs 0.2 µs.
-const BOUND_EVERY: u64 = 500_000;
+#[derive(Clone, Copy, Debug)]
+struct PresentPoll {
+    began: u64,
+    /// A poll longer than this is told of by name; zero where nobody measures.
+    long: u64,
+    /// What the task has left, less what it has paid to its children.
+    credit: Credit,
+}
+
+impl PresentPoll {
+    const NONE: Self = Self { began: 0, long: 0, credit: Credit::FULL };
+}
+
+/// How old the sample may become while the thread runs: by so much at most is a poll overcharged.
+const SAMPLE_EVERY_NS: u64 = 500_000;
+
+/// Up to here, a poll is charged with the time that it took; beyond, with the processor time that its
+/// thread used. Asking for that costs 0.2 µs.
+const EXACT_ABOVE_NS: u64 = 50_000;
 
 /// Returns the runtime that this thread runs for, if there is one.
 pub(crate) fn current() -> Option<Handle> {
@@ -73,18 +83,25 @@ pub(crate) fn with_current<T>(f: impl FnOnce(Option<&Handle>) -> T) -> T {
 pub(crate) fn enter(handle: Handle) -> Entered {
     let server = handle.server().enter();
     let previous = CURRENT.with(|current| current.borrow_mut().replace(Rc::new(handle)));
-    Entered { previous, _server: server }
+    // A task may run another runtime inside its poll.
+    let poll = POLL.with(|poll| poll.present.replace(PresentPoll::NONE));
+    Entered { previous, poll, _server: server }
 }
 
 #[derive(Debug)]
 #[must_use = "the runtime is current only until this is dropped"]
 pub(crate) struct Entered {
     previous: Option<Rc<Handle>>,
+    poll: PresentPoll,
     _server: vigie_detect::Entered,
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
+        let _ = POLL.try_with(|poll| {
+            poll.present.set(self.poll);
+            poll.ended.set(0);
+        });
         let previous = self.previous.take();
         // The handle may be the runtime's last: dropped outside the borrow.
         let left =
@@ -93,89 +110,91 @@ impl Drop for Entered {
     }
 }
 
-/// A poll begins at `now`.
-pub(crate) fn begin_poll(now: u64, quantum: Duration, long_poll: Duration) {
-    POLL.with(|poll| {
-        poll.began.set(now);
-        poll.ended.set(0);
-        poll.quantum.set(u64::try_from(quantum.as_nanos()).unwrap_or(u64::MAX));
-        poll.long.set(u64::try_from(long_poll.as_nanos()).unwrap_or(u64::MAX));
-    });
-}
-
-/// Takes note of the thread's processor time, by which polls are judged from now on if `judges`.
-pub(crate) fn sample_processor_time(judges: bool) {
-    let sample = judges.then(thread_cpu_time);
-    POLL.with(|poll| poll.processor_time.set(sample));
-}
-
-/// Takes note of the thread's processor time at `now` if that was not done lately. For polls that nobody
-/// judges closely: one that was long because its thread blocked, or waited for a processor, shall not
-/// count as one that computed.
+/// A poll begins at `now` of a task that has `credit`.
 #[inline]
-pub(crate) fn bound_processor_time(now: u64) {
+pub(crate) fn begin_poll(now: u64, credit: Credit, long_poll: Duration) {
     POLL.with(|poll| {
-        if poll.bound.get().is_none_or(|(at, _)| now.saturating_sub(at) > BOUND_EVERY) {
-            poll.bound.set(Some((now, thread_cpu_time())));
-        }
+        let long = u64::try_from(long_poll.as_nanos()).unwrap_or(u64::MAX).max(1);
+        poll.present.set(PresentPoll { began: now, long, credit });
+        poll.ended.set(0);
     });
 }
 
-/// How a poll compares with the quantum.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PollLength {
-    Short,
-    /// Longer than the quantum.
-    Long,
-    /// Longer than ten quanta: no page fault takes so long.
-    Hog,
-}
-
-/// How many quanta make a hog of a long poll.
-pub(crate) const HOG_FACTOR: u32 = 10;
-
-/// Returns how much processor time the thread has used since the last sample; zero if there is none.
-pub(crate) fn processor_time_used() -> Duration {
+/// Pays a new task with a part of what the running one has; `None` if this thread polls no task.
+pub(crate) fn pay_child() -> Option<Credit> {
     POLL.with(|poll| {
-        let used = |before| thread_cpu_time().saturating_sub(before);
-        poll.processor_time.get().map_or(Duration::ZERO, used)
+        let mut present = poll.present.get();
+        if present.long == 0 || poll.ended.get() != 0 {
+            return None;
+        }
+        let child = present.credit.pay_child(present.began);
+        poll.present.set(present);
+        Some(child)
     })
 }
 
-/// The poll ends now. Returns how long it was, and calls `tell` with its time in nanoseconds if its
-/// thread was caught in it.
-pub(crate) fn end_poll(tell: impl FnOnce(u64)) -> PollLength {
-    let mut told = None;
-    let length = POLL.with(|poll| {
-        let quantum = poll.quantum.get();
-        if quantum == 0 {
-            return PollLength::Short;
+/// Takes note of the thread's processor time at `now` if that was not done lately, so that what polls use
+/// can be told from what they wait for.
+#[inline]
+pub(crate) fn sample_processor_time(now: u64) {
+    POLL.with(|poll| {
+        if poll.sampled.get().is_none_or(|(at, _)| now.saturating_sub(at) > SAMPLE_EVERY_NS) {
+            poll.sampled.set(Some((now, thread_cpu_time())));
+            poll.polled_since.set(0);
+        }
+    });
+}
+
+/// What a poll has cost its task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Charge {
+    /// What the task has left.
+    pub(crate) credit: Credit,
+    /// The processor time that it used, in nanoseconds.
+    pub(crate) used_ns: u64,
+    /// The poll held its thread for longer than a long poll.
+    pub(crate) was_long: bool,
+}
+
+/// The poll ends now. Returns what it has cost, if it was timed, and calls `tell` with its time in
+/// nanoseconds if its thread was caught in it.
+pub(crate) fn end_poll(tell: impl FnOnce(u64)) -> Option<Charge> {
+    let (elapsed, charge) = POLL.with(|poll| {
+        let present = poll.present.get();
+        if present.long == 0 {
+            return None;
         }
         let now = monotonic_now().as_nanos();
         poll.ended.set(now);
-        let elapsed = now.saturating_sub(poll.began.get());
-        if elapsed > poll.long.get() {
-            told = Some(elapsed);
-        }
-        if elapsed <= quantum {
-            return PollLength::Short;
-        }
-        // On a busy machine the thread may have been waiting for a processor all that time, through
-        // no fault of the task.
-        let bound = || poll.bound.get().map(|(_, before)| before);
-        let before = poll.processor_time.get().or_else(bound);
-        let used =
-            before.map_or(u128::MAX, |before| thread_cpu_time().saturating_sub(before).as_nanos());
-        match used.min(u128::from(elapsed)) / u128::from(quantum) {
-            0 => PollLength::Short,
-            quanta if quanta < u128::from(HOG_FACTOR) => PollLength::Long,
-            _ => PollLength::Hog,
-        }
-    });
-    if let Some(elapsed) = told {
+        let elapsed = now.saturating_sub(present.began);
+        let used_ns = poll.used(now, elapsed);
+        let credit = present.credit.after(now, used_ns);
+        Some((elapsed, Charge { credit, used_ns, was_long: elapsed > present.long }))
+    })?;
+    if charge.was_long {
         tell(elapsed);
     }
-    length
+    Some(charge)
+}
+
+impl PollClock {
+    /// Returns how much processor time a poll of `elapsed` has used that ends at `now`. On a busy machine
+    /// its thread may have waited for a processor, and any poll may sleep in the kernel.
+    #[inline]
+    fn used(&self, now: u64, elapsed: u64) -> u64 {
+        let polled = self.polled_since.get();
+        if elapsed <= EXACT_ABOVE_NS {
+            self.polled_since.set(polled + elapsed);
+            return elapsed;
+        }
+        let total = thread_cpu_time();
+        let before = self.sampled.replace(Some((now, total)));
+        self.polled_since.set(0);
+        before.map_or(elapsed, |(_, before)| {
+            let used = u64::try_from(total.saturating_sub(before).as_nanos()).unwrap_or(u64::MAX);
+            used.saturating_sub(polled).min(elapsed)
+        })
+    }
 }
 
 /// Returns when the poll on this thread ended whose scheduler has not taken note of it yet: for what
@@ -198,7 +217,7 @@ pub(crate) fn take_long_poll() -> Option<EndedPoll> {
 /// Returns when the last poll on this thread ended, if it was timed, and stops the timing.
 pub(crate) fn take_poll_end() -> Option<u64> {
     POLL.with(|poll| {
-        poll.quantum.set(0);
+        poll.present.set(PresentPoll::NONE);
         match poll.ended.replace(0) {
             0 => None,
             ended => Some(ended),

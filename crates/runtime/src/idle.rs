@@ -94,6 +94,11 @@ impl Idle {
         self.counts.load(Ordering::Relaxed) >= SLEEPER
     }
 
+    /// Returns whether no worker is awake: a hint.
+    pub(crate) fn is_everyone_asleep(&self) -> bool {
+        self.counts.load(Ordering::Relaxed) == SLEEPER * self.worker_count
+    }
+
     /// Chooses a sleeper to wake for work that was just queued, and makes a searcher of it.
     pub(crate) fn choose(&self) -> Option<usize> {
         // Between our push to a queue, before this call, and the load; its counterpart stands in

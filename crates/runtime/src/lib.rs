@@ -74,6 +74,7 @@ mod spawn;
 mod sync;
 pub mod task;
 mod task_cell;
+mod thread_state;
 pub mod time;
 mod timerfd;
 

@@ -142,7 +142,7 @@ impl Builder {
     }
 
     fn label(self, site: &'static Location<'static>) -> Label {
-        Label { site, name: self.name }
+        Label { name: self.name, ..site.into() }
     }
 }
 

@@ -25,8 +25,9 @@ use pin_project_lite::pin_project;
 use slab::Slab;
 
 use crate::{
-    context::{self, EndedPoll, PollLength},
+    context::{self, Charge, EndedPoll},
     join::JoinHandle,
+    lane::{Account, Credit},
     panics::contained,
     sync::{
         Arc, AtomicBool, AtomicU8, Mutex, Ordering,
@@ -68,15 +69,11 @@ pub(crate) struct TaskInfo {
     /// Somebody wants the task dropped instead of polled. Set by any thread before it wakes the task;
     /// read by the worker before each poll, ordered by the task cell's own state.
     is_aborted: AtomicBool,
-    /// Raised by long polls, lowered by short ones. Written by the worker that polls, read by whoever
-    /// wakes: a stale value misplaces one wake-up.
-    strikes: AtomicU8,
-    /// How many short polls there were since the last one that was not, up to [`TRUST`].
+    /// What the task has used lately.
+    pub(crate) account: Account,
+    /// How many short polls there were since the last one that was not, up to [`TRUST`]. Written by the
+    /// thread that polls.
     short_polls: AtomicU8,
-    /// How often in a row the task was woken while it ran. Written by whoever schedules.
-    self_wakes: AtomicU8,
-    /// The task has been scheduled before: from now on a schedule is a wake-up.
-    was_scheduled: AtomicBool,
 }
 
 /// When a task became ready, and whether an event made it so: nanoseconds, whose last bit says the
@@ -103,39 +100,32 @@ impl ReadyTime {
     }
 }
 
-/// What a task is called.
+/// What a task is called, and what it begins with.
 #[derive(Clone, Debug)]
 pub(crate) struct Label {
     pub(crate) site: &'static Location<'static>,
     pub(crate) name: Option<Arc<str>>,
+    pub(crate) credit: Credit,
 }
 
 impl From<&'static Location<'static>> for Label {
     fn from(site: &'static Location<'static>) -> Self {
-        Self { site, name: None }
+        Self { site, name: None, credit: Credit::FULL }
     }
 }
 
-/// What one long poll counts: as much as so many short ones make good.
-const STRIKE: u8 = 4;
-
-/// The most that is counted, so that a task which behaves again comes back soon.
-const STRIKES_MAX: u8 = 16;
-
 /// How many short polls in a row make a task trusted.
-const TRUST: u8 = 32;
+const TRUST: u8 = 4;
 
 impl TaskInfo {
-    fn new(site: &'static Location<'static>, name_key: u32) -> Self {
+    fn new(label: &Label, name_key: u32) -> Self {
         Self {
-            site,
+            site: label.site,
             name_key,
             ready: AtomicU64::new(0),
             is_aborted: AtomicBool::new(false),
-            strikes: AtomicU8::new(0),
+            account: Account::new(label.credit),
             short_polls: AtomicU8::new(0),
-            self_wakes: AtomicU8::new(0),
-            was_scheduled: AtomicBool::new(false),
         }
     }
 
@@ -156,48 +146,19 @@ impl TaskInfo {
     }
 
     /// Takes note of a poll.
-    fn record_poll(&self, length: PollLength) {
-        let before = self.strikes.load(Ordering::Relaxed);
-        let after = match length {
-            PollLength::Short => before.saturating_sub(1),
-            PollLength::Long => (before + STRIKE).min(STRIKES_MAX),
-            PollLength::Hog => (before + 2 * STRIKE).min(STRIKES_MAX),
-        };
-        if after != before {
-            self.strikes.store(after, Ordering::Relaxed);
-        }
+    fn record_poll(&self, charge: Charge) {
+        self.account.charge(charge.credit, charge.used_ns);
         let short_polls = self.short_polls.load(Ordering::Relaxed);
-        if length != PollLength::Short {
+        if charge.was_long {
             self.short_polls.store(0, Ordering::Relaxed);
         } else if short_polls < TRUST {
             self.short_polls.store(short_polls + 1, Ordering::Relaxed);
         }
     }
 
-    /// Returns whether the task has behaved for so long that another long poll is not expected.
+    /// Returns whether the task has held no thread for long in its last polls.
     pub(crate) fn is_trusted(&self) -> bool {
         self.short_polls.load(Ordering::Relaxed) >= TRUST
-    }
-
-    /// Returns whether the task hogged its worker lately. One long poll is no habit, unless it was very
-    /// long: a page fault, a first use of something.
-    pub(crate) fn is_on_probation(&self) -> bool {
-        self.strikes.load(Ordering::Relaxed) > STRIKE
-    }
-
-    /// Takes note of how the task was woken; returns how often in a row it was woken inside its own
-    /// poll, this time included.
-    pub(crate) fn note_wake(&self, was_running: bool) -> u8 {
-        let count =
-            if was_running { self.self_wakes.load(Ordering::Relaxed).saturating_add(1) } else { 0 };
-        self.self_wakes.store(count, Ordering::Relaxed);
-        count
-    }
-
-    /// Returns whether this is the first time that the task is scheduled.
-    pub(crate) fn note_scheduled(&self) -> bool {
-        !self.was_scheduled.load(Ordering::Relaxed)
-            && !self.was_scheduled.swap(true, Ordering::Relaxed)
     }
 }
 
@@ -331,12 +292,12 @@ fn insert<T>(
         (Some(key), Some(_)) => u32::try_from(key + 1).unwrap_or(0),
         _ => 0,
     };
-    if let (Some(key), Some(name), 1..) = (key, label.name, name_key) {
+    if let (Some(key), Some(name), 1..) = (key, label.name.clone(), name_key) {
         tasks.names.insert(key, name);
     }
     let membership = Membership { live: Arc::clone(live), key, is_named: name_key > 0 };
     let mut info = None;
-    let (runnable, task) = make(TaskInfo::new(label.site, name_key), membership, &mut info);
+    let (runnable, task) = make(TaskInfo::new(&label, name_key), membership, &mut info);
     let info = info.expect("invariant: the closure that makes the future was called");
     let waker = runnable.waker();
     if !is_closed {
@@ -374,13 +335,15 @@ impl<F: Future> Future for TaskFuture<F> {
         // The future is never polled again after a panic, and what it shares with others is theirs.
         let future = this.future.as_pin_mut().expect("invariant: gone only in drop");
         let polled = panic::catch_unwind(AssertUnwindSafe(|| future.poll(cx)));
-        let length = context::end_poll(|elapsed_ns| {
+        let charge = context::end_poll(|elapsed_ns| {
             let name = this.membership.live.name(this.info.name_key);
             context::leave_long_poll(EndedPoll { name, site: this.info.site, elapsed_ns });
         });
         match polled {
             Ok(Poll::Pending) => {
-                this.info.record_poll(length);
+                if let Some(charge) = charge {
+                    this.info.record_poll(charge);
+                }
                 // Whoever aborts the task, or closes the runtime, raises a flag and wakes the task. A
                 // wake-up between the scheduler's look at the flag and the beginning of this poll has
                 // no effect, since the task is ready already; but it stands before the beginning in

@@ -19,11 +19,19 @@ impl Timer {
 
     /// Makes the sleeper wake up after `delay`, and not at the time that was set before.
     pub(crate) fn wake_in(&self, delay: Duration) {
-        let it_value = Timespec {
+        self.set(Timespec {
             tv_sec: i64::try_from(delay.as_secs()).unwrap_or(i64::MAX),
-            // Zero would disarm the timer.
+            // Zero would stop the timer.
             tv_nsec: i64::from(delay.subsec_nanos()).max(1),
-        };
+        });
+    }
+
+    /// Takes back what was set.
+    pub(crate) fn stop(&self) {
+        self.set(Timespec { tv_sec: 0, tv_nsec: 0 });
+    }
+
+    fn set(&self, it_value: Timespec) {
         let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
         let value = Itimerspec { it_interval, it_value };
         if let Err(error) = timerfd_settime(&self.descriptor, TimerfdTimerFlags::empty(), &value) {

@@ -24,7 +24,7 @@ use crate::{
     handle::{Handle, Scheduler},
     join::JoinHandle,
     kernel_help::{HogTimer, Serves},
-    lane::{self, Cause, Lane, Share},
+    lane::{Cause, Credit, Lane, Rank, Ranked, Share, SharedCredit},
     metrics::{Counters, Hogs, Metrics, Sampler, ThreadMetrics, foreign_ready_time},
     panics::contained,
     sync::{Arc, AtomicBool, Ordering, PoisonError, RealMutex, thread, thread_local},
@@ -40,8 +40,9 @@ pub(crate) struct Shared {
     signal: Option<i32>,
     hog_timer: HogTimer,
     /// Tasks that other threads made ready.
-    reaction_inject: Injector<Runnable>,
-    compute_inject: Injector<Runnable>,
+    injected: Injector<Runnable>,
+    /// What pays the tasks that no task spawns.
+    foreign_credit: SharedCredit,
     /// What `block_on` works with, one caller at a time.
     core: RealMutex<Core>,
     hogs: Hogs,
@@ -58,7 +59,7 @@ struct Core {
 #[derive(Default)]
 struct Lanes {
     reaction: VecDeque<Runnable>,
-    compute: VecDeque<Runnable>,
+    compute: Ranked<Runnable>,
 }
 
 /// What the thread in `block_on` knows; schedule functions find it here.
@@ -67,6 +68,8 @@ struct Local {
     owner: *const Shared,
     lanes: RefCell<Lanes>,
     cause: Cell<Cause>,
+    /// The time of the latest switch, in nanoseconds.
+    switched_at: Cell<u64>,
     sampler: Sampler,
 }
 
@@ -87,8 +90,8 @@ impl Shared {
             signal: options.kernel_help.usable_signal(),
             hog_timer: HogTimer::new(),
             options,
-            reaction_inject: Injector::new(),
-            compute_inject: Injector::new(),
+            injected: Injector::new(),
+            foreign_credit: SharedCredit::new(),
             core: RealMutex::new(Core { lookout, lanes: Lanes::default(), share }),
             hogs,
             counters: Counters::new(),
@@ -120,25 +123,21 @@ impl Shared {
                 && std::ptr::eq(local.owner, self)
                 && let Some(task) = task.take()
             {
-                let lane =
-                    lane::choose(task.metadata(), info.woken_while_running, local.cause.get());
                 let ready = local.sampler.ready_time(local.cause.get(), info.woken_while_running);
                 task.metadata().note_ready(ready);
-                local.lanes.borrow_mut().of(lane).push_back(task);
+                let now = local.switched_at.get();
+                local.lanes.borrow_mut().push(task, info.woken_while_running, now);
             }
         });
         if let Some(task) = task {
             task.metadata().note_ready(foreign_ready_time());
-            match lane::choose(task.metadata(), info.woken_while_running, Cause::Foreign) {
-                Lane::Reaction => self.reaction_inject.push(task),
-                Lane::Compute => self.compute_inject.push(task),
-            }
+            self.injected.push(task);
             self.server.unpark();
         }
     }
 
     fn has_injected(&self) -> bool {
-        !self.reaction_inject.is_empty() || !self.compute_inject.is_empty()
+        !self.injected.is_empty()
     }
 
     /// Runs the runtime until `future` is ready.
@@ -146,35 +145,22 @@ impl Shared {
         let _entered = context::enter(Handle { scheduler: Scheduler::UserLevel(Arc::clone(self)) });
         let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         let installed = Installed::new(self, &mut core.lanes);
-        let main = Arc::new(MainWaker {
-            is_woken: AtomicBool::new(true),
-            is_reaction: AtomicBool::new(false),
-            shared: Arc::clone(self),
-        });
+        let main =
+            Arc::new(MainWaker { is_woken: AtomicBool::new(true), shared: Arc::clone(self) });
         let waker = Waker::from(Arc::clone(&main));
         let mut future = pin!(future);
         let local = &*installed.local;
         let mut now = monotonic_now();
-        context::bound_processor_time(now.as_nanos());
+        local.note_time(now);
         loop {
             if core.lookout.is_due(now) {
                 local.cause.set(Cause::Detection);
                 contained("a look", || core.lookout.detect());
-                // Who hogs matters only where somebody computes.
-                let judges = !local.lanes.borrow().compute.is_empty();
-                context::sample_processor_time(judges);
                 now = monotonic_now();
-                if !judges {
-                    context::bound_processor_time(now.as_nanos());
-                }
+                local.note_time(now);
             }
             if main.is_woken.swap(false, Ordering::AcqRel) {
-                let lane = if main.is_reaction.load(Ordering::Relaxed) {
-                    Lane::Reaction
-                } else {
-                    Lane::Compute
-                };
-                local.cause.set(Cause::Poll(lane));
+                local.cause.set(Cause::Poll);
                 if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
                     installed.remove(&mut core.lanes);
                     return value;
@@ -184,7 +170,8 @@ impl Shared {
             self.take_injected(local);
             if let Some((task, lane)) = local.next(&core.share) {
                 let end = self.poll(local, task, lane, now.as_nanos());
-                core.share.record(lane, end.saturating_sub(now.as_nanos()));
+                let (reacting, computing) = local.lanes.borrow().counts();
+                core.share.record(lane, end.saturating_sub(now.as_nanos()), reacting, computing);
                 now = vigie_detect::Instant::from_nanos(end);
             } else if !main.is_woken.load(Ordering::Acquire) {
                 self.hog_timer.stop();
@@ -196,20 +183,23 @@ impl Shared {
                     })
                 });
                 now = monotonic_now();
-                context::bound_processor_time(now.as_nanos());
+                local.note_time(now);
             }
         }
     }
 
     /// Polls a task, or drops it if it is aborted. Returns the time in nanoseconds.
     fn poll(&self, local: &Local, task: Runnable, lane: Lane, now: u64) -> u64 {
-        local.cause.set(Cause::Poll(lane));
-        if task.metadata().is_aborted() {
+        local.cause.set(Cause::Poll);
+        local.switched_at.set(now);
+        let info = task.metadata();
+        if info.is_aborted() {
             drop_task(task);
             return monotonic_now().as_nanos();
         }
         // A known hog: the signal tells its checkpoints of events.
-        if task.metadata().is_on_probation() {
+        let quantum = self.options.quantum.as_nanos();
+        if info.account.usual_ns().is_some_and(|usual| u128::from(usual) > quantum) {
             if !self.hog_timer.is_set()
                 && let (Some(signal), Some(descriptor)) = (self.signal, self.server.wait_point())
             {
@@ -219,8 +209,8 @@ impl Shared {
         } else {
             self.hog_timer.stop();
         }
-        self.counters.begin_poll(task.metadata().ready_time(), now);
-        context::begin_poll(now, self.options.quantum, self.options.long_poll);
+        self.counters.begin_poll(info.ready_time(), now);
+        context::begin_poll(now, info.account.credit(), self.options.long_poll);
         // The future's panics are caught inside; what may come out is that of a waker.
         contained("a poll", || task.run());
         let end = context::take_poll_end().unwrap_or_else(|| monotonic_now().as_nanos());
@@ -245,20 +235,16 @@ impl Shared {
     }
 
     fn take_injected(&self, local: &Local) {
-        for (inject, lane) in
-            [(&self.reaction_inject, Lane::Reaction), (&self.compute_inject, Lane::Compute)]
-        {
-            if inject.is_empty() {
-                continue;
-            }
-            let mut lanes = local.lanes.borrow_mut();
-            // Bounded by what is there now, so that other threads cannot keep us here.
-            for _ in 0..inject.len() {
-                match inject.steal() {
-                    Steal::Success(task) => lanes.of(lane).push_back(task),
-                    Steal::Empty => break,
-                    Steal::Retry => {}
-                }
+        if self.injected.is_empty() {
+            return;
+        }
+        let mut lanes = local.lanes.borrow_mut();
+        // Bounded by what is there now, so that other threads cannot keep us here.
+        for _ in 0..self.injected.len() {
+            match self.injected.steal() {
+                Steal::Success(task) => lanes.push(task, false, local.switched_at.get()),
+                Steal::Empty => break,
+                Steal::Retry => {}
             }
         }
     }
@@ -271,11 +257,8 @@ impl Shared {
         let mut lanes = std::mem::take(&mut core.lanes);
         drop(core);
         loop {
-            let queued = lanes.reaction.pop_front().or_else(|| lanes.compute.pop_front());
-            let task = queued
-                .or_else(|| steal(&self.reaction_inject))
-                .or_else(|| steal(&self.compute_inject));
-            match task {
+            let queued = lanes.reaction.pop_front().or_else(|| lanes.compute.pop());
+            match queued.or_else(|| steal(&self.injected)) {
                 Some(task) => drop_task(task),
                 None if self.live.count() == 0 => break,
                 // Another thread is about to queue a task that it has just spawned or woken.
@@ -301,11 +284,12 @@ fn steal(inject: &Injector<Runnable>) -> Option<Runnable> {
     }
 }
 
-pub(crate) fn spawn<F>(shared: &Arc<Shared>, label: Label, future: F) -> JoinHandle<F::Output>
+pub(crate) fn spawn<F>(shared: &Arc<Shared>, mut label: Label, future: F) -> JoinHandle<F::Output>
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
+    label.credit = credit(shared);
     let (runnable, handle) = task_cell::spawn(&shared.live, label, future, schedule(shared));
     if let Some(runnable) = runnable {
         runnable.schedule();
@@ -313,16 +297,27 @@ where
     handle
 }
 
-pub(crate) fn spawn_local<F>(shared: &Arc<Shared>, label: Label, future: F) -> JoinHandle<F::Output>
+pub(crate) fn spawn_local<F>(
+    shared: &Arc<Shared>,
+    mut label: Label,
+    future: F,
+) -> JoinHandle<F::Output>
 where
     F: Future + 'static,
     F::Output: 'static,
 {
+    label.credit = credit(shared);
     let (runnable, handle) = task_cell::spawn_local(&shared.live, label, future, schedule(shared));
     if let Some(runnable) = runnable {
         runnable.schedule();
     }
     handle
+}
+
+/// Returns what a new task begins with.
+fn credit(shared: &Shared) -> Credit {
+    let from_outside = || shared.foreign_credit.pay_child(monotonic_now().as_nanos());
+    context::pay_child().unwrap_or_else(from_outside)
 }
 
 fn schedule(
@@ -357,22 +352,39 @@ pub(crate) fn runs_here(shared: Option<&Shared>) -> bool {
 }
 
 impl Lanes {
-    fn of(&mut self, lane: Lane) -> &mut VecDeque<Runnable> {
-        match lane {
-            Lane::Reaction => &mut self.reaction,
-            Lane::Compute => &mut self.compute,
+    /// Queues a task that becomes ready at `now`.
+    fn push(&mut self, task: Runnable, was_running: bool, now: u64) {
+        let account = &task.metadata().account;
+        match account.choose_lane(was_running, now) {
+            Lane::Reaction => self.reaction.push_back(task),
+            Lane::Compute => {
+                let rank = Rank { place: account.credit().place(now), is_short: false };
+                self.compute.push(task, rank);
+            }
         }
+    }
+
+    /// Returns how many tasks wait in each lane.
+    fn counts(&self) -> (usize, usize) {
+        (self.reaction.len(), self.compute.len())
     }
 }
 
 impl Local {
+    /// Takes note of a time that was read.
+    fn note_time(&self, now: vigie_detect::Instant) {
+        self.switched_at.set(now.as_nanos());
+        context::sample_processor_time(now.as_nanos());
+    }
+
     fn next(&self, share: &Share) -> Option<(Runnable, Lane)> {
         let mut lanes = self.lanes.borrow_mut();
-        let order = match share.first() {
-            Lane::Reaction => [Lane::Reaction, Lane::Compute],
-            Lane::Compute => [Lane::Compute, Lane::Reaction],
-        };
-        order.into_iter().find_map(|lane| Some((lanes.of(lane).pop_front()?, lane)))
+        let computes_first = share.first() == Lane::Compute;
+        if computes_first && let Some(task) = lanes.compute.pop() {
+            return Some((task, Lane::Compute));
+        }
+        let reaction = lanes.reaction.pop_front().map(|task| (task, Lane::Reaction));
+        reaction.or_else(|| Some((lanes.compute.pop()?, Lane::Compute)))
     }
 }
 
@@ -388,6 +400,7 @@ impl Installed {
             owner: Arc::as_ptr(shared),
             lanes: RefCell::new(std::mem::take(lanes)),
             cause: Cell::new(Cause::Foreign),
+            switched_at: Cell::new(0),
             sampler: Sampler::new(0),
         });
         LOCAL.with(|current| *current.borrow_mut() = Some(Rc::clone(&local)));
@@ -405,13 +418,13 @@ impl Drop for Installed {
         // It belongs to this thread.
         self.shared.hog_timer.unbind();
         // Left here only by a panic of the main future: the next `block_on` finds them again.
-        let lanes = self.local.lanes.take();
-        for task in lanes.reaction {
-            self.shared.reaction_inject.push(task);
-        }
-        for task in lanes.compute {
-            self.shared.compute_inject.push(task);
-        }
+        let mut lanes = self.local.lanes.take();
+        let computing = std::iter::from_fn(|| lanes.compute.pop());
+        lanes
+            .reaction
+            .into_iter()
+            .chain(computing)
+            .for_each(|task| self.shared.injected.push(task));
     }
 }
 
@@ -419,8 +432,6 @@ impl Drop for Installed {
 struct MainWaker {
     /// Set by whoever wakes (release), taken by the loop (acquire).
     is_woken: AtomicBool,
-    /// On whose behalf: written before `is_woken`, a hint.
-    is_reaction: AtomicBool,
     shared: Arc<Shared>,
 }
 
@@ -430,15 +441,7 @@ impl Wake for MainWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        let cause = LOCAL.try_with(|local| {
-            let local = local.borrow();
-            let local = local.as_ref().filter(|local| std::ptr::eq(local.owner, &*self.shared));
-            local.map(|local| local.cause.get())
-        });
-        let cause = cause.ok().flatten();
-        let is_reaction = cause != Some(Cause::Poll(Lane::Compute));
-        self.is_reaction.store(is_reaction, Ordering::Relaxed);
-        if !self.is_woken.swap(true, Ordering::AcqRel) && cause.is_none() {
+        if !self.is_woken.swap(true, Ordering::AcqRel) && !runs_here(Some(&self.shared)) {
             self.shared.server.unpark();
         }
     }

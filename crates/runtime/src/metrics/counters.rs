@@ -166,7 +166,7 @@ impl Sampler {
     /// for this `cause`.
     #[inline]
     pub(crate) fn ready_time(&self, cause: Cause, was_running: bool) -> ReadyTime {
-        let by_event = !was_running && !matches!(cause, Cause::Poll(_));
+        let by_event = !was_running && !matches!(cause, Cause::Poll);
         if by_event {
             return now(true);
         }
@@ -208,7 +208,7 @@ mod tests {
             let times = (0..3100).map(|_| sampler.ready_time(cause, false));
             times.filter(|&time| time != ReadyTime::UNKNOWN).count()
         };
-        let sampled = count(Cause::Poll(Lane::Compute));
+        let sampled = count(Cause::Poll);
         assert!((150..=260).contains(&sampled), "{sampled}");
         assert_eq!(count(Cause::Detection), 3100);
         assert_eq!(count(Cause::Foreign), 3100);

@@ -10,11 +10,14 @@ use vigie_detect::Instant;
 
 use super::LongPoll;
 use crate::{
-    context::{EndedPoll, HOG_FACTOR},
+    context::EndedPoll,
     lane::Lane,
     panics::contained,
     sync::{Arc, PoisonError, RealGuard, RealMutex},
 };
+
+/// How many quanta make a hog of a long poll: no page fault takes so long.
+const HOG_FACTOR: u32 = 10;
 
 /// How many long polls are remembered.
 const LATEST_MAX: usize = 16;

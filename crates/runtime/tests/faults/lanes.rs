@@ -16,7 +16,7 @@ use vigie_detect::{
     clock::{monotonic_now, thread_cpu_time},
     stock::doorbell::{Button, Doorbell, doorbell},
 };
-use vigie_runtime::{Runtime, spawn, yield_now};
+use vigie_runtime::{Runtime, spawn, time, yield_now};
 
 use crate::guard::against_hang;
 
@@ -116,7 +116,9 @@ fn reactions_go_first() {
         })
         .detach();
         many_switches().await;
-        for _ in 0..200 {
+        for _ in 0..20 {
+            // As seldom as the children can be paid.
+            time::sleep(Duration::from_millis(5)).await;
             log.add("press");
             button.press();
             many_switches().await;
@@ -124,52 +126,43 @@ fn reactions_go_first() {
         is_over.store(true, Ordering::SeqCst);
         let log = log.take();
         let presses: Vec<_> = (0..log.len()).filter(|&place| log[place] == "press").collect();
-        assert_eq!(presses.len(), 200);
+        assert_eq!(presses.len(), 20);
         for place in presses {
             assert_eq!(log[place + 1..place + 4], ["reaction", "woken", "child"]);
         }
     });
 }
 
-/// Goal: an event that a task itself waits for does not help it to stand before others for long: one
-/// that keeps waking itself goes to those that compute. Method: it is woken by an event and then
-/// yields; of its turns, only the first few may be in a row.
+/// Goal: a task that keeps waking itself does not stand before one that an event wakes. Method: it has
+/// credit and yields without end; an event must be served after a few of its turns at most.
 #[test]
 fn who_wakes_itself_computes() {
     for_each_flavor(LONG, HOUR, || async {
         let log = Log::default();
         let (button, bell) = bell();
-        let yielding = log.clone();
+        let reacting = log.clone();
         spawn(async move {
             loop {
                 bell.wait(()).await.expect("it rings");
-                for _ in 0..20 {
-                    yielding.add("yield");
-                    yield_now().await;
-                }
+                reacting.add("reaction");
             }
         })
         .detach();
         let is_over = compute(&log, 1);
-        many_switches().await;
-        for _ in 0..20 {
+        for _ in 0..100 {
+            many_switches().await;
             log.take();
             button.press();
             many_switches().await;
             let log = log.take();
-            let first = log.iter().position(|&entry| entry == "yield").expect("it was woken");
-            let in_a_row = log[first..].iter().take_while(|&&entry| entry == "yield").count();
-            assert!((1..=4).contains(&in_a_row), "{in_a_row} turns in a row: {log:?}");
-            let later = &log[first + in_a_row..];
-            assert_eq!(later.iter().filter(|&&entry| entry == "yield").count(), 20 - in_a_row);
-            assert!(!later.windows(2).any(|pair| pair == ["yield", "yield"]), "{log:?}");
+            let turns = log.iter().position(|&entry| entry == "reaction").expect("it was woken");
+            assert!(turns <= 3, "{log:?}");
         }
         is_over.store(true, Ordering::SeqCst);
     });
 }
 
-/// Goal: a task whose polls are longer than the quantum leaves the reaction lane, and comes back after
-/// it has behaved for a while. Method: its event comes before that of another task, round by round; in
+/// Goal: a task that uses up its credit leaves the reaction lane, and comes back once it has some again. Method: its event comes before that of another task, round by round; in
 /// the reaction lane it goes first, from the compute lane after the other.
 #[test]
 fn a_hog_leaves_the_reaction_lane_and_comes_back() {
@@ -223,11 +216,7 @@ fn a_hog_leaves_the_reaction_lane_and_comes_back() {
             long_polls += 1;
             assert!(long_polls < 8, "it hogs, and still goes before the other");
         }
-        let mut short_polls = 0;
-        while !round().await {
-            short_polls += 1;
-        }
-        assert!((1..100).contains(&short_polls), "back after {short_polls} short polls");
+        while !round().await {}
         assert!(round().await, "it stays");
         is_over.store(true, Ordering::SeqCst);
     });

@@ -161,7 +161,7 @@ fn a_hog_is_seen_while_it_lasts() {
             hog.await.expect("no panic");
         });
         let reserve = during.reserve.expect("the hybrid flavor has some");
-        assert!(reserve.calls >= 1 && reserve.new_threads >= 1 && reserve.limit == 64);
+        assert!(reserve.calls >= 1 && reserve.new_threads >= 1 && reserve.limit == 512);
         assert!(reserve.serving + reserve.spare >= 1, "{reserve:?}");
         settle::until(|| !is_hog(&metrics()));
     });

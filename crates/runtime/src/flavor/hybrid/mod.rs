@@ -1,14 +1,16 @@
 //! The hybrid flavor: many tasks over a few kernel threads, with work stealing.
 //!
 //! Each worker has a queue for each lane, which the others may steal from. At its switches it looks at
-//! the detection server when a look is due; whoever looks, runs what it found. A worker without work
-//! sleeps in the wait point if nobody else does, on its thread otherwise.
+//! the detection server when a look is due, and runs what it found. A worker without work sleeps in the
+//! wait point if no other thread does, on its thread otherwise.
 //!
 //! No task delays another one's event: a supervisor sees when every thread that could watch is inside
-//! a long poll, and then calls a reserve thread, which watches and serves the reaction lane itself.
+//! a long poll, and then calls a reserve thread, which watches and serves the reaction lane itself. When a
+//! thread sleeps in the kernel inside a poll, a reserve thread takes its place in both lanes.
 //! See `docs/design/reaction.md`.
 
 mod baton;
+mod need;
 mod reserve;
 mod seat;
 mod supervisor;
@@ -33,7 +35,12 @@ use crossbeam::{
 };
 use vigie_detect::{Instant, Server, clock::monotonic_now};
 
-use self::{baton::Baton, reserve::Reserves, seat::Seat, supervisor::Supervisor};
+use self::{
+    baton::Baton,
+    reserve::Reserves,
+    seat::{Blocked, Seat},
+    supervisor::Supervisor,
+};
 use super::user_level::drop_task;
 use crate::{
     alarm::Alarm,
@@ -44,13 +51,13 @@ use crate::{
     idle::Idle,
     join::JoinHandle,
     kernel_help::{self, HogTimer},
-    lane::{self, Cause, Lane},
+    lane::{Cause, ComputeQueue, Lane, Rank, SharedCredit},
     metrics::{
         Counters, Hogs, Metrics, ReserveCounters, Sampler, ThreadMetrics, foreign_ready_time,
     },
     parker::Parker,
     sync::{
-        Arc, AtomicBool, AtomicU64, AtomicUsize, Ordering, Weak,
+        Arc, AtomicBool, AtomicUsize, Ordering, Weak,
         thread::{self, Thread},
         thread_local,
     },
@@ -63,7 +70,11 @@ pub(crate) struct Shared {
     pool: Arc<BlockingPool>,
     options: Options,
     /// Tasks that no worker made ready.
-    injected: PerLane<Injector<Runnable>>,
+    injected: Injected,
+    /// The workers' compute lanes.
+    computing: Box<[ComputeQueue<Runnable>]>,
+    /// What pays the tasks that threads spawn which run none.
+    foreign_credit: SharedCredit,
     /// The workers, then the reserve threads' slots.
     remotes: Box<[Remote]>,
     idle: Idle,
@@ -71,11 +82,10 @@ pub(crate) struct Shared {
     /// Held by the reserve thread in the wait point.
     baton: Baton,
     alarm: Alarm,
-    /// The supervisor looks now and then although the alarm is not set: those who serve tasks that
-    /// are trusted need not set it.
-    has_backstop: AtomicBool,
-    /// Until when no task is trusted, in nanoseconds: one that was has had a long poll.
-    distrust_until: AtomicU64,
+    /// Threads that sleep in the kernel inside a poll, and those that compute in their place.
+    blocked: Blocked,
+    /// Some thread is inside a long poll, as far as the supervisor knows.
+    has_long_polls: AtomicBool,
     /// The signal into threads that hog; its number, or none.
     signal: Option<i32>,
     hogs: Hogs,
@@ -88,7 +98,7 @@ pub(crate) struct Shared {
 /// Returns whether an event waits for this worker; none if this is no worker.
 pub(crate) fn is_awaited(now: Instant) -> Option<bool> {
     let local = LOCAL.try_with(|local| local.borrow().clone()).ok().flatten()?;
-    if !local.queues.reaction.is_empty() {
+    if !local.reacting.is_empty() {
         return Some(true);
     }
     context::with_current(|handle| match &handle?.scheduler {
@@ -103,25 +113,16 @@ pub(crate) fn is_awaited(now: Instant) -> Option<bool> {
     })
 }
 
-/// One thing for each lane.
-#[derive(Debug)]
-struct PerLane<T> {
-    reaction: T,
-    compute: T,
-}
-
-impl<T> PerLane<T> {
-    const fn of(&self, lane: Lane) -> &T {
-        match lane {
-            Lane::Reaction => &self.reaction,
-            Lane::Compute => &self.compute,
-        }
-    }
+/// Tasks that wait for any thread.
+struct Injected {
+    reaction: Injector<Runnable>,
+    compute: ComputeQueue<Runnable>,
 }
 
 /// What others may do to a worker or a reserve thread, and see of it.
 struct Remote {
-    stealers: PerLane<Stealer<Runnable>>,
+    /// Takes from its reaction lane.
+    stealer: Stealer<Runnable>,
     parker: Parker,
     seat: Seat,
     hog_timer: HogTimer,
@@ -132,10 +133,15 @@ struct Remote {
 struct Local {
     /// Which runtime this thread works for: compared, never followed.
     owner: *const Shared,
-    queues: PerLane<Queue<Runnable>>,
-    /// This thread runs the reaction lane alone.
-    is_reserve: bool,
+    /// The reaction lane.
+    reacting: Queue<Runnable>,
+    /// The worker's place; none for a reserve thread, which has no compute lane.
+    worker: Option<usize>,
     cause: Cell<Cause>,
+    /// The time of the latest switch, in nanoseconds.
+    switched_at: Cell<u64>,
+    /// The task that is polled has short polls as a rule.
+    is_short: Cell<bool>,
     sampler: Sampler,
     /// Whom the present look or sleep has woken.
     woken_at: Cell<Woken>,
@@ -166,6 +172,11 @@ impl Local {
     }
 }
 
+/// In how many delays of the alarm the supervisor looks if a poll is long behind which events or tasks wait
+/// that react; and if it is only computation that waits there.
+const SOON: u64 = 1;
+const LATER: u64 = 5;
+
 thread_local! {
     static LOCAL: RefCell<Option<Rc<Local>>> = const { RefCell::new(None) };
 }
@@ -175,14 +186,10 @@ pub(crate) fn start(
     server: Server,
     options: Options,
 ) -> Result<(Arc<Shared>, Vec<thread::JoinHandle<()>>), BuildError> {
-    let mut queues: Vec<_> = (0..options.workers + options.reserve_threads)
-        .map(|_| PerLane { reaction: Queue::new_fifo(), compute: Queue::new_fifo() })
-        .collect();
-    let remotes = queues.iter().map(|queues| Remote {
-        stealers: PerLane {
-            reaction: queues.reaction.stealer(),
-            compute: queues.compute.stealer(),
-        },
+    let mut queues: Vec<Queue<Runnable>> =
+        (0..options.workers + options.reserve_threads).map(|_| Queue::new_fifo()).collect();
+    let remotes = queues.iter().map(|queue| Remote {
+        stealer: queue.stealer(),
         parker: Parker::new(),
         seat: Seat::new(),
         hog_timer: HogTimer::new(),
@@ -194,14 +201,16 @@ pub(crate) fn start(
     let shared = Arc::new(Shared {
         live: Arc::new(LiveTasks::new()),
         pool: Arc::new(pool),
-        injected: PerLane { reaction: Injector::new(), compute: Injector::new() },
+        injected: Injected { reaction: Injector::new(), compute: ComputeQueue::new() },
+        computing: (0..options.workers).map(|_| ComputeQueue::new()).collect(),
+        foreign_credit: SharedCredit::new(),
         remotes,
         idle: Idle::new(options.workers),
         reserves,
         baton: Baton::new(),
         alarm: Alarm::new(options.long_poll).map_err(BuildError::Server)?,
-        has_backstop: AtomicBool::new(false),
-        distrust_until: AtomicU64::new(0),
+        blocked: Blocked::new(),
+        has_long_polls: AtomicBool::new(false),
         signal: options.kernel_help.usable_signal(),
         hogs: Hogs::new(options.quantum),
         reserve_counters: ReserveCounters::new(),
@@ -255,7 +264,7 @@ impl Shared {
     pub(crate) fn shutdown(&self) {
         self.is_shutdown.store(true, Ordering::SeqCst);
         self.live.refuse();
-        self.alarm.wake_in(Duration::ZERO);
+        self.alarm.hold(0, Duration::ZERO);
         self.reserves.shutdown();
         for remote in &self.remotes {
             remote.parker.unpark(|| self.server.unpark());
@@ -271,35 +280,69 @@ impl Shared {
                 && std::ptr::eq(local.owner, self)
                 && let Some(task) = task.take()
             {
-                let lane =
-                    lane::choose(task.metadata(), info.woken_while_running, local.cause.get());
-                let ready = local.sampler.ready_time(local.cause.get(), info.woken_while_running);
-                task.metadata().note_ready(ready);
-                if local.cause.get() == Cause::Detection {
-                    local.woken_at.set(match (local.woken_at.get(), ready.nanos()) {
-                        (Woken::Nobody, Some(nanos)) => Woken::One(nanos),
-                        _ => Woken::Several,
-                    });
-                }
-                if local.is_reserve && lane == Lane::Compute {
-                    self.injected.compute.push(task);
-                    self.wake_one();
-                    return;
-                }
-                local.queues.of(lane).push(task);
-                if let Cause::Poll(_) = local.cause.get() {
-                    // The rest of this poll may be long.
-                    self.alarm.set();
-                }
+                self.schedule_here(local, task, info);
             }
         });
         if let Some(task) = task {
-            let lane = lane::choose(task.metadata(), info.woken_while_running, Cause::Foreign);
-            task.metadata().note_ready(foreign_ready_time());
-            self.injected.of(lane).push(task);
-            if !self.wake_one() && lane == Lane::Reaction && !self.call_sentinel() {
-                self.alarm.set();
+            self.schedule_from_outside(task, info);
+        }
+    }
+
+    fn schedule_here(&self, local: &Local, task: Runnable, info: &ScheduleInfo) {
+        let now = local.switched_at.get();
+        let ready = local.sampler.ready_time(local.cause.get(), info.woken_while_running);
+        task.metadata().note_ready(ready);
+        if local.cause.get() == Cause::Detection {
+            local.woken_at.set(match (local.woken_at.get(), ready.nanos()) {
+                (Woken::Nobody, Some(nanos)) => Woken::One(nanos),
+                _ => Woken::Several,
+            });
+        }
+        match (task.metadata().account.choose_lane(info.woken_while_running, now), local.worker) {
+            (Lane::Reaction, _) => local.reacting.push(task),
+            (Lane::Compute, Some(worker)) => {
+                let rank = self.rank(&task, now);
+                self.computing[worker].push(task, rank);
             }
+            (Lane::Compute, None) => {
+                let rank = self.rank(&task, now);
+                self.injected.compute.push(task, rank);
+                self.wake_one();
+                return;
+            }
+        }
+        if local.cause.get() == Cause::Poll {
+            // The rest of this poll may be long. Where that is usual, nobody should wait for it.
+            if local.is_short.get() || !self.idle.may_need_waking() || !self.wake_one() {
+                self.alarm.guard(now, SOON, || false);
+            }
+        }
+    }
+
+    fn schedule_from_outside(&self, task: Runnable, info: &ScheduleInfo) {
+        let ready = foreign_ready_time();
+        let now = ready.nanos().unwrap_or(0);
+        task.metadata().note_ready(ready);
+        let lane = task.metadata().account.choose_lane(info.woken_while_running, now);
+        match lane {
+            Lane::Reaction => self.injected.reaction.push(task),
+            Lane::Compute => {
+                let rank = self.rank(&task, now);
+                self.injected.compute.push(task, rank);
+            }
+        }
+        if !self.wake_one() && (lane == Lane::Compute || !self.call_sentinel()) {
+            self.alarm.guard(now, SOON, || false);
+        }
+    }
+
+    /// Returns where a task stands in the compute lane.
+    fn rank(&self, task: &Runnable, now: u64) -> Rank {
+        let account = &task.metadata().account;
+        let is_short = |usual: u32| u128::from(usual) <= self.options.quantum.as_nanos();
+        Rank {
+            place: account.credit().place(now),
+            is_short: account.usual_ns().is_some_and(is_short),
         }
     }
 
@@ -329,10 +372,6 @@ impl Shared {
 
     fn reserve(&self, slot: usize) -> &Remote {
         &self.remotes[self.options.workers + slot]
-    }
-
-    fn reserve_seat(&self, slot: usize) -> &Seat {
-        &self.reserve(slot).seat
     }
 
     fn long_poll_ns(&self) -> u64 {
@@ -389,12 +428,11 @@ impl Shared {
     /// Returns whether a task waits somewhere. On the way into every sleep: it must not touch the queues
     /// of reserve threads that do not serve, which hold nothing.
     fn has_work(&self) -> bool {
-        let has = |lane| {
-            let reserves = self.reserves.serving().map(|slot| self.reserve(slot));
-            !self.injected.of(lane).is_empty()
-                || self.workers().iter().chain(reserves).any(|r| !r.stealers.of(lane).is_empty())
-        };
-        has(Lane::Reaction) || has(Lane::Compute)
+        let reserves = self.reserves.serving().map(|slot| self.reserve(slot));
+        !self.injected.reaction.is_empty()
+            || !self.injected.compute.is_empty()
+            || self.computing.iter().any(|queue| !queue.is_empty())
+            || self.workers().iter().chain(reserves).any(|remote| !remote.stealer.is_empty())
     }
 
     /// Cancels every task and closes the server: the last worker's duty.
@@ -402,7 +440,10 @@ impl Shared {
         self.live.close();
         loop {
             let queued = take(|| self.injected.reaction.steal());
-            match queued.or_else(|| take(|| self.injected.compute.steal())) {
+            let queued = queued
+                .or_else(|| self.injected.compute.pop())
+                .or_else(|| self.computing.iter().find_map(ComputeQueue::pop));
+            match queued {
                 Some(task) => drop_task(task),
                 None if self.live.count() == 0 => break,
                 // Another thread is about to queue a task that it has just spawned or woken.
@@ -441,18 +482,20 @@ impl Shared {
     /// A thread outside of the runtime is woken. If some thread hogs, the supervisor sees in a moment
     /// whether it had to wait for a processor, and makes the hogs give theirs away then.
     fn note_call(&self) {
-        if self.has_backstop.load(Ordering::Relaxed) && self.signal.is_some() {
+        if self.has_long_polls.load(Ordering::Relaxed) && self.signal.is_some() {
             kernel_help::note_call();
-            self.alarm.set();
+            self.alarm.guard(monotonic_now().as_nanos(), SOON, || false);
         }
     }
 }
 
-pub(crate) fn spawn<F>(shared: &Arc<Shared>, label: Label, future: F) -> JoinHandle<F::Output>
+pub(crate) fn spawn<F>(shared: &Arc<Shared>, mut label: Label, future: F) -> JoinHandle<F::Output>
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
+    label.credit = context::pay_child()
+        .unwrap_or_else(|| shared.foreign_credit.pay_child(monotonic_now().as_nanos()));
     let scheduler = Arc::clone(shared);
     let schedule =
         WithInfo(move |task: Runnable, info: ScheduleInfo| scheduler.schedule(task, &info));

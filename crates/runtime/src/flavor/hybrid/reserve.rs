@@ -1,4 +1,5 @@
-//! Reserve threads: they watch and serve the reaction lane while every worker is inside a long poll.
+//! Reserve threads: they watch and serve the reaction lane while every worker is inside a long poll, and
+//! both lanes in the place of a thread that sleeps in the kernel.
 //!
 //! ```text
 //!             activate (1)                nothing to serve (2)
@@ -14,19 +15,25 @@ use std::time::Duration;
 use crate::{
     metrics::ReserveMetrics,
     sync::{
-        Arc, AtomicU64, Condvar, Ordering, PoisonError, RealGuard, RealMutex,
+        Arc, AtomicU64, AtomicUsize, Condvar, Ordering, PoisonError, RealGuard, RealMutex,
         thread::{self, JoinHandle},
     },
 };
 
-use super::{PerLane, Queue, Runnable, Shared, worker};
+use super::{Queue, Runnable, Shared, worker};
 
-/// The most reserve threads: one bit of a word for each.
-pub(crate) const RESERVES_MAX: usize = 64;
+/// The most reserve threads, as many as there are blocking threads: each takes a stack, and a descriptor if
+/// the kernel helps against hogs.
+pub(crate) const RESERVES_MAX: usize = 512;
+
+/// One bit for each slot.
+const WORDS: usize = RESERVES_MAX / 64;
 
 pub(crate) struct Reserves {
     /// One bit for each thread that is not a spare. Set by the supervisor, cleared by the thread.
-    serving: AtomicU64,
+    serving: [AtomicU64; WORDS],
+    /// How many bits are set, or about to be.
+    serving_count: AtomicUsize,
     state: RealMutex<State>,
     /// One for each slot: signalled when its spare is called, and for the shutdown.
     called: Box<[Condvar]>,
@@ -47,7 +54,7 @@ struct State {
 
 enum Slot {
     /// No thread: its queues wait for one.
-    Empty(PerLane<Queue<Runnable>>),
+    Empty(Queue<Runnable>),
     Spare,
     Serving,
 }
@@ -62,10 +69,11 @@ pub(crate) enum Activated {
 }
 
 impl Reserves {
-    pub(crate) fn new(queues: Vec<PerLane<Queue<Runnable>>>, keep_alive: Duration) -> Self {
+    pub(crate) fn new(queues: Vec<Queue<Runnable>>, keep_alive: Duration) -> Self {
         let limit = queues.len();
         Self {
-            serving: AtomicU64::new(0),
+            serving: std::array::from_fn(|_| AtomicU64::new(0)),
+            serving_count: AtomicUsize::new(0),
             state: RealMutex::new(State {
                 slots: queues.into_iter().map(Slot::Empty).collect(),
                 spares: Vec::with_capacity(limit),
@@ -86,17 +94,32 @@ impl Reserves {
     /// Returns whether any of them serves: one load.
     #[inline]
     pub(crate) fn is_serving(&self) -> bool {
-        self.serving.load(Ordering::Relaxed) != 0
+        self.serving_count.load(Ordering::Relaxed) > 0
     }
 
     /// The slots of the threads that are not spares.
-    pub(crate) fn serving(&self) -> impl Iterator<Item = usize> + use<> {
-        let mut bits = self.serving.load(Ordering::Acquire);
-        std::iter::from_fn(move || {
-            let slot = bits.trailing_zeros();
-            bits &= bits.wrapping_sub(1);
-            (slot < u64::BITS).then_some(slot as usize)
+    pub(crate) fn serving(&self) -> impl Iterator<Item = usize> + '_ {
+        let words = if self.is_serving() { &self.serving[..] } else { &[] };
+        words.iter().enumerate().flat_map(|(word, bits)| {
+            let mut bits = bits.load(Ordering::Acquire);
+            std::iter::from_fn(move || {
+                let slot = bits.trailing_zeros();
+                bits &= bits.wrapping_sub(1);
+                (slot < u64::BITS).then_some(64 * word + slot as usize)
+            })
         })
+    }
+
+    fn begin_serving(&self, slot: usize) {
+        self.serving_count.fetch_add(1, Ordering::AcqRel);
+        self.serving[slot / 64].fetch_or(1 << (slot % 64), Ordering::AcqRel);
+    }
+
+    fn end_serving(&self, slot: usize) {
+        let bit = 1 << (slot % 64);
+        if self.serving[slot / 64].fetch_and(!bit, Ordering::AcqRel) & bit != 0 {
+            self.serving_count.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 
     /// Makes one more thread serve.
@@ -107,7 +130,7 @@ impl Reserves {
         }
         if let Some(slot) = state.spares.pop() {
             state.slots[slot] = Slot::Serving;
-            self.serving.fetch_or(1 << slot, Ordering::AcqRel);
+            self.begin_serving(slot);
             drop(state);
             self.called[slot].notify_one();
             return Activated::Spare;
@@ -131,7 +154,7 @@ impl Reserves {
         let taken = Arc::clone(&handed);
         let runtime = Arc::clone(shared);
         shared.begin_thread();
-        self.serving.fetch_or(1 << slot, Ordering::AcqRel);
+        self.begin_serving(slot);
         let name = format!("{}-reserve-{slot}", shared.options.thread_name);
         let spawned = thread::Builder::new().name(name).spawn(move || {
             let queues = taken.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -146,7 +169,7 @@ impl Reserves {
                 Activated::NewThread
             }
             Err(error) => {
-                self.serving.fetch_and(!(1 << slot), Ordering::AcqRel);
+                self.end_serving(slot);
                 let queues = handed.lock().unwrap_or_else(PoisonError::into_inner).take();
                 if let Some(queues) = queues {
                     state.slots[slot] = Slot::Empty(queues);
@@ -180,7 +203,7 @@ impl Reserves {
     /// keep-alive is over; otherwise it must end, and give its queues back.
     pub(crate) fn rest(&self, slot: usize) -> bool {
         let mut state = self.lock();
-        self.serving.fetch_and(!(1 << slot), Ordering::AcqRel);
+        self.end_serving(slot);
         state.slots[slot] = Slot::Spare;
         state.spares.push(slot);
         let is_spare =
@@ -201,9 +224,9 @@ impl Reserves {
     }
 
     /// The thread of `slot` ends: another one may take its place.
-    pub(crate) fn leave(&self, slot: usize, queues: PerLane<Queue<Runnable>>) {
+    pub(crate) fn leave(&self, slot: usize, queues: Queue<Runnable>) {
         let mut state = self.lock();
-        self.serving.fetch_and(!(1 << slot), Ordering::AcqRel);
+        self.end_serving(slot);
         state.slots[slot] = Slot::Empty(queues);
     }
 

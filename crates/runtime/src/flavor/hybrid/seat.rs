@@ -8,8 +8,9 @@ use vigie_detect::Instant;
 use crate::{
     kernel_help::{self, HogTimer},
     metrics::CurrentPoll,
-    sync::{AtomicBool, AtomicCell, AtomicU32, AtomicU64, Ordering, fence},
+    sync::{AtomicBool, AtomicCell, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
     task_cell::{LiveTasks, TaskInfo},
+    thread_state,
 };
 
 /// Written by the thread that sits here, read by anybody. `Relaxed`: a stale value makes the
@@ -27,8 +28,79 @@ pub(crate) struct Seat {
     has_long_slice: AtomicBool,
     /// The same for polls of hogs.
     told_hog: AtomicU64,
+    /// The beginning of the poll in which the thread was last found asleep in the kernel, or zero. Set by
+    /// the supervisor, cleared by either; those that clear it count (see [`Blocked`]).
+    blocked: AtomicU64,
+    /// Until when the supervisor need not look whether the thread sleeps, and how long it waited for that.
+    /// The supervisor's.
+    asked: AtomicCell<Asked>,
     /// The kernel's number of the thread; zero before it has begun.
     thread: AtomicU32,
+}
+
+/// How long after the first question the supervisor asks again whether a thread sleeps; twice as long each
+/// time, up to the second value.
+const ASK_AGAIN_NS: u64 = 100_000;
+const ASK_AGAIN_MAX_NS: u64 = 10_000_000;
+
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    /// The poll that was asked of.
+    began: u64,
+    next: u64,
+    pause: u64,
+}
+
+/// How many threads sleep in the kernel inside a poll: as many others may compute in their place.
+#[derive(Debug)]
+pub(crate) struct Blocked {
+    count: AtomicUsize,
+    /// Reserve threads that compute. Never raised above the count.
+    substitutes: AtomicUsize,
+}
+
+impl Blocked {
+    pub(crate) fn new() -> Self {
+        Self { count: AtomicUsize::new(0), substitutes: AtomicUsize::new(0) }
+    }
+
+    fn add(&self) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn remove(&self) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Returns how many threads are asleep.
+    #[inline]
+    pub(crate) fn count(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Returns how many threads that sleep have nobody in their place.
+    pub(crate) fn vacancies(&self) -> usize {
+        self.count().saturating_sub(self.substitutes.load(Ordering::Relaxed))
+    }
+
+    /// Takes the place of a thread that sleeps, if there is one. The caller must [`leave`](Self::leave) it.
+    #[must_use = "the place stays taken"]
+    pub(crate) fn substitute(&self) -> bool {
+        let take = |taken: usize| (taken < self.count()).then_some(taken + 1);
+        self.vacancies() > 0
+            && self.substitutes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
+    }
+
+    /// Returns whether more threads compute in the place of others than sleep.
+    #[inline]
+    pub(crate) fn is_overfull(&self) -> bool {
+        self.substitutes.load(Ordering::Relaxed) > self.count()
+    }
+
+    /// A substitute computes no longer.
+    pub(crate) fn leave(&self) {
+        self.substitutes.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Seat {
@@ -40,6 +112,8 @@ impl Seat {
             told: AtomicU64::new(0),
             has_long_slice: AtomicBool::new(false),
             told_hog: AtomicU64::new(0),
+            blocked: AtomicU64::new(0),
+            asked: AtomicCell::new(Asked { began: 0, next: 0, pause: 0 }),
             thread: AtomicU32::new(0),
         }
     }
@@ -52,6 +126,58 @@ impl Seat {
     /// Returns the kernel's number of the thread that sits here, if there is one.
     pub(crate) fn thread(&self) -> Option<u32> {
         Some(self.thread.load(Ordering::Relaxed)).filter(|&thread| thread > 0)
+    }
+
+    /// Returns whether the thread was found asleep in the kernel in the poll that runs.
+    pub(crate) fn is_blocked(&self) -> bool {
+        let blocked = self.blocked.load(Ordering::Relaxed);
+        blocked != 0 && blocked == self.began.load(Ordering::Relaxed)
+    }
+
+    /// Finds out whether the thread sleeps in the kernel inside the poll that began at `began`, if it is
+    /// time to ask again. The supervisor's.
+    pub(crate) fn ask(&self, began: Instant, now: Instant, count: &Blocked) {
+        let (began, now) = (began.as_nanos(), now.as_nanos());
+        let asked = self.asked.load();
+        let is_new = asked.began != began;
+        if !is_new && now < asked.next {
+            return;
+        }
+        let pause = if is_new { ASK_AGAIN_NS } else { (asked.pause * 2).min(ASK_AGAIN_MAX_NS) };
+        self.asked.store(Asked { began, next: now + pause, pause });
+        if self.thread().is_some_and(thread_state::is_asleep) {
+            // First, so that whoever clears the mark at once takes away what was counted.
+            count.add();
+            if self.blocked.swap(began, Ordering::SeqCst) != 0 {
+                count.remove();
+            }
+            // With the swap in `end_long_poll`, which follows the end of the poll: one of us clears it.
+            fence(Ordering::SeqCst);
+            if self.began.load(Ordering::SeqCst) != began {
+                self.clear_blocked(count);
+            }
+        } else {
+            self.clear_blocked(count);
+        }
+    }
+
+    /// What was found of an earlier poll says nothing of this one. The supervisor's.
+    pub(crate) fn forget_earlier(&self, count: &Blocked) {
+        if self.blocked.load(Ordering::Relaxed) != 0 && !self.is_blocked() {
+            self.clear_blocked(count);
+        }
+    }
+
+    /// A long poll has ended on this thread.
+    pub(crate) fn end_long_poll(&self, count: &Blocked) {
+        self.began.store(0, Ordering::SeqCst);
+        self.clear_blocked(count);
+    }
+
+    fn clear_blocked(&self, count: &Blocked) {
+        if self.blocked.swap(0, Ordering::SeqCst) != 0 {
+            count.remove();
+        }
     }
 
     /// The thread goes.

@@ -1,62 +1,60 @@
-//! The thread that sees when nobody watches, and finds somebody who does.
+//! The thread that sees when nobody watches, or when threads sleep inside polls, and calls others.
 //!
-//! It never runs a task, so that nothing can hold it. It sleeps on an [`Alarm`] that workers set when
-//! they leave the wait point, and before they poll a task while others wait behind it; it wakes up a
-//! little later, looks whether anybody is inside a long poll, and if so calls an idle worker or
-//! a reserve thread. While workers switch quickly it stays away for longer, and while a thread is in
-//! the wait point and no work lies behind a long poll, it sleeps without a timer.
+//! It never runs a task, so that nothing can hold it. It sleeps on an [`Alarm`](crate::alarm::Alarm) that
+//! threads keep ahead of themselves while they switch, so that it rings only if a poll is long while
+//! nobody watches, or while tasks wait behind it. Then it looks at the seats, calls an idle worker or
+//! reserve threads, and goes on looking while there is reason to.
 
 use std::time::Duration;
 
 use vigie_detect::{Instant, Lookout, clock::monotonic_now};
 
-use super::{Shared, reserve::Activated};
+use super::{
+    Remote, Shared,
+    need::{self, Situation},
+    reserve::Activated,
+};
 use crate::{
     context,
     handle::{Handle, Scheduler},
     kernel_help,
-    lane::Lane,
     sync::{Arc, Ordering},
 };
 
 /// How long looks must have come regularly before workers are trusted to look by themselves.
-pub(super) const STEADY: Duration = Duration::from_millis(2);
+const STEADY: Duration = Duration::from_millis(2);
 
-/// How long the supervisor looks often after it had to call somebody.
-const ALERT: Duration = Duration::from_millis(250);
-
-/// More polls than this between two looks of the supervisor, and it goes on looking.
-const ACTIVE_POLLS: u64 = 8;
-
-/// How often the supervisor looks while a reserve thread watches and workers are inside long polls.
+/// How often the supervisor looks while threads are inside long polls, somebody watches, and nothing waits.
 const BACKSTOP: Duration = Duration::from_millis(10);
 
-/// How often it looks otherwise, in multiples of the long poll.
-const CALM_FACTOR: u32 = 5;
+/// The same while tasks wait that need no thread yet.
+const WAITING: Duration = Duration::from_millis(1);
 
 pub(super) struct Supervisor {
     shared: Arc<Shared>,
     lookout: Lookout,
-    last_call: Instant,
-    /// Polls of all threads when it last looked.
-    polls: u64,
 }
 
-/// What the supervisor found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Finding {
-    /// Somebody watches, and nothing lies behind a long poll.
-    Quiet,
-    /// Workers run, and look by themselves so far.
-    Busy,
-    /// Somebody was called.
-    Called,
+/// What is known of all threads at one moment.
+#[derive(Clone, Copy, Debug, Default)]
+struct Census {
+    /// Threads inside long polls.
+    caught: usize,
+    free_reserves: usize,
+    computing_reserves: usize,
+    reaction_waits: bool,
+    waiting_count: usize,
+    all_compute_for_long: bool,
 }
 
 impl Supervisor {
     pub(super) fn run(shared: Arc<Shared>) {
         let lookout = shared.server.lookout();
-        let mut supervisor = Self { shared, lookout, last_call: Instant::from_nanos(0), polls: 0 };
+        if shared.options.kernel_help.short_slices {
+            // Who is late to see that nobody watches is late for every event.
+            kernel_help::shorten_slice();
+        }
+        let mut supervisor = Self { shared, lookout };
         supervisor.work();
         // The last thread cancels what is left, which may use the runtime.
         let shared = Arc::clone(&supervisor.shared);
@@ -73,89 +71,113 @@ impl Supervisor {
             if self.shared.is_shutdown.load(Ordering::SeqCst) {
                 return;
             }
-            let was_resting = !alarm.is_set();
+            let was_resting = alarm.is_resting();
             let now = monotonic_now();
-            let is_active = self.is_active();
-            let mut finding = self.inspect(now);
-            if finding == Finding::Quiet && is_active {
-                // The next poll would only set the alarm again.
-                finding = Finding::Busy;
-            }
-            let has_hogs = self.help_against_hogs(now);
-            self.shared.has_backstop.store(has_hogs, Ordering::Relaxed);
-            match finding {
-                Finding::Quiet if was_resting && has_hogs => alarm.wake_in(BACKSTOP),
-                Finding::Quiet if was_resting => {}
-                Finding::Quiet => alarm.begin_rest(),
-                Finding::Busy => {
-                    alarm.keep();
-                    let is_alert = now - self.last_call < ALERT;
-                    let long_poll = self.shared.options.long_poll;
-                    alarm.wake_in(if is_alert { long_poll } else { long_poll * CALM_FACTOR });
-                }
-                Finding::Called => {
-                    self.last_call = now;
-                    alarm.keep();
-                    alarm.wake_in(self.shared.options.long_poll);
-                }
+            let census = self.take_census(now);
+            let has_called = self.call(census);
+            self.help_against_hogs(now);
+            let has_long_polls = census.caught > 0;
+            self.shared.has_long_polls.store(has_long_polls, Ordering::Relaxed);
+            let long_poll = self.shared.options.long_poll;
+            if has_called || self.shared.blocked.vacancies() > 0 && census.waiting_count > 0 {
+                alarm.hold(now.as_nanos(), long_poll / 2);
+            } else if has_long_polls {
+                let is_waiting = census.waiting_count > 0;
+                alarm.hold(now.as_nanos(), if is_waiting { WAITING } else { BACKSTOP });
+            } else if !was_resting {
+                alarm.begin_rest();
             }
         }
     }
 
-    /// Returns whether there were many polls since the last look.
-    fn is_active(&mut self) -> bool {
+    /// Looks at all threads, and asks of those inside long polls whether they sleep in the kernel.
+    fn take_census(&self, now: Instant) -> Census {
         let shared = &*self.shared;
-        let reserves = shared.reserves.serving().map(|slot| shared.reserve(slot));
-        let remotes = shared.workers().iter().chain(reserves);
-        let polls = remotes.map(|remote| remote.counters.polls()).fold(0, u64::wrapping_add);
-        polls.wrapping_sub(std::mem::replace(&mut self.polls, polls)) > ACTIVE_POLLS
-    }
-
-    fn inspect(&mut self, now: Instant) -> Finding {
-        let shared = &*self.shared;
-        let is_watched = self.lookout.is_watched();
-        let is_unwatched = !is_watched && !is_steady(&self.lookout, now, shared.options.long_poll);
-        let lies_behind = self.lies_behind(now);
-        let has_idle = shared.idle.has_sleepers();
-        if !is_unwatched && !lies_behind {
-            // What idle workers may run: children of a hog, and tasks that it woke.
-            if has_idle && self.is_stranded(now) {
-                shared.wake_one();
-                return Finding::Called;
-            }
-            return if is_watched { Finding::Quiet } else { Finding::Busy };
-        }
         let long_poll = shared.long_poll_ns();
-        let is_free = |slot: usize| !shared.reserve_seat(slot).is_caught(now, long_poll);
-        if shared.reserves.serving().any(is_free) {
-            // It comes back to the wait point by itself; in there, it must be told.
-            if lies_behind {
-                shared.call_sentinel();
+        let quantum = u64::try_from(shared.options.quantum.as_nanos()).unwrap_or(u64::MAX);
+        let mut census = Census {
+            waiting_count: shared.injected.compute.len() + shared.injected.reaction.len(),
+            all_compute_for_long: true,
+            ..Census::default()
+        };
+        let mut is_everybody_caught = true;
+        let reserves = shared.reserves.serving().map(|slot| (shared.reserve(slot), None));
+        let workers = shared.workers().iter().zip(shared.computing.iter().map(Some));
+        for (remote, computing) in workers.chain(reserves) {
+            let seat = &remote.seat;
+            seat.forget_earlier(&shared.blocked);
+            let began = seat.current().map(|(began, _)| began);
+            let Some(began) = began.filter(|_| seat.is_caught(now, long_poll)) else {
+                is_everybody_caught = false;
+                census.all_compute_for_long &= computing.is_none();
+                census.free_reserves += usize::from(computing.is_none());
+                continue;
+            };
+            census.caught += 1;
+            seat.ask(began, now, &shared.blocked);
+            let reacting = remote.stealer.len();
+            census.reaction_waits |= reacting > 0;
+            census.waiting_count += reacting;
+            if let Some(computing) = computing {
+                census.waiting_count += computing.len();
+                census.all_compute_for_long &= !seat.is_blocked() && seat.is_caught(now, quantum);
+            } else {
+                census.computing_reserves += usize::from(!seat.is_blocked());
             }
-            return Finding::Called;
         }
-        if has_idle && shared.wake_one() {
-            return Finding::Called;
+        census.reaction_waits |= is_everybody_caught && !shared.injected.reaction.is_empty();
+        census
+    }
+
+    /// Calls those that are needed. Returns whether there were any.
+    fn call(&self, census: Census) -> bool {
+        let shared = &*self.shared;
+        let now = monotonic_now();
+        let computing = shared.computing.iter().chain([&shared.injected.compute]);
+        let orders = need::decide(&Situation {
+            workers: shared.options.workers,
+            has_idle_worker: shared.idle.has_sleepers(),
+            is_unwatched: census.caught > 0 && self.is_unwatched(now),
+            has_sentinel: shared.baton.holder().is_some(),
+            free_reserves: census.free_reserves,
+            computing_reserves: census.computing_reserves,
+            reaction_waits: census.reaction_waits,
+            waiting_count: census.waiting_count,
+            short_waits: census.all_compute_for_long
+                && computing.into_iter().any(|q| q.has_short()),
+            all_compute_for_long: census.all_compute_for_long,
+            vacancies: shared.blocked.vacancies(),
+        });
+        if orders.wakes_worker {
+            shared.wake_one();
+        }
+        if orders.wakes_sentinel {
+            shared.call_sentinel();
         }
         if shared.reserves.limit() == 0 {
-            return Finding::Busy;
+            return orders.wakes_worker;
         }
-        let activated = shared.reserves.activate(&self.shared);
-        shared.reserve_counters.count(activated);
-        match activated {
-            Activated::Spare | Activated::NewThread => Finding::Called,
-            Activated::Refused => Finding::Busy,
+        for _ in 0..orders.activates {
+            let activated = shared.reserves.activate(&self.shared);
+            shared.reserve_counters.count(activated);
+            if activated == Activated::Refused {
+                break;
+            }
         }
+        orders.calls_anybody()
+    }
+
+    /// Returns whether nobody would see an event in time.
+    fn is_unwatched(&self, now: Instant) -> bool {
+        !self.lookout.is_watched() && !is_steady(&self.lookout, now, self.shared.options.long_poll)
     }
 
     /// Lets the kernel take the processor from those that are caught in long polls when an event waits.
-    /// Returns whether there are any.
-    fn help_against_hogs(&self, now: Instant) -> bool {
+    fn help_against_hogs(&self, now: Instant) {
         let shared = &*self.shared;
         let long_poll = shared.long_poll_ns();
-        // Whoever set the alarm has called it a moment ago: long enough to run by itself.
+        // It was called a moment ago by the thread that set the alarm: long enough to run by itself.
         let is_somebody_called = kernel_help::is_somebody_called();
-        let mut has_hogs = false;
         let reserves = shared.reserves.serving().map(|slot| (shared.reserve(slot), true));
         let workers = shared.workers().iter().map(|worker| (worker, false));
         for (remote, is_reserve) in workers.chain(reserves) {
@@ -163,8 +185,10 @@ impl Supervisor {
             if !remote.seat.is_caught(now, long_poll) {
                 continue;
             }
-            has_hogs = true;
             self.tell_of_hog(remote, began, now);
+            if remote.seat.is_blocked() {
+                continue;
+            }
             if remote.seat.tell_once(began)
                 && is_reserve
                 && shared.options.kernel_help.short_slices
@@ -181,11 +205,10 @@ impl Supervisor {
                 remote.seat.help(&remote.hog_timer);
             }
         }
-        has_hogs
     }
 
     /// Names the task that has held its thread since `began`, once it counts as a hog.
-    fn tell_of_hog(&self, remote: &super::Remote, began: Instant, now: Instant) {
+    fn tell_of_hog(&self, remote: &Remote, began: Instant, now: Instant) {
         let shared = &*self.shared;
         if shared.hogs.is_hog(now - began)
             && let Some(poll) = remote.seat.current_task(now, &shared.live)
@@ -194,41 +217,6 @@ impl Supervisor {
         {
             shared.hogs.tell_lasting(poll.name, poll.site, poll.elapsed, now);
         }
-    }
-
-    /// Returns whether tasks of any lane wait behind a long poll, or for any worker. What another worker
-    /// has queued it polls in a moment: to call somebody for that would be a wake-up for nothing.
-    fn is_stranded(&self, now: Instant) -> bool {
-        let shared = &*self.shared;
-        let long_poll = shared.long_poll_ns();
-        let lanes = [Lane::Reaction, Lane::Compute];
-        let mut remotes = shared
-            .workers()
-            .iter()
-            .chain(shared.reserves.serving().map(|slot| shared.reserve(slot)));
-        lanes.iter().any(|&lane| !shared.injected.of(lane).is_empty())
-            || remotes.any(|remote| {
-                remote.seat.is_caught(now, long_poll)
-                    && lanes.iter().any(|&lane| !remote.stealers.of(lane).is_empty())
-            })
-    }
-
-    /// Returns whether a task of the reaction lane waits behind a long poll.
-    fn lies_behind(&self, now: Instant) -> bool {
-        let shared = &*self.shared;
-        let long_poll = shared.long_poll_ns();
-        let is_stuck = |remote: &super::Remote| remote.seat.is_caught(now, long_poll);
-        let workers = shared.workers();
-        let reserves = shared.reserves.serving().map(|slot| shared.reserve(slot));
-        let mut is_everybody_stuck = true;
-        for remote in workers.iter().chain(reserves) {
-            if !is_stuck(remote) {
-                is_everybody_stuck = false;
-            } else if !remote.stealers.of(Lane::Reaction).is_empty() {
-                return true;
-            }
-        }
-        is_everybody_stuck && !shared.injected.of(Lane::Reaction).is_empty()
     }
 }
 

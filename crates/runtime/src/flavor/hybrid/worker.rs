@@ -1,17 +1,17 @@
 //! A thread that runs tasks: a worker, which runs both lanes, or a reserve thread, which runs the
-//! reaction lane alone.
+//! reaction lane, tasks that are known to be short, and anything in the place of a thread that sleeps.
 
 use vigie_detect::{Detected, Instant, Lookout, clock::monotonic_now};
 
 use super::{
-    Cause, LOCAL, Local, PerLane, Queue, Remote, Runnable, Shared, Woken, supervisor, take,
+    Cause, LATER, LOCAL, Local, Queue, Remote, Runnable, SOON, Shared, Woken, supervisor, take,
 };
 use crate::{
     context,
     flavor::user_level::drop_task,
     handle::{Handle, Scheduler},
     kernel_help::{self, Serves},
-    lane::{Lane, Share},
+    lane::{ComputeQueue, Lane, Share},
     metrics::Sampler,
     panics::contained,
     sync::{Arc, Ordering},
@@ -19,11 +19,11 @@ use crate::{
 };
 use std::{cell::Cell, rc::Rc, time::Duration};
 
-/// How long no task is trusted after one that was has had a long poll.
-const DISTRUST: Duration = Duration::from_secs(10);
+/// How often a worker that computes looks whether reactions wait at other threads.
+const ROB_EVERY: Duration = Duration::from_micros(50);
 
-/// A poll longer than this is no accident of the kernel's scheduler.
-const HUGE_POLL: Duration = Duration::from_millis(20);
+/// A task whose usual poll is no longer than this may wake others without calling a worker for them.
+const SHORT_NS: u32 = 20_000;
 
 struct Worker {
     /// Its place among the remotes.
@@ -34,12 +34,16 @@ struct Worker {
     share: Share,
     random: fastrand::Rng,
     is_searching: bool,
+    /// When it last looked for reactions at other threads.
+    robbed_at: Instant,
+    /// A reserve thread that computes in the place of one that sleeps.
+    is_substitute: bool,
 }
 
 /// What a worker's thread does, from its beginning to its end.
-pub(super) fn run(shared: Arc<Shared>, index: usize, queues: PerLane<Queue<Runnable>>) {
+pub(super) fn run(shared: Arc<Shared>, index: usize, queue: Queue<Runnable>) {
     let lookout = shared.server.lookout();
-    let (mut worker, entered) = Worker::new(shared, index, queues, lookout, false);
+    let (mut worker, entered) = Worker::new(shared, index, queue, lookout, false);
     worker.shared.remotes[index].parker.bind();
     worker.work();
     worker.stop_searching();
@@ -48,10 +52,10 @@ pub(super) fn run(shared: Arc<Shared>, index: usize, queues: PerLane<Queue<Runna
 }
 
 /// What a reserve thread does, from its beginning to its end.
-pub(super) fn run_reserve(shared: Arc<Shared>, slot: usize, queues: PerLane<Queue<Runnable>>) {
+pub(super) fn run_reserve(shared: Arc<Shared>, slot: usize, queue: Queue<Runnable>) {
     let index = shared.options.workers + slot;
     let lookout = shared.server.lookout().for_watcher();
-    let (mut reserve, entered) = Worker::new(shared, index, queues, lookout, true);
+    let (mut reserve, entered) = Worker::new(shared, index, queue, lookout, true);
     let shared = Arc::clone(&reserve.shared);
     loop {
         reserve.serve();
@@ -59,10 +63,10 @@ pub(super) fn run_reserve(shared: Arc<Shared>, slot: usize, queues: PerLane<Queu
             break;
         }
     }
-    let queues = reserve.leave();
+    let queue = reserve.leave();
     // After everything else: another thread may take the slot at once.
-    if let Some(queues) = queues {
-        shared.reserves.leave(slot, queues);
+    if let Some(queue) = queue {
+        shared.reserves.leave(slot, queue);
     }
     // Inside the runtime: what it cancels may use it.
     shared.end_thread();
@@ -73,17 +77,22 @@ impl Worker {
     fn new(
         shared: Arc<Shared>,
         index: usize,
-        queues: PerLane<Queue<Runnable>>,
+        queue: Queue<Runnable>,
         lookout: Lookout,
         is_reserve: bool,
     ) -> (Self, context::Entered) {
         let handle = Handle { scheduler: Scheduler::Hybrid(Arc::clone(&shared)) };
         let entered = context::enter(handle);
-        let owner = Arc::as_ptr(&shared);
-        let cause = Cell::new(Cause::Foreign);
-        let sampler = Sampler::new(u32::try_from(index).unwrap_or(0));
-        let woken_at = Cell::new(Woken::Nobody);
-        let local = Rc::new(Local { owner, queues, is_reserve, cause, sampler, woken_at });
+        let local = Rc::new(Local {
+            owner: Arc::as_ptr(&shared),
+            reacting: queue,
+            worker: (!is_reserve).then_some(index),
+            cause: Cell::new(Cause::Foreign),
+            switched_at: Cell::new(0),
+            is_short: Cell::new(false),
+            sampler: Sampler::new(u32::try_from(index).unwrap_or(0)),
+            woken_at: Cell::new(Woken::Nobody),
+        });
         LOCAL.with(|current| *current.borrow_mut() = Some(Rc::clone(&local)));
         let remote = &shared.remotes[index];
         remote.seat.take();
@@ -99,6 +108,8 @@ impl Worker {
             share: Share::new(shared.options.reaction_slice),
             random: fastrand::Rng::with_seed(index as u64),
             is_searching: false,
+            robbed_at: Instant::from_nanos(0),
+            is_substitute: false,
             local,
             shared,
         };
@@ -109,12 +120,22 @@ impl Worker {
         &self.shared.remotes[self.index]
     }
 
+    fn computing(&self) -> Option<&ComputeQueue<Runnable>> {
+        self.shared.computing.get(self.local.worker?)
+    }
+
+    /// Takes note of a time that was read.
+    fn note_time(&self, now: Instant) {
+        self.local.switched_at.set(now.as_nanos());
+        context::sample_processor_time(now.as_nanos());
+    }
+
     fn work(&mut self) {
         let mut now = monotonic_now();
-        context::bound_processor_time(now.as_nanos());
+        self.note_time(now);
         while !self.shared.is_shutdown.load(Ordering::Relaxed) {
             now = self.look_if_due(now);
-            if let Some((task, lane)) = self.next() {
+            if let Some((task, lane)) = self.next(now) {
                 self.stop_searching();
                 self.share_out();
                 now = self.poll(task, lane, now);
@@ -125,7 +146,7 @@ impl Worker {
                 self.rest();
                 self.sleep();
                 now = self.local.take_woken_at();
-                context::bound_processor_time(now.as_nanos());
+                self.note_time(now);
                 self.lookout.resume(now);
             }
         }
@@ -138,31 +159,69 @@ impl Worker {
         remote.seat.rest(&remote.hog_timer);
     }
 
-    /// Serves the reaction lane and watches, until there is nothing to serve and somebody else who
+    /// Serves the reaction lane and watches, until there is nothing to serve and another thread
     /// watches.
     fn serve(&mut self) {
-        context::sample_processor_time(true);
         let mut now = monotonic_now();
+        self.note_time(now);
         while !self.shared.is_shutdown.load(Ordering::Relaxed) {
             now = self.look_if_due(now);
-            let task = self.local.queues.reaction.pop().or_else(|| self.take_reaction());
-            if let Some(task) = task {
+            if let Some((task, lane)) = self.next_of_reserve() {
                 self.share_out();
-                now = self.poll(task, Lane::Reaction, now);
+                now = self.poll(task, lane, now);
                 continue;
             }
             self.rest();
             if self.remote().seat.take_long_slice() {
                 kernel_help::shorten_slice();
             }
+            self.end_substitution();
             // Now rather than after the sleep: an event is waited for then.
-            context::sample_processor_time(true);
+            self.note_time(now);
             if !self.watch(now) {
                 break;
             }
             now = self.local.take_woken_at();
+            self.local.switched_at.set(now.as_nanos());
         }
+        self.end_substitution();
         self.rest();
+    }
+
+    /// The next task for a reserve thread: reactions first; then anything in the place of a thread that
+    /// sleeps; then short tasks, which should not wait behind long polls.
+    fn next_of_reserve(&mut self) -> Option<(Runnable, Lane)> {
+        if self.is_substitute && self.shared.blocked.is_overfull() {
+            self.end_substitution();
+        }
+        let computes_first = self.share.first() == Lane::Compute;
+        let compute = |reserve: &mut Self| Some((reserve.compute_of_reserve()?, Lane::Compute));
+        if computes_first && let Some(next) = compute(self) {
+            return Some(next);
+        }
+        if let Some(task) = self.local.reacting.pop().or_else(|| self.take_reaction()) {
+            return Some((task, Lane::Reaction));
+        }
+        if computes_first { None } else { compute(self) }
+    }
+
+    fn compute_of_reserve(&mut self) -> Option<Runnable> {
+        let shared = Arc::clone(&self.shared);
+        let mut queues = shared.computing.iter().chain([&shared.injected.compute]);
+        if !self.is_substitute {
+            self.is_substitute = shared.blocked.substitute();
+        }
+        if self.is_substitute {
+            queues.max_by_key(|queue| queue.len()).and_then(ComputeQueue::pop)
+        } else {
+            queues.find_map(ComputeQueue::pop_short)
+        }
+    }
+
+    fn end_substitution(&mut self) {
+        if std::mem::take(&mut self.is_substitute) {
+            self.shared.blocked.leave();
+        }
     }
 
     /// Sleeps in the wait point. Returns whether this thread is still needed.
@@ -172,7 +231,7 @@ impl Worker {
             // An idle worker takes the wait point, or the busy ones look by themselves. The supervisor
             // sees to it that this is so.
             let _ = shared.wake_one();
-            shared.alarm.set();
+            shared.alarm.guard(now.as_nanos(), SOON, || false);
             return false;
         }
         let mut is_free = false;
@@ -200,18 +259,19 @@ impl Worker {
     }
 
     /// A task of the reaction lane that lies elsewhere.
-    fn take_reaction(&mut self) -> Option<Runnable> {
-        if let Some(task) = take(|| self.shared.injected.reaction.steal()) {
+    fn take_reaction(&self) -> Option<Runnable> {
+        let shared = &*self.shared;
+        if let Some(task) = take(|| shared.injected.reaction.steal()) {
             return Some(task);
         }
-        let shared = &*self.shared;
         let reserves = shared.reserves.serving().map(|slot| shared.reserve(slot));
-        // One at a time: if this one holds us, the others can still be had by somebody else.
+        // One at a time: if this one holds us, the others can still be had by other threads.
         shared
             .workers()
             .iter()
             .chain(reserves)
-            .find_map(|remote| take(|| remote.stealers.reaction.steal()))
+            .filter(|remote| !remote.stealer.is_empty())
+            .find_map(|remote| take(|| remote.stealer.steal()))
     }
 
     /// Looks for events at `now` if that is due. Returns the time.
@@ -222,108 +282,131 @@ impl Worker {
         self.local.cause.set(Cause::Detection);
         contained("a look", || self.lookout.detect());
         self.local.woken_at.set(Woken::Nobody);
-        // Who hogs matters only where somebody computes.
-        let judges = self.local.is_reserve || !self.local.queues.compute.is_empty();
-        context::sample_processor_time(judges);
         // The look is no part of the poll that follows, nor older than the tasks that it made ready.
         let now = monotonic_now();
-        if !judges {
-            context::bound_processor_time(now.as_nanos());
-        }
+        self.note_time(now);
         now
     }
 
-    /// The next task of this worker's own queues or of the injected ones.
-    fn next(&self) -> Option<(Runnable, Lane)> {
-        let order = match self.share.first() {
-            Lane::Reaction => [Lane::Reaction, Lane::Compute],
-            Lane::Compute => [Lane::Compute, Lane::Reaction],
-        };
-        order.into_iter().find_map(|lane| {
-            let queue = self.local.queues.of(lane);
-            let injected = self.shared.injected.of(lane);
-            // Injected tasks join the end of the lane, so that neither source starves the other.
-            if !injected.is_empty() {
-                let _ = take(|| injected.steal_batch(queue));
+    /// The next task of this worker's own queues or of the injected ones; before a computation, also a
+    /// reaction that waits at another thread.
+    fn next(&mut self, now: Instant) -> Option<(Runnable, Lane)> {
+        let reacting = &self.local.reacting;
+        // Injected tasks join the end of the lane, so that neither source starves the other.
+        if !self.shared.injected.reaction.is_empty() {
+            let _ = take(|| self.shared.injected.reaction.steal_batch(reacting));
+        }
+        if self.share.first() == Lane::Compute
+            && let Some(task) = self.compute()
+        {
+            return Some((task, Lane::Compute));
+        }
+        if let Some(task) = reacting.pop() {
+            return Some((task, Lane::Reaction));
+        }
+        if now - self.robbed_at >= ROB_EVERY && self.computing().is_some_and(|own| !own.is_empty())
+        {
+            self.robbed_at = now;
+            if let Some(task) = self.take_reaction() {
+                return Some((task, Lane::Reaction));
             }
-            Some((queue.pop()?, lane))
-        })
+        }
+        Some((self.compute()?, Lane::Compute))
+    }
+
+    /// The next task of this worker's compute lane, which injected tasks join.
+    fn compute(&self) -> Option<Runnable> {
+        let (own, injected) = (self.computing()?, &self.shared.injected.compute);
+        if !injected.is_empty() {
+            own.take_batch(injected);
+        }
+        own.pop()
     }
 
     /// Wakes another worker if there is more to do here than the task about to be polled.
     fn share_out(&self) {
-        let queues = &self.local.queues;
-        if self.shared.idle.may_need_waking()
-            && !(queues.reaction.is_empty() && queues.compute.is_empty())
-        {
+        if self.shared.idle.may_need_waking() && self.has_more() {
             self.shared.wake_one();
         }
     }
 
-    /// Sees to it that somebody notices if the poll that comes is a long one: nobody watches, or a
-    /// task of the reaction lane waits behind it.
+    /// Returns whether tasks wait in this thread's own queues.
+    fn has_more(&self) -> bool {
+        !self.local.reacting.is_empty() || self.computing().is_some_and(|own| !own.is_empty())
+    }
+
+    /// Sees to it that the supervisor notices if the poll that comes is a long one while no other thread
+    /// watches, or while tasks wait behind it.
     #[inline]
-    fn guard(&self, task: &TaskInfo, now: Instant) -> bool {
+    fn guard(&self, task: &TaskInfo, now: Instant) {
         let shared = &*self.shared;
         let timer = &self.remote().hog_timer;
+        let usual = task.account.usual_ns();
+        self.local.is_short.set(task.is_trusted() && usual.is_some_and(|usual| usual <= SHORT_NS));
         // A known hog: an event that comes meanwhile should not have to wait for the kernel's tick.
-        if task.is_on_probation() {
+        let quantum = shared.options.quantum.as_nanos();
+        if usual.is_some_and(|usual| u128::from(usual) > quantum) {
             if !timer.is_set() && shared.reserves.is_serving() {
                 timer.start();
             }
         } else if timer.is_set() {
             timer.stop();
         }
-        let is_trusted = task.is_trusted()
-            && shared.has_backstop.load(Ordering::Relaxed)
-            && now.as_nanos() > shared.distrust_until.load(Ordering::Relaxed);
-        if !shared.alarm.is_set()
-            && !is_trusted
-            && (!self.lookout.is_watched() || !self.local.queues.reaction.is_empty())
-        {
-            shared.alarm.set();
+        if !self.lookout.is_watched() || !self.local.reacting.is_empty() {
+            shared.alarm.guard(now.as_nanos(), SOON, || self.may_put_off(now));
+        } else if self.computing().is_some_and(|own| !own.is_empty()) {
+            shared.alarm.guard(now.as_nanos(), LATER, || self.may_put_off(now));
         }
-        is_trusted
+    }
+
+    /// Returns whether the supervisor is not needed for others: none is inside a long poll, and looks are
+    /// as frequent as the policies want.
+    #[cold]
+    fn may_put_off(&self, now: Instant) -> bool {
+        let shared = &*self.shared;
+        let long_poll = shared.long_poll_ns();
+        let is_caught = |remote: &Remote| {
+            !std::ptr::eq(remote, self.remote()) && remote.seat.is_caught(now, long_poll)
+        };
+        (self.lookout.is_watched() || self.is_steady(now))
+            && !shared.workers().iter().any(is_caught)
     }
 
     /// Polls a task, or drops it if it is aborted. Returns the time.
     fn poll(&mut self, task: Runnable, lane: Lane, now: Instant) -> Instant {
-        self.local.cause.set(Cause::Poll(lane));
-        if task.metadata().is_aborted() {
+        self.local.cause.set(Cause::Poll);
+        self.local.switched_at.set(now.as_nanos());
+        let info = task.metadata();
+        if info.is_aborted() {
             drop_task(task);
             return monotonic_now();
         }
-        let was_trusted = self.guard(task.metadata(), now);
+        self.guard(info, now);
         let remote = self.remote();
-        remote.seat.begin(now, task.metadata());
-        remote.counters.begin_poll(task.metadata().ready_time(), now.as_nanos());
-        let options = &self.shared.options;
-        context::begin_poll(now.as_nanos(), options.quantum, options.long_poll);
+        remote.seat.begin(now, info);
+        remote.counters.begin_poll(info.ready_time(), now.as_nanos());
+        context::begin_poll(now.as_nanos(), info.account.credit(), self.shared.options.long_poll);
         // The future's panics are caught inside; what may come out is that of a waker.
         contained("a poll", || task.run());
         let end = context::take_poll_end().map_or_else(monotonic_now, Instant::from_nanos);
         let elapsed = end - now;
         let nanos = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
-        self.share.record(lane, nanos);
+        let computing = self.computing().unwrap_or(&self.shared.injected.compute).len();
+        let reacting = if computing > 0 { self.local.reacting.len() } else { 0 };
+        self.share.record(lane, nanos, reacting, computing);
         self.remote().counters.end_poll(lane, nanos);
         if elapsed > self.shared.options.long_poll {
-            self.after_long_poll(was_trusted, lane, elapsed, end);
+            self.after_long_poll(lane, end);
         }
         end
     }
 
     #[cold]
-    fn after_long_poll(&self, was_trusted: bool, lane: Lane, elapsed: Duration, end: Instant) {
+    fn after_long_poll(&self, lane: Lane, end: Instant) {
+        self.remote().seat.end_long_poll(&self.shared.blocked);
         if let Some(poll) = context::take_long_poll() {
             let is_hog = self.shared.hogs.record(poll, lane, end);
             self.remote().counters.count_long_poll(is_hog);
-        }
-        let long_poll = self.shared.options.long_poll;
-        // Not if the thread only waited for a processor; but blocking for so long counts.
-        let is_surprise = || elapsed > HUGE_POLL || context::processor_time_used() > long_poll;
-        if was_trusted && is_surprise() {
-            let until = (end + DISTRUST).as_nanos();
-            self.shared.distrust_until.store(until, Ordering::Relaxed);
         }
     }
 
@@ -341,21 +424,24 @@ impl Worker {
             let (later, first) = (&workers[begin..], &workers[..begin]);
             later.iter().chain(first).filter(|remote| !std::ptr::eq(*remote, self.remote()))
         };
-        for lane in [Lane::Reaction, Lane::Compute] {
-            let queue = self.local.queues.of(lane);
-            if let Some(task) = take(|| shared.injected.of(lane).steal_batch_and_pop(queue)) {
-                return Some((task, lane));
-            }
-            // A reserve has nothing in its compute lane.
-            let reserves = shared.reserves.serving().map(|slot| shared.reserve(slot));
-            for remote in victims().chain(reserves) {
-                let stealer = remote.stealers.of(lane);
-                if let Some(task) = take(|| stealer.steal_batch_and_pop(queue)) {
-                    return Some((task, lane));
-                }
+        let reacting = &self.local.reacting;
+        if let Some(task) = take(|| shared.injected.reaction.steal_batch_and_pop(reacting)) {
+            return Some((task, Lane::Reaction));
+        }
+        let reserves = shared.reserves.serving().map(|slot| shared.reserve(slot));
+        for remote in victims().chain(reserves) {
+            if let Some(task) = take(|| remote.stealer.steal_batch_and_pop(reacting)) {
+                return Some((task, Lane::Reaction));
             }
         }
-        None
+        let own = self.computing()?;
+        let others = shared.computing[begin..].iter().chain(&shared.computing[..begin]);
+        [&shared.injected.compute]
+            .into_iter()
+            .chain(others)
+            .filter(|queue| !std::ptr::eq(*queue, own))
+            .find_map(|queue| queue.steal_batch_and_pop(own))
+            .map(|task| (task, Lane::Compute))
     }
 
     fn stop_searching(&mut self) {
@@ -375,17 +461,16 @@ impl Worker {
             // Perhaps ourselves: then the sleep below ends at once.
             self.shared.wake_one();
         }
+        if self.shared.idle.is_everyone_asleep() && !self.shared.reserves.is_serving() {
+            self.shared.alarm.stop();
+        }
         loop {
             self.local.begin_detection();
             self.shared.remotes[self.index].parker.park(|is_awaited| {
                 let slept = contained("a sleep", || self.lookout.park_unless(None, is_awaited));
                 slept != Some(Detected::Busy)
             });
-            let has_work = {
-                let queues = &self.local.queues;
-                !(queues.reaction.is_empty() && queues.compute.is_empty())
-            };
-            if has_work || self.shared.is_shutdown.load(Ordering::SeqCst) {
+            if self.has_more() || self.shared.is_shutdown.load(Ordering::SeqCst) {
                 // Somebody may have chosen us meanwhile: then we are a searcher, with work.
                 self.is_searching = !self.shared.idle.end_sleep(self.index);
                 return;
@@ -397,22 +482,21 @@ impl Worker {
         }
     }
 
-    /// Gives up what is queued here, and the queues.
-    fn leave(self) -> Option<PerLane<Queue<Runnable>>> {
+    /// Gives up what is queued here, and the queue.
+    fn leave(self) -> Option<Queue<Runnable>> {
         let remote = self.remote();
         remote.hog_timer.unbind();
         remote.seat.leave();
         LOCAL.with(|current| current.borrow_mut().take());
         let Self { local, shared, .. } = self;
-        for lane in [Lane::Reaction, Lane::Compute] {
-            while let Some(task) = local.queues.of(lane).pop() {
-                shared.injected.of(lane).push(task);
-            }
+        while let Some(task) = local.reacting.pop() {
+            shared.injected.reaction.push(task);
         }
-        if !local.is_reserve {
+        if local.worker.is_some() {
+            // The last thread drops what is left in the compute lanes.
             shared.end_thread();
         }
-        // Nobody else has it: the thread's variable was the other owner.
-        Rc::into_inner(local).map(|local| local.queues)
+        // There is no other owner: the thread's variable was one.
+        Rc::into_inner(local).map(|local| local.reacting)
     }
 }

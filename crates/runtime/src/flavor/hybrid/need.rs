@@ -1,0 +1,155 @@
+//! Which threads are needed, by what the supervisor sees: a pure decision.
+//!
+//! The aim: as many threads run computation as there are workers, one more answers events, and each
+//! thread that is caught in a long poll is replaced in what it would do otherwise. A thread that computes
+//! is replaced for reactions alone, since the processors are in use; one that sleeps in the kernel is
+//! replaced in both lanes.
+
+/// What the supervisor sees at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Situation {
+    /// How many workers there are.
+    pub(crate) workers: usize,
+    /// A worker is asleep for want of work.
+    pub(crate) has_idle_worker: bool,
+    /// Nobody is in the wait point, nor looks as often as events need it.
+    pub(crate) is_unwatched: bool,
+    /// A reserve thread is in the wait point.
+    pub(crate) has_sentinel: bool,
+    /// Reserve threads that are in no long poll, the one in the wait point included.
+    pub(crate) free_reserves: usize,
+    /// Reserve threads inside long polls that compute.
+    pub(crate) computing_reserves: usize,
+    /// A reaction waits behind a long poll.
+    pub(crate) reaction_waits: bool,
+    /// How many tasks of both lanes wait behind long polls or for any thread.
+    pub(crate) waiting_count: usize,
+    /// A task that is known to be short is among them.
+    pub(crate) short_waits: bool,
+    /// Every worker has been computing in one poll for longer than a quantum.
+    pub(crate) all_compute_for_long: bool,
+    /// Threads that sleep in the kernel with nobody in their place.
+    pub(crate) vacancies: usize,
+}
+
+/// Whom the supervisor calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Orders {
+    pub(crate) wakes_worker: bool,
+    pub(crate) wakes_sentinel: bool,
+    /// How many reserve threads are called beside those that serve.
+    pub(crate) activates: usize,
+}
+
+impl Orders {
+    pub(crate) fn calls_anybody(&self) -> bool {
+        *self != Self::default()
+    }
+}
+
+/// Decides whom to call.
+pub(crate) fn decide(seen: &Situation) -> Orders {
+    let mut orders = Orders::default();
+    if seen.has_idle_worker {
+        // It wakes the next one if there is more to do than it can.
+        orders.wakes_worker = seen.is_unwatched || seen.waiting_count > 0;
+        return orders;
+    }
+    // Reserve threads that will look for work in a moment.
+    let awake = seen.free_reserves - usize::from(seen.has_sentinel && seen.free_reserves > 0);
+    let serves_events = seen.is_unwatched || seen.reaction_waits;
+    let serves_short =
+        seen.short_waits && seen.all_compute_for_long && seen.computing_reserves == 0;
+    if (serves_events || serves_short) && awake == 0 {
+        orders.wakes_sentinel = seen.has_sentinel;
+        orders.activates = usize::from(!seen.has_sentinel);
+    }
+    // In a burst of blocking calls the number of threads doubles no faster than at each look, so that a
+    // short wait does not make a crowd.
+    let substitutes = seen.vacancies.min(seen.waiting_count).saturating_sub(awake);
+    orders.activates = orders.activates.max(substitutes.min(seen.workers.max(2)));
+    orders
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn busy() -> Situation {
+        Situation { workers: 2, ..Situation::default() }
+    }
+
+    fn activated(count: usize) -> Orders {
+        Orders { activates: count, ..Orders::default() }
+    }
+
+    /// Goal: nobody is called while events are watched and nothing waits. Method: every reason that is none.
+    #[test]
+    fn nobody_is_called_without_need() {
+        for (sleeping, short, idle) in [(0, false, false), (7, false, false), (0, true, true)] {
+            let seen = Situation {
+                vacancies: sleeping,
+                short_waits: short,
+                has_idle_worker: idle,
+                ..busy()
+            };
+            assert_eq!(decide(&seen), Orders::default(), "{seen:?}");
+        }
+        assert!(!decide(&busy()).calls_anybody());
+    }
+
+    /// Goal: an idle worker goes before any reserve thread. Method: each need, with an idle worker.
+    #[test]
+    fn idle_workers_go_first() {
+        let idle = Situation { has_idle_worker: true, ..busy() };
+        let wakes = Orders { wakes_worker: true, ..Orders::default() };
+        assert_eq!(decide(&Situation { is_unwatched: true, ..idle }), wakes);
+        assert_eq!(decide(&Situation { waiting_count: 1, vacancies: 3, ..idle }), wakes);
+    }
+
+    /// Goal: events get one thread, whether they wait or nobody would see them; the sentinel if it is free.
+    /// Method: both needs, with and without a sentinel, and with a reserve that is awake.
+    #[test]
+    fn events_get_one_thread() {
+        for seen in [
+            Situation { is_unwatched: true, ..busy() },
+            Situation { reaction_waits: true, waiting_count: 9, ..busy() },
+        ] {
+            assert_eq!(decide(&seen), activated(1));
+            let seen = Situation { free_reserves: 1, ..seen };
+            assert_eq!(decide(&seen), Orders::default(), "it comes by itself");
+        }
+        let seen = Situation {
+            reaction_waits: true,
+            waiting_count: 1,
+            has_sentinel: true,
+            free_reserves: 1,
+            ..busy()
+        };
+        assert_eq!(decide(&seen), Orders { wakes_sentinel: true, ..Orders::default() });
+    }
+
+    /// Goal: short tasks get one thread behind polls of many quanta, and no second one. Method: with and
+    /// without such a thread.
+    #[test]
+    fn short_tasks_get_one_thread() {
+        let seen = Situation { short_waits: true, waiting_count: 50, ..busy() };
+        assert_eq!(decide(&seen), Orders::default());
+        let seen = Situation { all_compute_for_long: true, ..seen };
+        assert_eq!(decide(&seen), activated(1));
+        assert_eq!(decide(&Situation { computing_reserves: 1, ..seen }), Orders::default());
+    }
+
+    /// Goal: each thread that sleeps is replaced while work waits, by as many as workers at a time; those on
+    /// their way count. Method: numbers around each bound.
+    #[test]
+    fn sleepers_are_replaced() {
+        let seen = Situation { waiting_count: 100, vacancies: 50, ..busy() };
+        assert_eq!(decide(&seen), activated(2));
+        assert_eq!(decide(&Situation { workers: 16, ..seen }), activated(16));
+        assert_eq!(decide(&Situation { waiting_count: 1, ..seen }), activated(1));
+        assert_eq!(decide(&Situation { vacancies: 3, free_reserves: 2, ..seen }), activated(1));
+        let watched = Situation { vacancies: 1, free_reserves: 1, has_sentinel: true, ..seen };
+        assert_eq!(decide(&watched), activated(1), "somebody must watch, too");
+    }
+}

@@ -1,0 +1,263 @@
+//! Credit: how much processor time a task may still use before it counts as computing.
+//!
+//! Each task has a bucket of processor time. Polls are paid from it, it refills slowly, and a new task
+//! is paid from the bucket of the task that spawned it. Operating systems give priority to threads that
+//! have used less than their share (virtual time, lag: [duda99]); this is the same rule for tasks.
+//!
+//! A bucket is one number, the time at which it will be full again: using `t` of processor time moves it
+//! by `t * REFILL_NS` into the future. So refilling costs nothing, and the tasks that have used least are
+//! those whose buckets are full first.
+
+use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use super::Lane;
+
+/// What a full bucket holds, in nanoseconds of processor time. Half or twice of it makes no difference
+/// that the simulation could show.
+const CAPACITY_NS: u64 = 1_000_000;
+
+/// In how many nanoseconds one nanosecond of credit comes back: a twentieth of a processor for each task.
+const REFILL_NS: u64 = 20;
+
+/// How far below zero a bucket goes: what has used more is not remembered for longer than 0.4 s.
+const DEBT_NS: u64 = 20_000_000;
+
+/// What a bucket must hold for its task to be in the reaction lane: about one switch with its system
+/// calls.
+const LEAST_NS: u64 = 20_000;
+
+/// The credit of a task: when its bucket is full, in nanoseconds on the monotonic clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Credit(u64);
+
+impl Credit {
+    /// A full bucket, now and later.
+    pub(crate) const FULL: Self = Self(0);
+
+    /// Returns whether the bucket holds enough at `now` for its task to react.
+    pub(crate) const fn is_sufficient(self, now: u64) -> bool {
+        self.0 < now.saturating_add((CAPACITY_NS - LEAST_NS) * REFILL_NS)
+    }
+
+    /// Returns what is left after `used` nanoseconds of processor time until `now`.
+    #[must_use]
+    pub(crate) fn after(self, now: u64, used: u64) -> Self {
+        let full_at = self.0.max(now).saturating_add(used.saturating_mul(REFILL_NS));
+        Self(full_at.min(now.saturating_add((CAPACITY_NS + DEBT_NS) * REFILL_NS)))
+    }
+
+    /// Pays a new task at `now`: with half of what is left. Returns the credit of the new one.
+    pub(crate) fn pay_child(&mut self, now: u64) -> Self {
+        let missing = self.0.saturating_sub(now) / REFILL_NS;
+        let half = CAPACITY_NS.saturating_sub(missing) / 2;
+        *self = self.after(now, half);
+        Self(now + (CAPACITY_NS - half) * REFILL_NS)
+    }
+
+    /// Returns the place in the compute lane of a task that is queued at `now`: the least goes first.
+    /// One that has used nothing for long stands beside one that is new, not before it.
+    pub(crate) fn place(self, now: u64) -> u64 {
+        self.0.max(now)
+    }
+}
+
+/// One bucket for many: all that is spawned by threads that run no task is paid from it.
+#[derive(Debug)]
+pub(crate) struct SharedCredit(AtomicU64);
+
+impl SharedCredit {
+    pub(crate) fn new() -> Self {
+        Self(AtomicU64::new(Credit::FULL.0))
+    }
+
+    /// Pays a new task at `now`.
+    pub(crate) fn pay_child(&self, now: u64) -> Credit {
+        let mut before = self.0.load(Ordering::Relaxed);
+        loop {
+            let mut credit = Credit(before);
+            let child = credit.pay_child(now);
+            let stored = self.0.compare_exchange_weak(
+                before,
+                credit.0,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            );
+            match stored {
+                Ok(_) => return child,
+                Err(present) => before = present,
+            }
+        }
+    }
+}
+
+/// What a task has used lately. Written by the thread that polls the task or, before the first poll, by
+/// the one that spawns it; the lane by the thread that queues it. Read by those that wake it: a stale
+/// value misplaces one wake-up.
+#[derive(Debug)]
+pub(crate) struct Account {
+    credit: AtomicU64,
+    /// The usual poll in nanoseconds of processor time: a moving average, the last poll a quarter.
+    usual_ns: AtomicU32,
+    /// How often in a row the task was woken while it ran.
+    self_wakes: AtomicU8,
+}
+
+/// How often in a row a task may wake itself before it counts as computing. One `yield_now` for fairness is
+/// no computation; and an event that another thread delivers while the task runs looks like a wake-up from
+/// inside.
+const SELF_WAKES_MAX: u8 = 2;
+
+/// Not polled yet.
+const UNKNOWN: u32 = u32::MAX;
+
+impl Account {
+    pub(crate) fn new(credit: Credit) -> Self {
+        Self {
+            credit: AtomicU64::new(credit.0),
+            usual_ns: AtomicU32::new(UNKNOWN),
+            self_wakes: AtomicU8::new(0),
+        }
+    }
+
+    pub(crate) fn credit(&self) -> Credit {
+        Credit(self.credit.load(Ordering::Relaxed))
+    }
+
+    /// A poll has ended that used `used` nanoseconds and left `credit`, children's pay included.
+    pub(crate) fn charge(&self, credit: Credit, used: u64) {
+        self.credit.store(credit.0, Ordering::Relaxed);
+        let used = u32::try_from(used).unwrap_or(UNKNOWN - 1).min(UNKNOWN - 1);
+        let usual = match self.usual_ns.load(Ordering::Relaxed) {
+            UNKNOWN => used,
+            before => before - before / 4 + used / 4,
+        };
+        self.usual_ns.store(usual, Ordering::Relaxed);
+    }
+
+    /// Returns the usual poll of the task in nanoseconds of processor time, if it was polled before.
+    pub(crate) fn usual_ns(&self) -> Option<u32> {
+        Some(self.usual_ns.load(Ordering::Relaxed)).filter(|&usual| usual != UNKNOWN)
+    }
+
+    /// Returns the lane for the task, which becomes ready at `now`. One that wakes itself again and again
+    /// has no priority over those that an event wakes.
+    pub(crate) fn choose_lane(&self, was_running: bool, now: u64) -> Lane {
+        let before = self.self_wakes.load(Ordering::Relaxed);
+        let self_wakes = if was_running { before.saturating_add(1) } else { 0 };
+        if self_wakes != before {
+            self.self_wakes.store(self_wakes, Ordering::Relaxed);
+        }
+        let reacts = self_wakes <= SELF_WAKES_MAX && self.credit().is_sufficient(now);
+        if reacts { Lane::Reaction } else { Lane::Compute }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// Goal: a bucket is empty after its capacity, and full again twenty times as long after. Method: known
+    /// times around both edges.
+    #[test]
+    fn credit_is_used_and_comes_back() {
+        let now = 1_000 * MS;
+        assert!(Credit::FULL.is_sufficient(now));
+        let spent = Credit::FULL.after(now, CAPACITY_NS - LEAST_NS);
+        assert!(!spent.is_sufficient(now) && spent.is_sufficient(now + 1));
+        let empty = Credit::FULL.after(now, CAPACITY_NS);
+        assert!(!empty.is_sufficient(now + LEAST_NS * REFILL_NS));
+        assert!(empty.is_sufficient(now + LEAST_NS * REFILL_NS + 1));
+        assert_eq!(empty.place(now + 20 * MS), now + 20 * MS, "as if it had used nothing");
+    }
+
+    /// Goal: debts are forgotten after 0.42 s, however large. Method: an hour of processor time.
+    #[test]
+    fn debts_are_bounded() {
+        let now = 5 * MS;
+        let hog = Credit::FULL.after(now, 3_600_000 * MS);
+        assert_eq!(hog.place(now), now + 420 * MS);
+        assert!(!hog.is_sufficient(now + 400 * MS));
+        assert!(hog.is_sufficient(now + 401 * MS));
+    }
+
+    /// Goal: children share what their parent has; a thousand of them have no more than one. Method: sum
+    /// what each could use before it leaves the reaction lane.
+    #[test]
+    fn children_are_paid_by_their_parent() {
+        let now = 1_000 * MS;
+        let mut parent = Credit::FULL;
+        let mut sum = 0;
+        let mut reacting = 0;
+        for _ in 0..1_000 {
+            let child = parent.pay_child(now);
+            let missing = child.place(now) - now;
+            sum += CAPACITY_NS - missing / REFILL_NS;
+            reacting += usize::from(child.is_sufficient(now));
+        }
+        assert!(sum <= CAPACITY_NS, "{sum}");
+        assert_eq!(reacting, 5, "a half, a quarter, … of a millisecond");
+        assert!(!parent.is_sufficient(now));
+    }
+
+    /// Goal: threads that run no task share one bucket. Method: as many children as a task could pay.
+    #[test]
+    fn foreign_threads_share_a_bucket() {
+        let shared = SharedCredit::new();
+        let reacting = (0..100).filter(|_| shared.pay_child(MS).is_sufficient(MS)).count();
+        assert_eq!(reacting, 5);
+        assert!(shared.pay_child(100 * MS).is_sufficient(100 * MS), "it refills");
+    }
+
+    /// Goal: priority is for tasks with credit that an event wakes. Method: wake-ups from inside and outside,
+    /// with credit and without.
+    #[test]
+    fn priority_is_for_tasks_with_credit_that_events_wake() {
+        let now = 1_000 * MS;
+        let account = Account::new(Credit::FULL);
+        for _ in 0..SELF_WAKES_MAX {
+            assert_eq!(account.choose_lane(true, now), Lane::Reaction);
+        }
+        assert_eq!(account.choose_lane(true, now), Lane::Compute);
+        assert_eq!(account.choose_lane(false, now), Lane::Reaction);
+        account.charge(account.credit().after(now, 2 * MS), 2 * MS);
+        assert_eq!(account.choose_lane(false, now), Lane::Compute);
+        assert_eq!(account.choose_lane(false, now + 100 * MS), Lane::Reaction);
+    }
+
+    /// Goal: tasks that compute without end get equal time, however long their polls are. Method: four of
+    /// them in virtual time, by least use.
+    #[test]
+    fn computation_shares_time() {
+        let polls = [1_000, 50_000, 200_000, 3_000_000];
+        let mut credits = [Credit::FULL; 4];
+        let (mut now, mut used) = (1_000 * MS, [0; 4]);
+        // Shorter than what is remembered: afterwards all have the same debt, and take turns.
+        while now < 1_060 * MS {
+            let next = (0..4).min_by_key(|&task| credits[task].0).expect("four");
+            now += polls[next];
+            used[next] += polls[next];
+            credits[next] = credits[next].after(now, polls[next]);
+        }
+        let (least, most) = (used.iter().min(), used.iter().max());
+        assert!(most.zip(least).is_some_and(|(most, least)| most - least <= 6 * MS), "{used:?}");
+    }
+
+    /// Goal: the usual poll follows what the task does. Method: one long poll among short ones.
+    #[test]
+    fn the_usual_poll_is_an_average() {
+        let account = Account::new(Credit::FULL);
+        assert_eq!(account.usual_ns(), None);
+        account.charge(Credit::FULL, 4_000);
+        assert_eq!(account.usual_ns(), Some(4_000));
+        account.charge(Credit::FULL, 10_000_000);
+        assert_eq!(account.usual_ns(), Some(2_503_000));
+        for _ in 0..20 {
+            account.charge(Credit::FULL, 4_000);
+        }
+        assert!(account.usual_ns().is_some_and(|usual| usual < 20_000));
+        account.charge(Credit::FULL, u64::MAX);
+        assert!(account.usual_ns().is_some());
+    }
+}

@@ -1,0 +1,48 @@
+//! Lanes: which ready task goes first.
+//!
+//! A task that becomes ready while it has [credit](Credit) is in the *reaction lane*; any other ready task
+//! is in the *compute lane*. What woke it does not matter, except that a task which wakes itself gains
+//! nothing by that. The reaction lane is served in the order of arrival, the compute lane by least use.
+//! Each lane has a [share](Share) of the time.
+
+mod credit;
+mod queue;
+mod share;
+
+use std::fmt;
+
+pub(crate) use self::{
+    credit::{Account, Credit, SharedCredit},
+    queue::{ComputeQueue, Rank, Ranked},
+    share::Share,
+};
+
+/// One of the two queues of ready tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Lane {
+    /// Tasks with credit: those that use little processor time.
+    Reaction,
+    /// Tasks that have used up their share.
+    Compute,
+}
+
+impl fmt::Display for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Reaction => "reaction",
+            Self::Compute => "compute",
+        })
+    }
+}
+
+/// What makes a task ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// The detection server delivered an event to it.
+    Detection,
+    /// A task that is polled spawned or woke it.
+    Poll,
+    /// A thread that is no worker did: to the runtime, that is an event too.
+    Foreign,
+}

@@ -1,0 +1,284 @@
+//! The compute lane's queues: the task that has used least goes first.
+
+use std::{cmp::Ordering as Order, collections::BinaryHeap};
+
+use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
+
+/// Where a task stands in the compute lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rank {
+    /// The least goes first: see [`Credit::place`](super::Credit::place).
+    pub(crate) place: u64,
+    /// Its polls are known to be short: reserve threads may run it, too.
+    pub(crate) is_short: bool,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    place: u64,
+    /// Among equals the first comer goes first.
+    arrival: u64,
+    is_short: bool,
+    item: T,
+}
+
+impl<T> Entry<T> {
+    const fn order(&self) -> (u64, u64) {
+        (self.place, self.arrival)
+    }
+}
+
+impl<T> PartialEq for Entry<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.order() == other.order()
+    }
+}
+
+impl<T> Eq for Entry<T> {}
+
+impl<T> PartialOrd for Entry<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<Order> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<T> Ord for Entry<T> {
+    /// Reversed: the greatest of a `BinaryHeap` comes first.
+    fn cmp(&self, other: &Self) -> Order {
+        other.order().cmp(&self.order())
+    }
+}
+
+/// The compute lane of one thread, without a lock.
+#[derive(Debug)]
+pub(crate) struct Ranked<T> {
+    short: BinaryHeap<Entry<T>>,
+    other: BinaryHeap<Entry<T>>,
+    arrivals: u64,
+}
+
+impl<T> Default for Ranked<T> {
+    fn default() -> Self {
+        Self { short: BinaryHeap::new(), other: BinaryHeap::new(), arrivals: 0 }
+    }
+}
+
+/// A heap that holds less than a quarter of its memory gives it back, down to this.
+const KEPT: usize = 256;
+
+impl<T> Ranked<T> {
+    pub(crate) fn push(&mut self, item: T, rank: Rank) {
+        let Rank { place, is_short } = rank;
+        self.arrivals += 1;
+        self.insert(Entry { place, arrival: self.arrivals, is_short, item });
+    }
+
+    fn insert(&mut self, entry: Entry<T>) {
+        if entry.is_short { self.short.push(entry) } else { self.other.push(entry) }
+    }
+
+    /// Takes the task that has used least.
+    pub(crate) fn pop(&mut self) -> Option<T> {
+        self.pop_entry().map(|entry| entry.item)
+    }
+
+    fn pop_entry(&mut self) -> Option<Entry<T>> {
+        let is_short = match (self.short.peek(), self.other.peek()) {
+            (Some(short), Some(other)) => short.order() <= other.order(),
+            (short, _) => short.is_some(),
+        };
+        pop_heap(if is_short { &mut self.short } else { &mut self.other })
+    }
+
+    /// Takes the task that has used least of those whose polls are short.
+    pub(crate) fn pop_short(&mut self) -> Option<T> {
+        pop_heap(&mut self.short).map(|entry| entry.item)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.short.len() + self.other.len()
+    }
+}
+
+fn pop_heap<T>(heap: &mut BinaryHeap<Entry<T>>) -> Option<Entry<T>> {
+    let entry = heap.pop();
+    if heap.capacity() > KEPT && heap.len() < heap.capacity() / 4 {
+        heap.shrink_to(heap.len() * 2);
+    }
+    entry
+}
+
+/// The most that is taken from another thread at a time.
+const BATCH_MAX: usize = 16;
+
+/// The compute lane of one thread, from which others may take.
+///
+/// A lock and no lock-free queue: computing tasks switch rarely, and the order is worth more.
+#[derive(Debug)]
+pub(crate) struct ComputeQueue<T> {
+    ranked: Mutex<Ranked<T>>,
+    /// How many there are, and how many of them are short. Written under the lock, read by anybody: a
+    /// thread that goes to sleep reads them after a fence (see `Idle::choose`).
+    count: AtomicUsize,
+    short_count: AtomicUsize,
+}
+
+impl<T> ComputeQueue<T> {
+    pub(crate) fn new() -> Self {
+        Self {
+            ranked: Mutex::new(Ranked::default()),
+            count: AtomicUsize::new(0),
+            short_count: AtomicUsize::new(0),
+        }
+    }
+
+    /// Returns how many tasks wait: one load.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether no task waits: one load.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns whether a task waits whose polls are short: one load.
+    #[inline]
+    pub(crate) fn has_short(&self) -> bool {
+        self.short_count.load(Ordering::Relaxed) > 0
+    }
+
+    /// Works on the tasks, and publishes how many there are afterwards.
+    fn with<R>(&self, work: impl FnOnce(&mut Ranked<T>) -> R) -> R {
+        let mut ranked = lock(&self.ranked);
+        let result = work(&mut ranked);
+        self.count.store(ranked.len(), Ordering::Relaxed);
+        self.short_count.store(ranked.short.len(), Ordering::Relaxed);
+        result
+    }
+
+    pub(crate) fn push(&self, item: T, rank: Rank) {
+        self.with(|ranked| ranked.push(item, rank));
+    }
+
+    /// Takes the task that has used least.
+    pub(crate) fn pop(&self) -> Option<T> {
+        if self.is_empty() { None } else { self.with(Ranked::pop) }
+    }
+
+    /// Takes the task that has used least of those whose polls are short.
+    pub(crate) fn pop_short(&self) -> Option<T> {
+        if self.has_short() { self.with(Ranked::pop_short) } else { None }
+    }
+
+    /// Moves up to half of the tasks of `victim` here, at least one and at most [`BATCH_MAX`].
+    pub(crate) fn take_batch(&self, victim: &Self) {
+        let mut batch = Batch::default();
+        victim.with(|ranked| batch.fill(ranked, ranked.len().div_ceil(2)));
+        self.with(|ranked| batch.empty_into(ranked));
+    }
+
+    /// Takes the task that has used least, and moves up to half of the others to `thief`, at most
+    /// [`BATCH_MAX`].
+    pub(crate) fn steal_batch_and_pop(&self, thief: &Self) -> Option<T> {
+        if self.is_empty() {
+            return None;
+        }
+        let mut batch = Batch::default();
+        let first = self.with(|ranked| {
+            let first = ranked.pop();
+            batch.fill(ranked, ranked.len() / 2);
+            first
+        });
+        // Never both locks at a time: two thieves may rob each other.
+        if batch.0[0].is_some() {
+            thief.with(|ranked| batch.empty_into(ranked));
+        }
+        first
+    }
+}
+
+/// Tasks on their way from one queue to another, on the stack.
+struct Batch<T>([Option<Entry<T>>; BATCH_MAX]);
+
+impl<T> Default for Batch<T> {
+    fn default() -> Self {
+        Self([const { None }; BATCH_MAX])
+    }
+}
+
+impl<T> Batch<T> {
+    fn fill(&mut self, ranked: &mut Ranked<T>, count: usize) {
+        self.0.iter_mut().take(count).for_each(|place| *place = ranked.pop_entry());
+    }
+
+    fn empty_into(self, ranked: &mut Ranked<T>) {
+        self.0.into_iter().flatten().for_each(|entry| ranked.insert(entry));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Goal: what has used least goes first, among equals what came first; short ones alone in the
+        /// same order. Method: random operations against a sorted list.
+        #[test]
+        fn the_least_used_goes_first(operations in prop::collection::vec((0u8..4, 0u64..8, any::<bool>()), 0..200)) {
+            let queue = ComputeQueue::new();
+            let mut oracle: Vec<(u64, usize, bool)> = Vec::new();
+            for (number, (kind, place, is_short)) in operations.into_iter().enumerate() {
+                match kind {
+                    0 | 1 => {
+                        queue.push(number, Rank { place, is_short });
+                        oracle.push((place, number, is_short));
+                        oracle.sort_unstable();
+                    }
+                    2 => {
+                        let expected = (!oracle.is_empty()).then(|| oracle.remove(0).1);
+                        prop_assert_eq!(queue.pop(), expected);
+                    }
+                    _ => {
+                        let found = oracle.iter().position(|entry| entry.2);
+                        prop_assert_eq!(queue.pop_short(), found.map(|at| oracle.remove(at).1));
+                    }
+                }
+                prop_assert_eq!(queue.len(), oracle.len());
+                prop_assert_eq!(queue.has_short(), oracle.iter().any(|entry| entry.2));
+            }
+        }
+    }
+
+    /// Goal: a thief takes the first task and at most half of the rest, and nothing is lost. Method: 100
+    /// tasks, one theft, and all that both queues hold.
+    #[test]
+    fn thieves_take_a_part() {
+        let (victim, thief) = (ComputeQueue::new(), ComputeQueue::new());
+        for place in 0..100 {
+            victim.push(place, Rank { place, is_short: place % 2 == 0 });
+        }
+        assert_eq!(victim.steal_batch_and_pop(&thief), Some(0));
+        assert_eq!((victim.len(), thief.len()), (83, BATCH_MAX));
+        let mut all: Vec<u64> = std::iter::from_fn(|| thief.pop()).collect();
+        assert_eq!(all, (1..=16).collect::<Vec<_>>());
+        all.extend(std::iter::from_fn(|| victim.pop()));
+        assert_eq!(all, (1..100).collect::<Vec<_>>());
+        assert_eq!(victim.steal_batch_and_pop(&thief), None);
+    }
+
+    /// Goal: a burst gives its memory back. Method: the heap's capacity after 10 000 tasks have gone.
+    #[test]
+    fn memory_is_given_back() {
+        let mut ranked = Ranked::default();
+        for place in 0..10_000 {
+            ranked.push((), Rank { place, is_short: false });
+        }
+        while ranked.pop().is_some() {}
+        assert!(ranked.other.capacity() <= 4 * KEPT, "{}", ranked.other.capacity());
+    }
+}

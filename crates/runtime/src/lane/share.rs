@@ -1,0 +1,91 @@
+//! Each lane's share of a thread: the reaction lane goes first, and owes the compute lane a part.
+
+use std::time::Duration;
+
+use super::Lane;
+
+/// The part of a thread's time that waiting computation gets beside reactions, in percent: by how many of
+/// each there are, between these.
+const PERCENT_MIN: u64 = 5;
+const PERCENT_MAX: u64 = 25;
+
+/// No poll counts for more, and no limit is larger: 17 minutes.
+const NANOS_MAX: i64 = 1 << 40;
+
+/// Keeps account of what the reaction lane owes the compute lane.
+#[derive(Debug)]
+pub(crate) struct Share {
+    /// From this debt on, in nanoseconds, the compute lane goes first.
+    limit_ns: i64,
+    owed_ns: i64,
+}
+
+impl Share {
+    /// Makes an account that lets the reaction lane run for about `slice` before a computation that waits
+    /// has its turn.
+    pub(crate) fn new(slice: Duration) -> Self {
+        let limit = slice.as_nanos() / 4;
+        Self { limit_ns: i64::try_from(limit).unwrap_or(i64::MAX).min(NANOS_MAX), owed_ns: 0 }
+    }
+
+    /// Takes note of a poll of `nanos` in `lane`, while so many tasks waited in each.
+    pub(crate) fn record(&mut self, lane: Lane, nanos: u64, reacting: usize, computing: usize) {
+        let nanos = i64::try_from(nanos).unwrap_or(i64::MAX).min(NANOS_MAX);
+        match lane {
+            Lane::Reaction if computing > 0 => {
+                let (reacting, computing) = (reacting as u64 + 1, computing as u64);
+                let percent =
+                    (100 * computing / (reacting + computing)).clamp(PERCENT_MIN, PERCENT_MAX);
+                let percent = i64::try_from(percent).unwrap_or(0);
+                self.owed_ns += nanos * percent / (100 - percent);
+            }
+            // Nobody waits, so nothing is owed.
+            Lane::Reaction => self.owed_ns = self.owed_ns.min(0),
+            Lane::Compute => self.owed_ns -= nanos,
+        }
+        self.owed_ns = self.owed_ns.clamp(-self.limit_ns, 8 * self.limit_ns);
+    }
+
+    /// Returns which lane to look into first.
+    pub(crate) const fn first(&self) -> Lane {
+        if self.owed_ns <= self.limit_ns { Lane::Reaction } else { Lane::Compute }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: beside reactions without end, computation gets its part of the time whatever its polls take.
+    /// Method: both lanes full, polls of known length, time by lane.
+    #[test]
+    fn computation_has_its_share() {
+        for (reaction_ns, compute_ns) in [(10_000, 100), (500, 2_000_000), (3_000, 100_000)] {
+            for (reacting, computing, least, most) in
+                [(8, 2, 15, 22), (2, 30, 22, 27), (100, 1, 4, 7)]
+            {
+                let mut share = Share::new(Duration::from_millis(1));
+                let mut time = [0u64; 2];
+                while time[0] + time[1] < 2_000_000_000 {
+                    let lane = share.first();
+                    let nanos = if lane == Lane::Reaction { reaction_ns } else { compute_ns };
+                    share.record(lane, nanos, reacting, computing);
+                    time[lane as usize] += nanos;
+                }
+                let percent = 100 * time[1] / (time[0] + time[1]);
+                assert!(
+                    (least..=most).contains(&percent),
+                    "{percent} % with {reaction_ns}, {compute_ns} ns, {reacting}, {computing}"
+                );
+            }
+        }
+    }
+
+    /// Goal: what nobody waited for is not owed. Method: an hour of reactions alone.
+    #[test]
+    fn nothing_is_owed_to_nobody() {
+        let mut share = Share::new(Duration::from_millis(1));
+        share.record(Lane::Reaction, 3_600_000_000_000, 5, 0);
+        assert_eq!(share.first(), Lane::Reaction);
+    }
+}
