@@ -18,6 +18,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
 use std::process::{self, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -31,6 +32,7 @@ use crate::forward::live;
 use crate::forward::relay::{self, LoadRole, RelayRole};
 use crate::forward::via::node::{self, NodePlan, NodeSaid};
 use crate::inside::{self, Counts};
+use crate::loads::{Answers, ClosedClients, LoadServer, PacedClient};
 use crate::messages::Played;
 use crate::messages::ranks::{self, RankPlan};
 use crate::outside;
@@ -50,6 +52,12 @@ const ASKS_USAGE: u8 = b'?';
 
 /// The question for what its runtime has counted.
 const ASKS_COUNTS: u8 = b'#';
+
+/// Not a question: what waits in [`wait_for_go`] may go on.
+const GO: u8 = b'!';
+
+/// Whether the parent has said [`GO`].
+static MAY_GO: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
 
 /// Becomes a child of a measurement if this process was started as one; returns at once otherwise.
 ///
@@ -90,6 +98,10 @@ fn end_with_parent() {
         // An error is an end too.
         while let Ok([question, ..]) = stdin.fill_buf() {
             match *question {
+                GO => {
+                    *MAY_GO.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+                    MAY_GO.1.notify_all();
+                }
                 ASKS_COUNTS => Message::Counts(inside::counts_here()).print(),
                 _ => Message::Usage(Usage::of_this_process()).print(),
             }
@@ -98,6 +110,12 @@ fn end_with_parent() {
         process::exit(0);
     });
     let _ = is_ready.recv();
+}
+
+/// Waits in a child until its parent calls [`Child::go`].
+pub(crate) fn wait_for_go() {
+    let may_go = MAY_GO.0.lock().unwrap_or_else(PoisonError::into_inner);
+    drop(MAY_GO.1.wait_while(may_go, |may_go| !*may_go));
 }
 
 /// What a child is to be.
@@ -118,6 +136,9 @@ pub(crate) enum Role {
     Load(live::LoadPlan),
     Relay(RelayRole),
     RelayLoad(LoadRole),
+    LoadServer(LoadServer),
+    PacedClient(PacedClient),
+    ClosedClients(ClosedClients),
 }
 
 impl Role {
@@ -137,6 +158,9 @@ impl Role {
             Self::Load(_) => "load",
             Self::Relay(_) => "relay",
             Self::RelayLoad(_) => "relay load",
+            Self::LoadServer(_) => "load server",
+            Self::PacedClient(_) => "paced client",
+            Self::ClosedClients(_) => "closed clients",
         }
     }
 
@@ -157,6 +181,9 @@ impl Role {
             Self::Load(plan) => live::load(&plan),
             Self::Relay(role) => relay::serve(&role),
             Self::RelayLoad(role) => relay::load(&role),
+            Self::LoadServer(plan) => plan.serve(),
+            Self::PacedClient(plan) => plan.run(),
+            Self::ClosedClients(plan) => plan.run(),
         }
     }
 }
@@ -196,6 +223,10 @@ pub(crate) enum Message {
     Load(live::Found),
     /// So many bytes came through a relay.
     Carried { bytes: u64, nanoseconds: u64 },
+    /// What is sent from now on counts.
+    MeasurementBegins,
+    /// Requests of a load have been timed.
+    Answers(Answers),
     /// Nothing more will come, and all went well.
     Finished,
     /// Nothing more will come.
@@ -283,6 +314,12 @@ impl Child {
             Message::Counts(counts) => Ok(counts),
             other => Err(self.unexpected(&other)),
         }
+    }
+
+    /// Lets a child go on that waits in [`wait_for_go`].
+    pub(crate) fn go(&mut self) {
+        // If the child has ended, whoever waits for its next message learns how.
+        let _ = self.stdin.write_all(&[GO]).and_then(|()| self.stdin.flush());
     }
 
     fn ask(&mut self, question: u8) -> Result<Message, BenchError> {

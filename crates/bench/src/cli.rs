@@ -4,6 +4,7 @@ mod barrier;
 mod cases;
 mod datagrams;
 mod forward;
+mod loads;
 mod messages;
 mod soak;
 
@@ -65,6 +66,8 @@ enum Command {
     /// Forwarding: the paper's model beside its simulation (calculated, in a second); or live: messages through a
     /// node in the middle (a minute per 300 messages and cell), paths between interfaces, relays of streams.
     Forward(forward::Forward),
+    /// Random mixes of behaviour, drawn by seed, judged by what kernel threads make of them.
+    Loads(loads::Loads),
     /// Everything at once, with faults, for a long time: measures nothing, checks everything.
     Soak(soak::Soak),
     /// Measures what the goals need, and shows goal and figure side by side.
@@ -224,6 +227,7 @@ impl Cli {
             Command::Datagrams(command) => command.run(machine),
             Command::Barrier(command) => command.run(machine),
             Command::Forward(command) => command.run(machine),
+            Command::Loads(command) => command.run(machine),
             Command::Soak(command) => Ok(command.run()),
             Command::Goals(command) => command.run(machine),
             Command::Watch(watch) => watch.run(),
@@ -259,7 +263,7 @@ impl Command {
             Self::Barrier(command) => Some(&command.output),
             Self::Forward(command) => Some(&command.output),
             Self::Goals(command) => Some(&command.output),
-            Self::Watch(_) | Self::Soak(_) => None,
+            Self::Watch(_) | Self::Soak(_) | Self::Loads(_) => None,
         }
     }
 }

@@ -30,6 +30,83 @@ pub(crate) fn work() -> u64 {
     WORK.load(Ordering::Relaxed)
 }
 
+/// Things that tasks have done, whatever a load counts. Each task adds, anyone reads; `Relaxed`, because
+/// the number orders nothing.
+static OPERATIONS: AtomicU64 = AtomicU64::new(0);
+
+/// Counts one thing that a task has done: a message passed, a timer fired, a call made.
+pub(crate) fn note_operation() {
+    OPERATIONS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Returns how many operations this process's tasks have noted so far.
+pub(crate) fn operations() -> u64 {
+    OPERATIONS.load(Ordering::Relaxed)
+}
+
+/// How long a unit of work takes on an idle core, so that a given time can be made an amount of work:
+/// the work of a thread that loses its core takes longer then, and is not less.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Pace {
+    unit_ps: u64,
+}
+
+impl Pace {
+    /// Measures the pace of this machine: the best of some tries, since a try can only be disturbed.
+    /// Takes some 20 ms.
+    pub(crate) fn measure() -> Self {
+        const TRIES: u32 = 20;
+        const UNITS: u64 = 10_000;
+        let try_once = |_| {
+            let start = clock::now();
+            for _ in 0..UNITS {
+                unit();
+            }
+            clock::nanoseconds(start.elapsed()) * 1_000 / UNITS
+        };
+        Self { unit_ps: (0..TRIES).map(try_once).min().unwrap_or(1).max(1) }
+    }
+
+    /// Does the work of `time`.
+    pub(crate) fn spend(self, time: Duration) {
+        for _ in 0..self.units(time) {
+            unit();
+        }
+    }
+
+    /// Does the work of `time`, and adds its units to the [`work`] of this process as it goes.
+    pub(crate) fn spend_counted(self, time: Duration) {
+        let mut left = self.units(time);
+        while left > 0 {
+            let part = left.min(UNITS_PER_REPORT);
+            for _ in 0..part {
+                unit();
+            }
+            WORK.fetch_add(part, Ordering::Relaxed);
+            left -= part;
+        }
+    }
+
+    /// Returns how many cores did `units` of work in `time`.
+    pub(crate) fn cores(self, units: u64, time: Duration) -> f64 {
+        units as f64 * (self.unit_ps as f64 / 1e12) / time.as_secs_f64()
+    }
+
+    const fn units(self, time: Duration) -> u64 {
+        // Loads compute for seconds at most, so this is far below 2^64.
+        (time.as_nanos() * 1_000 / self.unit_ps as u128) as u64
+    }
+}
+
+/// One unit of work.
+fn unit() {
+    let mut sum = 0_u64;
+    for addend in 0..ADDITIONS_PER_UNIT {
+        sum = hint::black_box(sum.wrapping_add(addend));
+    }
+}
+
 /// Computes for `step`, and adds the units to the [`work`] of this process as it goes, so that a long
 /// step can be watched from outside.
 pub(crate) fn counted(step: Duration) {
@@ -60,11 +137,8 @@ pub fn busy(step: Duration) -> u64 {
 fn compute(step: Duration, mut report: impl FnMut(u64)) {
     let start = clock::now();
     let mut units = 0_u64;
-    let mut sum = 0_u64;
     loop {
-        for addend in 0..ADDITIONS_PER_UNIT {
-            sum = hint::black_box(sum.wrapping_add(addend));
-        }
+        unit();
         units += 1;
         if start.elapsed() >= step {
             return report(units);

@@ -74,6 +74,12 @@ pub enum BenchError {
         /// What could be named.
         known: &'static str,
     },
+    /// No load has that name.
+    #[error("no load is named {name:?}: see `vigie-bench loads --help`")]
+    NoCase {
+        /// What was given.
+        name: String,
+    },
     /// A program could not be watched.
     #[error(transparent)]
     Watch(#[from] crate::watch::WatchError),

@@ -26,6 +26,7 @@
 //!   of [scheduler-centric-io]; both give [`Row`](report::Row)s, for tables, JSON and goals.
 //! - [`cases`]: loads beyond the paper's tables, in which one task could delay another's event.
 //! - [`barriers`]: barriers of tasks, threads and processes of one host, beside peers.
+//! - [`loads`]: mixes of behaviour that nobody chose, judged by what kernel threads make of them.
 //! - [`messages`]: messages between processes of one host, beside limits and peers.
 //! - [`barrier`]: barriers; the paper's cluster in simulation.
 //! - [`forward`]: the model of forwarding beside its simulation and its paper.
@@ -88,6 +89,7 @@ pub mod barrier;
 pub mod barriers;
 pub mod cases;
 pub mod forward;
+pub mod loads;
 pub mod messages;
 
 mod chart;

@@ -15,6 +15,8 @@ pub struct Usage {
     pub cpu_ns: u64,
     /// Units of work that compute tasks have done.
     pub work: u64,
+    /// Operations that tasks have noted.
+    pub operations: u64,
 }
 
 impl Usage {
@@ -24,6 +26,7 @@ impl Usage {
             at_ns: nanoseconds(clock_gettime(ClockId::Monotonic)),
             cpu_ns: nanoseconds(clock_gettime(ClockId::ProcessCPUTime)),
             work: compute::work(),
+            operations: compute::operations(),
         }
     }
 
@@ -34,6 +37,7 @@ impl Usage {
             at_ns: self.at_ns.saturating_sub(before.at_ns),
             cpu_ns: self.cpu_ns.saturating_sub(before.cpu_ns),
             work: self.work.saturating_sub(before.work),
+            operations: self.operations.saturating_sub(before.operations),
         }
     }
 
@@ -56,10 +60,10 @@ mod tests {
     #[test]
     fn a_span_is_a_difference() {
         // Goal: each field is its own difference, and the rate is per second. Method: known figures.
-        let before = Usage { at_ns: 1_000, cpu_ns: 50, work: 7 };
-        let after = Usage { at_ns: 2_000_001_000, cpu_ns: 80, work: 107 };
+        let before = Usage { at_ns: 1_000, cpu_ns: 50, work: 7, operations: 1 };
+        let after = Usage { at_ns: 2_000_001_000, cpu_ns: 80, work: 107, operations: 5 };
         let span = after.since(before);
-        assert_eq!(span, Usage { at_ns: 2_000_000_000, cpu_ns: 30, work: 100 });
+        assert_eq!(span, Usage { at_ns: 2_000_000_000, cpu_ns: 30, work: 100, operations: 4 });
         assert!((span.work_per_s() - 50.0).abs() < 1e-9);
     }
 }

@@ -108,7 +108,10 @@ async fn compute<S: AsyncSystem>(every: YieldEvery, rest: Option<Duration>) {
 }
 
 /// Reads until `buffer` is full; `false` at the end of the stream.
-async fn fill<S: AsyncSystem>(stream: &mut S::Stream, buffer: &mut [u8]) -> io::Result<bool> {
+pub(crate) async fn fill<S: AsyncSystem>(
+    stream: &mut S::Stream,
+    buffer: &mut [u8],
+) -> io::Result<bool> {
     let mut filled = 0;
     while filled < buffer.len() {
         match S::read(stream, &mut buffer[filled..]).await? {

@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn two_tasks_beside_three_processes() {
         // Goal: fair is two fifths, and a server that got it has a share of one. Method: known figures.
-        let usage = |work| Usage { at_ns: 0, cpu_ns: 0, work };
+        let usage = |work| Usage { at_ns: 0, cpu_ns: 0, work, operations: 0 };
         let others = [usage(100), usage(90), usage(110)];
         let kept = share(usage(200), &others, |usage| usage.work) / fair_share(2, 3);
         assert!((kept - 1.0).abs() < 1e-9, "{kept}");

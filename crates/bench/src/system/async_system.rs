@@ -4,13 +4,18 @@ use std::fmt;
 use std::io;
 use std::marker::PhantomData;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::time::Duration;
 
 use super::Runner;
 use crate::error::Failure;
+use crate::loads::{self, LoadServer};
 use crate::server::ServerPlan;
 use crate::switches::{self, SwitchCounts, SwitchPlan};
 use crate::workload;
+
+/// A task of a type that nobody names.
+pub type BoxedTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// An async runtime, as far as the workloads use it.
 ///
@@ -39,6 +44,9 @@ pub trait AsyncSystem: Sized + 'static {
     fn spawn<F>(future: F)
     where
         F: Future<Output = ()> + Send + 'static;
+
+    /// Returns what starts tasks from a thread outside of the runtime; called inside a task.
+    fn spawner() -> impl Fn(BoxedTask) + Send + 'static;
 
     /// Starts a task and waits for its result.
     fn call<F, T>(future: F) -> impl Future<Output = T> + Send
@@ -98,6 +106,10 @@ impl<S> fmt::Debug for Async<S> {
 impl<S: AsyncSystem> Runner for Async<S> {
     fn serve(&self, plan: &ServerPlan) -> Result<(), Failure> {
         workload::serve::<S>(plan)
+    }
+
+    fn load(&self, plan: &LoadServer) -> Result<(), Failure> {
+        loads::serve_on::<S>(plan)
     }
 
     fn switch(&self, plan: &SwitchPlan) -> Result<SwitchCounts, Failure> {

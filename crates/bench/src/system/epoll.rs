@@ -12,6 +12,7 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
 use super::{Runner, System, threads};
 use crate::error::Failure;
+use crate::loads::LoadServer;
 use crate::server::ServerPlan;
 use crate::switches::{SwitchCounts, SwitchPlan};
 
@@ -76,6 +77,10 @@ impl Runner for Epoll {
                 }
             }
         }
+    }
+
+    fn load(&self, _plan: &LoadServer) -> Result<(), Failure> {
+        Err(self.unsupported("its one thread has no tasks"))
     }
 
     fn switch(&self, _plan: &SwitchPlan) -> Result<SwitchCounts, Failure> {

@@ -7,7 +7,7 @@ mod async_system;
 mod epoll;
 #[cfg(feature = "smol")]
 pub mod smol;
-mod threads;
+pub(crate) mod threads;
 pub mod tokio;
 pub mod vigie;
 
@@ -17,7 +17,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-pub use self::async_system::AsyncSystem;
+pub use self::async_system::{AsyncSystem, BoxedTask};
 
 use self::async_system::Async;
 use self::epoll::Epoll;
@@ -30,6 +30,7 @@ use self::vigie::{
     VigieLowLatency, VigieNaive, VigieUserLevel,
 };
 use crate::error::Failure;
+use crate::loads::LoadServer;
 use crate::server::ServerPlan;
 use crate::switches::{SwitchCounts, SwitchPlan};
 
@@ -230,6 +231,9 @@ fn names() -> String {
 pub(crate) trait Runner: Sync {
     /// Serves until the process is killed.
     fn serve(&self, plan: &ServerPlan) -> Result<(), Failure>;
+
+    /// Carries out a mix of behaviour until the process is killed.
+    fn load(&self, plan: &LoadServer) -> Result<(), Failure>;
 
     /// Makes tasks switch, and counts what that costs.
     fn switch(&self, plan: &SwitchPlan) -> Result<SwitchCounts, Failure>;

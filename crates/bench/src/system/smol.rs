@@ -10,7 +10,7 @@ use smol::Executor;
 use smol::io::{AsyncReadExt, AsyncWriteExt};
 use smol::net::{TcpListener, TcpStream};
 
-use super::AsyncSystem;
+use super::{AsyncSystem, BoxedTask};
 use crate::error::Failure;
 
 /// One per process, as in `smol::spawn`, which reads its number of threads from the environment.
@@ -47,6 +47,10 @@ impl AsyncSystem for Smol {
         F: Future<Output = ()> + Send + 'static,
     {
         EXECUTOR.spawn(future).detach();
+    }
+
+    fn spawner() -> impl Fn(BoxedTask) + Send + 'static {
+        |task| EXECUTOR.spawn(task).detach()
     }
 
     fn call<F, T>(future: F) -> impl Future<Output = T> + Send

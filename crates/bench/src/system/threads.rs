@@ -13,11 +13,12 @@ use crate::child::Message;
 use crate::clock;
 use crate::compute::{YieldEvery, busy, counted};
 use crate::error::Failure;
+use crate::loads::{self, LoadServer};
 use crate::server::{COMMAND_BYTES, Command, ServerPlan, asks_to_compute};
 use crate::switches::{SwitchCounts, SwitchPlan};
 
 /// Stack of a thread: ten thousand of them must fit.
-const STACK_BYTES: usize = 128 * 1024;
+pub(crate) const STACK_BYTES: usize = 128 * 1024;
 
 /// Runs the workloads without any runtime.
 #[derive(Debug)]
@@ -43,6 +44,10 @@ impl Runner for Threads {
         loop {
             thread::park();
         }
+    }
+
+    fn load(&self, plan: &LoadServer) -> Result<(), Failure> {
+        loads::serve_on_threads(plan)
     }
 
     fn switch(&self, _plan: &SwitchPlan) -> Result<SwitchCounts, Failure> {

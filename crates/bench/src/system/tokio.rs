@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 
-use super::AsyncSystem;
+use super::{AsyncSystem, BoxedTask};
 use crate::error::Failure;
 
 /// tokio's work-stealing scheduler.
@@ -83,6 +83,11 @@ impl<S: Scheduler> AsyncSystem for Tokio<S> {
         F: Future<Output = ()> + Send + 'static,
     {
         tokio::spawn(future);
+    }
+
+    fn spawner() -> impl Fn(BoxedTask) + Send + 'static {
+        let handle = Handle::current();
+        move |task| drop(handle.spawn(task))
     }
 
     async fn call<F, T>(future: F) -> T

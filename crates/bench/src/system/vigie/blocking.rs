@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::{AsyncSystem, VigieHybrid};
 use crate::error::Failure;
+use crate::system::BoxedTask;
 use crate::system::threads::{accept, serve_blocking};
 
 /// "Using blocking system calls provides better performance […]. However, a two-level thread
@@ -39,6 +40,10 @@ impl AsyncSystem for VigieBlocking {
         F: Future<Output = ()> + Send + 'static,
     {
         VigieHybrid::spawn(future);
+    }
+
+    fn spawner() -> impl Fn(BoxedTask) + Send + 'static {
+        VigieHybrid::spawner()
     }
 
     fn call<F, T>(future: F) -> impl Future<Output = T> + Send

@@ -21,11 +21,11 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::net::{TcpListener, TcpStream};
 use vigie_detect::{Fixed, Frequency, Strategy};
-use vigie_runtime::{Flavor, Reactivity, Runtime};
+use vigie_runtime::{Flavor, Handle, Reactivity, Runtime};
 
 pub(super) use self::blocking::VigieBlocking;
 pub(super) use self::naive::VigieNaive;
-use super::AsyncSystem;
+use super::{AsyncSystem, BoxedTask};
 use crate::error::Failure;
 
 /// The user-level flavor with its default policy.
@@ -185,6 +185,11 @@ impl<S: Setting> AsyncSystem for Vigie<S> {
         F: Future<Output = ()> + Send + 'static,
     {
         vigie_runtime::spawn(future).detach();
+    }
+
+    fn spawner() -> impl Fn(BoxedTask) + Send + 'static {
+        let handle = Handle::current().expect("invariant: a task of this runtime asks");
+        move |task| handle.spawn(task).detach()
     }
 
     async fn call<F, T>(future: F) -> T

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::{AsyncSystem, VigieUserLevel};
 use crate::error::Failure;
+use crate::system::BoxedTask;
 
 /// "The listening server thread tests for a network event each time it is scheduled. If no event has
 /// occurred, then it immediately yields control back" [bouge02, §4.1].
@@ -46,6 +47,10 @@ impl AsyncSystem for VigieNaive {
         F: Future<Output = ()> + Send + 'static,
     {
         VigieUserLevel::spawn(future);
+    }
+
+    fn spawner() -> impl Fn(BoxedTask) + Send + 'static {
+        VigieUserLevel::spawner()
     }
 
     fn call<F, T>(future: F) -> impl Future<Output = T> + Send

@@ -1,0 +1,254 @@
+//! One run: a mix on a system, in processes of its own.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value, json};
+
+use super::closed::ClosedClients;
+use super::mix::Mix;
+use super::paced::{Answers, PacedClient};
+use super::server::LoadServer;
+use crate::child::{Child, Message, Role};
+use crate::clock;
+use crate::compute::Pace;
+use crate::error::BenchError;
+use crate::realtime::Priority;
+use crate::statistics::microseconds;
+use crate::system::System;
+use crate::usage::Usage;
+
+/// How long a process may take to get ready; opening connections beside floods takes its time.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often the server's threads are counted.
+const COUNT_EVERY: Duration = Duration::from_millis(10);
+
+/// From when on the number of threads must have settled.
+const SETTLED_AFTER: Duration = Duration::from_millis(100);
+
+/// How a mix is run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    pub(super) system: System,
+    pub(super) workers: usize,
+    pub(super) pace: Pace,
+    pub(super) warm_up: Duration,
+    pub(super) span: Duration,
+    pub(super) opened_per_s: u32,
+    pub(super) reports_slowdowns: bool,
+}
+
+/// What a run has found. Times are in nanoseconds, sorted.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Figures {
+    pub(crate) probes: Vec<u64>,
+    pub(crate) opened: Vec<u64>,
+    pub(crate) requests: Vec<u64>,
+    pub(crate) slowdowns: Vec<u64>,
+    pub(crate) unanswered: u64,
+    /// Cores that computation got.
+    pub(crate) compute_cores: f64,
+    /// Cores that the server's process used.
+    pub(crate) cpu_cores: f64,
+    /// Answers to clients in a closed loop, per second.
+    pub(crate) closed_per_s: f64,
+    /// Messages passed, timers fired, calls made, tasks ended, per second.
+    pub(crate) operations_per_s: f64,
+    /// Threads at most in the first 100 ms, and after them; without those of the measurement.
+    pub(crate) threads_early: usize,
+    pub(crate) threads: usize,
+}
+
+/// Returns a quantile of sorted values by the nearest rank, as it is also for few values.
+pub(crate) fn quantile(sorted: &[u64], quantile: f64) -> Option<u64> {
+    #[expect(clippy::cast_possible_truncation, reason = "a rank is at most a length")]
+    #[expect(clippy::cast_sign_loss, reason = "quantiles are positive")]
+    let rank = (sorted.len() as f64 * quantile).ceil() as usize;
+    sorted.get(rank.max(1) - 1).copied()
+}
+
+impl Figures {
+    /// Returns the figures with their units in the keys, as rows have them.
+    pub(crate) fn to_map(&self) -> Map<String, Value> {
+        let mut map = Map::new();
+        map.insert("samples".to_owned(), json!(self.probes.len()));
+        let kinds = [("event", &self.probes), ("new", &self.opened), ("requests", &self.requests)];
+        for (name, times) in kinds {
+            map.insert(format!("{name}_samples"), json!(times.len()));
+            for (key, q) in [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999), ("max", 1.0)] {
+                if let Some(time) = quantile(times, q) {
+                    map.insert(format!("{name}_{key}_us"), json!(microseconds(time)));
+                }
+            }
+        }
+        for (key, value) in [
+            ("unanswered", json!(self.unanswered)),
+            ("compute_cores", json!(self.compute_cores)),
+            ("cpu_cores", json!(self.cpu_cores)),
+            ("closed_per_s", json!(self.closed_per_s)),
+            ("operations_per_s", json!(self.operations_per_s)),
+            ("threads_early_max", json!(self.threads_early)),
+            ("threads_max", json!(self.threads)),
+        ] {
+            map.insert(key.to_owned(), value);
+        }
+        map
+    }
+}
+
+impl Run {
+    /// Runs `mix` and returns what was found, and how the client was scheduled.
+    pub(super) fn measure(&self, mix: &Mix) -> Result<(Figures, Priority), BenchError> {
+        let plan = LoadServer {
+            system: self.system,
+            workers: self.workers,
+            mix: mix.clone(),
+            pace: self.pace,
+        };
+        let own_threads = plan.own_threads();
+        let mut server = Child::start(&Role::LoadServer(plan))?;
+        let (process, address) = match server.next(PATIENCE)? {
+            Message::Listening { process, echo, .. } => (process, echo),
+            other => return Err(server.unexpected(&other)),
+        };
+        let mut closed = None;
+        if ClosedClients::are_in(mix) {
+            let clients = ClosedClients { address, mix: mix.clone() };
+            closed = Some(ready(&Role::ClosedClients(clients))?.0);
+        }
+        let client = PacedClient {
+            address,
+            mix: mix.clone(),
+            warm_up: self.warm_up,
+            span: self.span,
+            opened_per_s: self.opened_per_s,
+            reports_slowdowns: self.reports_slowdowns,
+        };
+        let (mut paced, priority) = ready(&Role::PacedClient(client))?;
+        if let Some(closed) = &mut closed {
+            closed.go();
+        }
+        paced.go();
+
+        let mut threads = Threads::new(process, own_threads);
+        threads.watch_until(&mut paced, self.warm_up + PATIENCE)?;
+        let before = (server.usage()?, closed.as_mut().map(Child::usage).transpose()?);
+        threads.watch_for(self.span);
+        let after = (server.usage()?, closed.as_mut().map(Child::usage).transpose()?);
+        let answers = match paced.next(PATIENCE)? {
+            Message::Answers(answers) => answers,
+            other => return Err(paced.unexpected(&other)),
+        };
+        let used = after.0.since(before.0);
+        let asked = after.1.zip(before.1).map(|(after, before)| after.since(before));
+        Ok((self.figures(answers, used, asked, &threads), priority))
+    }
+
+    fn figures(
+        &self,
+        mut answers: Answers,
+        used: Usage,
+        asked: Option<Usage>,
+        threads: &Threads,
+    ) -> Figures {
+        for times in [
+            &mut answers.probes,
+            &mut answers.opened,
+            &mut answers.requests,
+            &mut answers.slowdowns,
+        ] {
+            times.sort_unstable();
+        }
+        let span = Duration::from_nanos(used.at_ns.max(1));
+        let per_s = |usage: Usage| usage.operations as f64 / (usage.at_ns.max(1) as f64 / 1e9);
+        Figures {
+            probes: answers.probes,
+            opened: answers.opened,
+            requests: answers.requests,
+            slowdowns: answers.slowdowns,
+            unanswered: answers.unanswered,
+            compute_cores: self.pace.cores(used.work, span),
+            cpu_cores: used.cpu_ns as f64 / used.at_ns.max(1) as f64,
+            closed_per_s: asked.map_or(0.0, per_s),
+            operations_per_s: per_s(used),
+            threads_early: threads.early,
+            threads: threads.settled,
+        }
+    }
+}
+
+/// Starts a client and waits until its connections are open.
+fn ready(role: &Role) -> Result<(Child, Priority), BenchError> {
+    let mut child = Child::start(role)?;
+    match child.next(PATIENCE)? {
+        Message::Ready { priority } => Ok((child, priority)),
+        other => Err(child.unexpected(&other)),
+    }
+}
+
+/// Counts the threads of a process again and again.
+struct Threads {
+    process: u32,
+    /// Threads that are not the system's.
+    own: usize,
+    start: Instant,
+    early: usize,
+    settled: usize,
+}
+
+impl Threads {
+    fn new(process: u32, own: usize) -> Self {
+        Self { process, own, start: clock::now(), early: 0, settled: 0 }
+    }
+
+    fn count(&mut self) {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.process));
+        let status = status.unwrap_or_default();
+        let threads = status.lines().find_map(|line| line.strip_prefix("Threads:"));
+        let threads: usize = threads.and_then(|text| text.trim().parse().ok()).unwrap_or_default();
+        let threads = threads.saturating_sub(self.own);
+        let is_early = self.start.elapsed() < SETTLED_AFTER;
+        let most = if is_early { &mut self.early } else { &mut self.settled };
+        *most = threads.max(*most);
+    }
+
+    /// Counts until the client says that the measurement begins.
+    fn watch_until(&mut self, client: &mut Child, patience: Duration) -> Result<(), BenchError> {
+        loop {
+            match client.next(COUNT_EVERY) {
+                Ok(Message::MeasurementBegins) => return Ok(()),
+                Ok(other) => return Err(client.unexpected(&other)),
+                Err(BenchError::Silent { .. }) if self.start.elapsed() < patience => self.count(),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn watch_for(&mut self, span: Duration) {
+        let end = clock::now() + span;
+        while clock::now() < end {
+            thread::park_timeout(COUNT_EVERY);
+            self.count();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_by_the_nearest_rank() {
+        // Goal: quantiles are values that occurred, for few and many. Method: known answers.
+        let ramp: Vec<u64> = (1..=1_000).collect();
+        let of = |q| quantile(&ramp, q);
+        assert_eq!(
+            (of(0.5), of(0.99), of(0.999), of(1.0)),
+            (Some(500), Some(990), Some(999), Some(1_000))
+        );
+        assert_eq!((quantile(&[7], 0.0), quantile(&[7], 0.999)), (Some(7), Some(7)));
+        assert_eq!(quantile(&[], 0.5), None);
+    }
+}

@@ -1,0 +1,244 @@
+//! Loads that nobody chose: mixes of behaviour, drawn by seed, judged by what kernel threads make of
+//! them.
+//!
+//! ```text
+//!   parent (LoadsPlan) ── for each mix: threads, threads again, vigie, tokio, one after another
+//!      │
+//!      ├─▶ server process: the mix on one system          tasks.rs, or threads.rs
+//!      ├─▶ paced client: probes, requests, connections    schedule.rs, paced.rs; real-time priority
+//!      └─▶ closed clients, if the mix floods              closed.rs; ordinary priority
+//! ```
+//!
+//! A [`Mix`] is a pure function of its seed ([`Mix::draw`]) or has a name ([`Mix::named`]). The bounds
+//! stand in `judge.rs`. Threads are measured twice and judged by themselves with the same bounds: how
+//! often they fail is the noise of the judgement.
+
+mod behaviour;
+mod call;
+mod closed;
+mod judge;
+mod measure;
+mod mix;
+mod paced;
+mod schedule;
+mod server;
+mod service_time;
+mod tables;
+mod tasks;
+mod threads;
+mod wire;
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+pub use self::behaviour::{Behaviour, Call, Stage};
+pub(crate) use self::closed::ClosedClients;
+use self::judge::judge;
+pub use self::judge::{Judged, Measure};
+pub(crate) use self::measure::Figures;
+use self::measure::Run;
+pub use self::mix::{CASES, Case, Mix};
+pub(crate) use self::paced::{Answers, PacedClient};
+pub(crate) use self::server::LoadServer;
+pub use self::service_time::ServiceTime;
+pub use self::tables::Summary;
+pub(crate) use self::tasks::serve as serve_on;
+pub(crate) use self::threads::serve as serve_on_threads;
+use crate::compute::Pace;
+use crate::error::BenchError;
+use crate::realtime::Priority;
+use crate::report::Row;
+use crate::system::System;
+
+/// Name of the case in rows.
+pub const CASE: &str = "loads";
+
+/// Name in rows of the system that is threads, measured a second time.
+pub const AGAIN: &str = "again";
+
+/// Which mixes run on which systems.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LoadsPlan {
+    /// The mixes.
+    pub mixes: Vec<Mix>,
+    /// The systems that are held against threads.
+    pub systems: Vec<System>,
+    /// Worker threads, where a system has a choice.
+    pub workers: usize,
+    /// How long each load runs before it is measured.
+    pub warm_up: Duration,
+    /// How long each is measured.
+    pub span: Duration,
+}
+
+/// What one mix has shown.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct MixOutcome {
+    /// The mix.
+    pub mix: Mix,
+    /// Threads, threads again, and the systems.
+    pub runs: Vec<LoadRun>,
+}
+
+/// One system's run of a mix.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LoadRun {
+    /// The system.
+    pub system: System,
+    /// Whether this is the second run of threads.
+    pub is_again: bool,
+    /// What was found, or why nothing was.
+    pub(crate) figures: Result<Figures, String>,
+    /// What was judged; empty for the reference.
+    pub judged: Vec<Judged>,
+}
+
+impl LoadRun {
+    /// Tells whether all bounds hold; not, if the run failed.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        self.figures.is_ok() && self.judged.iter().all(Judged::holds)
+    }
+
+    /// Returns the largest factor by which a bound is missed; infinite if the run failed.
+    #[must_use]
+    pub fn worst(&self) -> f64 {
+        if self.figures.is_err() {
+            return f64::INFINITY;
+        }
+        self.judged.iter().map(Judged::factor).fold(0.0, f64::max)
+    }
+
+    /// Returns the name in tables.
+    #[must_use]
+    pub fn label(&self) -> String {
+        if self.is_again { format!("{} {AGAIN}", self.system) } else { self.system.to_string() }
+    }
+
+    /// Returns the run as a row.
+    #[must_use]
+    pub fn row(&self, mix: &Mix) -> Row {
+        let mut row = Row::new(self.system, CASE)
+            .parameter("mix", mix.name.clone())
+            .parameter("seed", mix.seed)
+            .parameter("words", mix.to_string())
+            .parameter(AGAIN, self.is_again);
+        match &self.figures {
+            Ok(figures) => row.figures = figures.to_map(),
+            Err(failure) => row.failure = Some(failure.clone()),
+        }
+        let missed = self.judged.iter().filter(|judged| !judged.holds());
+        let missed: Vec<Value> = missed
+            .map(|judged| {
+                let measure = judged.measure.to_string();
+                json!({
+                    "measure": measure, "value": judged.value, "bound": judged.bound,
+                    "factor": judged.factor(),
+                })
+            })
+            .collect();
+        row.with_figure("missed", missed).with_figure("holds", self.holds())
+    }
+}
+
+impl LoadsPlan {
+    /// Plans each mix on threads, threads again and `systems`, measured for 1.5 s.
+    #[must_use]
+    pub fn new(mixes: Vec<Mix>, systems: Vec<System>) -> Self {
+        let (warm_up, span) = (Duration::from_millis(400), Duration::from_millis(1_500));
+        Self { mixes, systems, workers: 2, warm_up, span }
+    }
+
+    /// Measures all mixes; `on_mix` gets each as it is done.
+    ///
+    /// # Errors
+    /// Those of the measurement's own processes. A system that does not serve a mix is no error: its
+    /// run says so.
+    pub fn run(&self, on_mix: &mut dyn FnMut(&MixOutcome)) -> Result<LoadsOutcome, BenchError> {
+        let pace = Pace::measure();
+        let mut outcome = LoadsOutcome { mixes: Vec::new(), priority: None };
+        for mix in &self.mixes {
+            let mix_outcome = self.run_mix(mix, pace, &mut outcome.priority)?;
+            on_mix(&mix_outcome);
+            outcome.mixes.push(mix_outcome);
+        }
+        Ok(outcome)
+    }
+
+    fn run_mix(
+        &self,
+        mix: &Mix,
+        pace: Pace,
+        priority: &mut Option<Priority>,
+    ) -> Result<MixOutcome, BenchError> {
+        let mut runs: Vec<LoadRun> = Vec::new();
+        let threads = [(System::Threads, false), (System::Threads, true)];
+        let others = self.systems.iter().filter(|system| **system != System::Threads);
+        let all = threads.into_iter().chain(others.map(|system| (*system, false)));
+        for (system, is_again) in all {
+            let run = Run {
+                system,
+                workers: self.workers,
+                pace,
+                warm_up: self.warm_up,
+                span: self.span,
+                opened_per_s: OPENED_PER_S,
+                reports_slowdowns: false,
+            };
+            let figures = match run.measure(mix) {
+                Ok((figures, found)) => {
+                    *priority = Some(found);
+                    Ok(figures)
+                }
+                Err(error @ (BenchError::Start { .. } | BenchError::Protocol { .. })) => {
+                    return Err(error);
+                }
+                Err(error) => Err(error.to_string()),
+            };
+            let judged = match (&figures, runs.first().map(|run| &run.figures)) {
+                (Ok(own), Some(Ok(reference))) => {
+                    judge(mix, self.workers, own, reference, system == System::Threads)
+                }
+                _ => Vec::new(),
+            };
+            runs.push(LoadRun { system, is_again, figures, judged });
+        }
+        Ok(MixOutcome { mix: mix.clone(), runs })
+    }
+}
+
+/// New connections per second that are opened to be measured.
+const OPENED_PER_S: u32 = 200;
+
+/// What all mixes have shown.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LoadsOutcome {
+    /// The mixes, in order.
+    pub mixes: Vec<MixOutcome>,
+    /// How the paced client was scheduled.
+    pub priority: Option<Priority>,
+}
+
+impl LoadsOutcome {
+    /// Returns all runs as rows.
+    #[must_use]
+    pub fn rows(&self) -> Vec<Row> {
+        let rows = self.mixes.iter().flat_map(|mix| mix.runs.iter().map(|run| run.row(&mix.mix)));
+        rows.collect()
+    }
+}
+
+/// Returns a seed that is drawn from the name of a commit, so that each commit meets mixes of its own.
+#[must_use]
+pub fn seed_of(commit: &str) -> u64 {
+    // FNV-1a, of which 32 bits are easier to type than 64.
+    let hash = commit.bytes().fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
+    });
+    hash >> 32
+}

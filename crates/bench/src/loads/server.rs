@@ -1,0 +1,46 @@
+//! The server of a load, in a process of its own.
+
+use serde::{Deserialize, Serialize};
+
+use super::behaviour::Behaviour;
+use super::mix::Mix;
+use crate::compute::Pace;
+use crate::error::Failure;
+use crate::system::System;
+
+/// Descriptors for new connections that are open at the same time.
+const CONNECTIONS_BESIDE: u32 = 1_024;
+
+/// A server: which system, with which mix.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct LoadServer {
+    pub(super) system: System,
+    pub(super) workers: usize,
+    pub(super) mix: Mix,
+    pub(super) pace: Pace,
+}
+
+impl LoadServer {
+    /// Serves in this process until it is killed.
+    pub(crate) fn serve(&self) -> Result<(), Failure> {
+        self.system.runner().map_err(Failure::runtime)?.load(self)
+    }
+
+    pub(super) fn descriptors(&self) -> u32 {
+        self.mix.connections() + CONNECTIONS_BESIDE
+    }
+
+    /// Tells whether a behaviour measures wake-ups itself.
+    pub(super) fn is_wake(&self, index: u8) -> bool {
+        let behaviour = self.mix.behaviours.get(usize::from(index));
+        matches!(behaviour, Some(Behaviour::WakeThenCompute { .. }))
+    }
+
+    /// Returns how many threads of this process are the measurement's own: the one that answers
+    /// questions, and those outside of the runtime that spawn.
+    pub(super) fn own_threads(&self) -> usize {
+        let foreign =
+            |behaviour: &&Behaviour| matches!(behaviour, Behaviour::Burst { is_foreign: true, .. });
+        1 + self.mix.behaviours.iter().filter(foreign).count()
+    }
+}
