@@ -43,7 +43,7 @@ impl Share {
             Lane::Reaction => self.owed_ns = self.owed_ns.min(0),
             Lane::Compute => self.owed_ns -= nanos,
         }
-        self.owed_ns = self.owed_ns.clamp(-self.limit_ns, 8 * self.limit_ns);
+        self.owed_ns = self.owed_ns.clamp(-8 * self.limit_ns, 8 * self.limit_ns);
     }
 
     /// Returns which lane to look into first.
