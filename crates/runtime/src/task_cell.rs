@@ -26,6 +26,7 @@ use slab::Slab;
 
 use crate::{
     context::{self, Charge, EndedPoll},
+    flavor::hybrid,
     join::JoinHandle,
     lane::{Account, Credit},
     panics::contained,
@@ -74,6 +75,8 @@ pub(crate) struct TaskInfo {
     /// How many short polls there were since the last one that was not, up to [`TRUST`]. Written by the
     /// thread that polls.
     short_polls: AtomicU8,
+    /// The task slept in the kernel in its last poll. Written by the thread that polls.
+    sleeps: AtomicBool,
 }
 
 /// When a task became ready, and whether an event made it so: nanoseconds, whose last bit says the
@@ -126,6 +129,7 @@ impl TaskInfo {
             is_aborted: AtomicBool::new(false),
             account: Account::new(label.credit),
             short_polls: AtomicU8::new(0),
+            sleeps: AtomicBool::new(false),
         }
     }
 
@@ -149,11 +153,20 @@ impl TaskInfo {
     fn record_poll(&self, charge: Charge) {
         self.account.charge(charge.credit, charge.used_ns);
         let short_polls = self.short_polls.load(Ordering::Relaxed);
+        let sleeps = charge.was_long && hybrid::was_asleep();
+        if sleeps != self.sleeps() {
+            self.sleeps.store(sleeps, Ordering::Relaxed);
+        }
         if charge.was_long {
             self.short_polls.store(0, Ordering::Relaxed);
         } else if short_polls < TRUST {
             self.short_polls.store(short_polls + 1, Ordering::Relaxed);
         }
+    }
+
+    /// Returns whether the task will probably sleep in the kernel when it is polled.
+    pub(crate) fn sleeps(&self) -> bool {
+        self.sleeps.load(Ordering::Relaxed)
     }
 
     /// Returns whether the task has held no thread for long in its last polls.

@@ -62,6 +62,7 @@ use crate::{
         thread_local,
     },
     task_cell::{self, Label, LiveTasks, Runnable},
+    thread_state,
 };
 
 pub(crate) struct Shared {
@@ -71,6 +72,9 @@ pub(crate) struct Shared {
     options: Options,
     /// Tasks that no worker made ready.
     injected: Injected,
+    /// The workers' reaction lanes, from which others take. Reserve threads have none: what they make ready
+    /// may be taken by any thread, also while they are caught.
+    reacting: Box<[Stealer<Runnable>]>,
     /// The workers' compute lanes.
     computing: Box<[ComputeQueue<Runnable>]>,
     /// What pays the tasks that threads spawn which run none.
@@ -84,6 +88,9 @@ pub(crate) struct Shared {
     alarm: Alarm,
     /// Threads that sleep in the kernel inside a poll, and those that compute in their place.
     blocked: Blocked,
+    /// Every worker computes for long, and short tasks wait: reserve threads run these, too. The
+    /// supervisor's.
+    serves_short: AtomicBool,
     /// Some thread is inside a long poll, as far as the supervisor knows.
     has_long_polls: AtomicBool,
     /// The signal into threads that hog; its number, or none.
@@ -121,8 +128,6 @@ struct Injected {
 
 /// What others may do to a worker or a reserve thread, and see of it.
 struct Remote {
-    /// Takes from its reaction lane.
-    stealer: Stealer<Runnable>,
     parker: Parker,
     seat: Seat,
     hog_timer: HogTimer,
@@ -133,9 +138,11 @@ struct Remote {
 struct Local {
     /// Which runtime this thread works for: compared, never followed.
     owner: *const Shared,
-    /// The reaction lane.
+    /// The reaction lane; empty for a reserve thread.
     reacting: Queue<Runnable>,
-    /// The worker's place; none for a reserve thread, which has no compute lane.
+    /// Its place among the remotes.
+    place: usize,
+    /// The worker's place; none for a reserve thread, which has no lanes of its own.
     worker: Option<usize>,
     cause: Cell<Cause>,
     /// The time of the latest switch, in nanoseconds.
@@ -186,10 +193,8 @@ pub(crate) fn start(
     server: Server,
     options: Options,
 ) -> Result<(Arc<Shared>, Vec<thread::JoinHandle<()>>), BuildError> {
-    let mut queues: Vec<Queue<Runnable>> =
-        (0..options.workers + options.reserve_threads).map(|_| Queue::new_fifo()).collect();
-    let remotes = queues.iter().map(|queue| Remote {
-        stealer: queue.stealer(),
+    let queues: Vec<Queue<Runnable>> = (0..options.workers).map(|_| Queue::new_fifo()).collect();
+    let remotes = (0..options.workers + options.reserve_threads).map(|_| Remote {
         parker: Parker::new(),
         seat: Seat::new(),
         hog_timer: HogTimer::new(),
@@ -197,11 +202,12 @@ pub(crate) fn start(
     });
     let pool = BlockingPool::new(options.blocking_threads, options.blocking_keep_alive);
     let remotes = remotes.collect();
-    let reserves = Reserves::new(queues.split_off(options.workers), options.reserve_keep_alive);
+    let reserves = Reserves::new(options.reserve_threads, options.reserve_keep_alive);
     let shared = Arc::new(Shared {
         live: Arc::new(LiveTasks::new()),
         pool: Arc::new(pool),
         injected: Injected { reaction: Injector::new(), compute: ComputeQueue::new() },
+        reacting: queues.iter().map(Queue::stealer).collect(),
         computing: (0..options.workers).map(|_| ComputeQueue::new()).collect(),
         foreign_credit: SharedCredit::new(),
         remotes,
@@ -210,6 +216,7 @@ pub(crate) fn start(
         baton: Baton::new(),
         alarm: Alarm::new(options.long_poll).map_err(BuildError::Server)?,
         blocked: Blocked::new(),
+        serves_short: AtomicBool::new(false),
         has_long_polls: AtomicBool::new(false),
         signal: options.kernel_help.usable_signal(),
         hogs: Hogs::new(options.quantum),
@@ -299,7 +306,8 @@ impl Shared {
             });
         }
         match (task.metadata().account.choose_lane(info.woken_while_running, now), local.worker) {
-            (Lane::Reaction, _) => local.reacting.push(task),
+            (Lane::Reaction, Some(_)) => local.reacting.push(task),
+            (Lane::Reaction, None) => self.injected.reaction.push(task),
             (Lane::Compute, Some(worker)) => {
                 let rank = self.rank(&task, now);
                 self.computing[worker].push(task, rank);
@@ -416,6 +424,15 @@ impl Shared {
         self.remotes.iter().filter_map(|remote| Some(remote.seat.current()?.1)).collect()
     }
 
+    /// Returns where the tasks that are polled were spawned, with where their threads sleep in the kernel,
+    /// if they do.
+    fn caught_in(&self) -> Vec<(&'static Location<'static>, Option<String>)> {
+        let place = |remote: &Remote| remote.seat.thread().and_then(thread_state::sleeps_in);
+        let polled =
+            self.remotes.iter().filter_map(|remote| Some((remote, remote.seat.current()?)));
+        polled.map(|(remote, (_, site))| (site, place(remote))).collect()
+    }
+
     pub(crate) const fn options(&self) -> &Options {
         &self.options
     }
@@ -425,14 +442,12 @@ impl Shared {
         self.reserves.take_threads()
     }
 
-    /// Returns whether a task waits somewhere. On the way into every sleep: it must not touch the queues
-    /// of reserve threads that do not serve, which hold nothing.
+    /// Returns whether a task waits somewhere.
     fn has_work(&self) -> bool {
-        let reserves = self.reserves.serving().map(|slot| self.reserve(slot));
         !self.injected.reaction.is_empty()
             || !self.injected.compute.is_empty()
             || self.computing.iter().any(|queue| !queue.is_empty())
-            || self.workers().iter().chain(reserves).any(|remote| !remote.stealer.is_empty())
+            || self.reacting.iter().any(|queue| !queue.is_empty())
     }
 
     /// Cancels every task and closes the server: the last worker's duty.
@@ -509,6 +524,18 @@ where
 /// Returns whether this thread is a worker of this flavor.
 pub(crate) fn is_worker() -> bool {
     LOCAL.try_with(|local| local.borrow().is_some()).unwrap_or(false)
+}
+
+/// Returns whether this thread was found asleep in the kernel in the poll that it runs.
+pub(crate) fn was_asleep() -> bool {
+    let place = LOCAL.try_with(|local| local.borrow().as_ref().map(|l| (l.owner, l.place)));
+    let Some((owner, place)) = place.ok().flatten() else { return false };
+    context::with_current(|handle| match handle.map(|handle| &handle.scheduler) {
+        Some(Scheduler::Hybrid(shared)) if std::ptr::eq(owner, Arc::as_ptr(shared)) => {
+            shared.remotes[place].seat.is_blocked()
+        }
+        _ => false,
+    })
 }
 
 /// Steals until the attempt has an answer.

@@ -24,12 +24,27 @@ pub(crate) struct Situation {
     pub(crate) reaction_waits: bool,
     /// How many tasks of both lanes wait behind long polls or for any thread.
     pub(crate) waiting_count: usize,
-    /// A task that is known to be short is among them.
+    /// Every worker has been computing in one poll for longer than a quantum, and a task waits that is known
+    /// to be short.
     pub(crate) short_waits: bool,
-    /// Every worker has been computing in one poll for longer than a quantum.
-    pub(crate) all_compute_for_long: bool,
     /// Threads that sleep in the kernel with nobody in their place.
     pub(crate) vacancies: usize,
+    /// How many long polls ago a reserve thread was called.
+    pub(crate) looks_since_call: u128,
+}
+
+impl Situation {
+    /// Returns whether any thread is needed, perhaps one that is on its way.
+    pub(crate) fn needs_somebody(&self) -> bool {
+        self.is_unwatched || self.reaction_waits || self.vacancies > 0 && self.waiting_count > 0
+    }
+
+    /// Reactions that compute have caught reserve threads. Each of those makes the next one wait twice as
+    /// long, so that a burst of long reactions does not make a crowd.
+    fn is_too_soon(&self) -> bool {
+        self.computing_reserves > 0
+            && self.looks_since_call >> self.computing_reserves.min(100) == 0
+    }
 }
 
 /// Whom the supervisor calls.
@@ -58,9 +73,8 @@ pub(crate) fn decide(seen: &Situation) -> Orders {
     // Reserve threads that will look for work in a moment.
     let awake = seen.free_reserves - usize::from(seen.has_sentinel && seen.free_reserves > 0);
     let serves_events = seen.is_unwatched || seen.reaction_waits;
-    let serves_short =
-        seen.short_waits && seen.all_compute_for_long && seen.computing_reserves == 0;
-    if (serves_events || serves_short) && awake == 0 {
+    let serves_short = seen.short_waits && seen.computing_reserves == 0;
+    if (serves_events && !seen.is_too_soon() || serves_short) && awake == 0 {
         orders.wakes_sentinel = seen.has_sentinel;
         orders.activates = usize::from(!seen.has_sentinel);
     }
@@ -86,13 +100,8 @@ mod tests {
     /// Goal: nobody is called while events are watched and nothing waits. Method: every reason that is none.
     #[test]
     fn nobody_is_called_without_need() {
-        for (sleeping, short, idle) in [(0, false, false), (7, false, false), (0, true, true)] {
-            let seen = Situation {
-                vacancies: sleeping,
-                short_waits: short,
-                has_idle_worker: idle,
-                ..busy()
-            };
+        for (sleeping, idle) in [(0, false), (7, false), (0, true)] {
+            let seen = Situation { vacancies: sleeping, has_idle_worker: idle, ..busy() };
             assert_eq!(decide(&seen), Orders::default(), "{seen:?}");
         }
         assert!(!decide(&busy()).calls_anybody());
@@ -134,10 +143,20 @@ mod tests {
     #[test]
     fn short_tasks_get_one_thread() {
         let seen = Situation { short_waits: true, waiting_count: 50, ..busy() };
-        assert_eq!(decide(&seen), Orders::default());
-        let seen = Situation { all_compute_for_long: true, ..seen };
         assert_eq!(decide(&seen), activated(1));
         assert_eq!(decide(&Situation { computing_reserves: 1, ..seen }), Orders::default());
+    }
+
+    /// Goal: reactions that compute call one thread after the other, later each time. Method: the number of
+    /// those that are caught, and the time since the last call.
+    #[test]
+    fn long_reactions_make_no_crowd() {
+        let seen = Situation { is_unwatched: true, computing_reserves: 3, ..busy() };
+        assert_eq!(decide(&Situation { looks_since_call: 7, ..seen }), Orders::default());
+        assert!(seen.needs_somebody());
+        assert_eq!(decide(&Situation { looks_since_call: 8, ..seen }), activated(1));
+        let first = Situation { computing_reserves: 0, ..seen };
+        assert_eq!(decide(&first), activated(1), "the first one comes at once");
     }
 
     /// Goal: each thread that sleeps is replaced while work waits, by as many as workers at a time; those on

@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-use super::{Queue, Runnable, Shared, worker};
+use super::{Shared, worker};
 
 /// The most reserve threads, as many as there are blocking threads: each takes a stack, and a descriptor if
 /// the kernel helps against hogs.
@@ -53,8 +53,8 @@ struct State {
 }
 
 enum Slot {
-    /// No thread: its queues wait for one.
-    Empty(Queue<Runnable>),
+    /// No thread.
+    Empty,
     Spare,
     Serving,
 }
@@ -69,13 +69,12 @@ pub(crate) enum Activated {
 }
 
 impl Reserves {
-    pub(crate) fn new(queues: Vec<Queue<Runnable>>, keep_alive: Duration) -> Self {
-        let limit = queues.len();
+    pub(crate) fn new(limit: usize, keep_alive: Duration) -> Self {
         Self {
             serving: std::array::from_fn(|_| AtomicU64::new(0)),
             serving_count: AtomicUsize::new(0),
             state: RealMutex::new(State {
-                slots: queues.into_iter().map(Slot::Empty).collect(),
+                slots: (0..limit).map(|_| Slot::Empty).collect(),
                 spares: Vec::with_capacity(limit),
                 threads: Vec::new(),
                 is_shutdown: false,
@@ -135,33 +134,24 @@ impl Reserves {
             self.called[slot].notify_one();
             return Activated::Spare;
         }
-        let is_empty = |slot: &Slot| matches!(slot, Slot::Empty(_));
+        let is_empty = |slot: &Slot| matches!(slot, Slot::Empty);
         let Some(slot) = state.slots.iter().position(is_empty) else {
             // A thread on its way out has its slot still.
             let is_at_bound = self.serving().count() == self.limit();
             let is_news = is_at_bound && !std::mem::replace(&mut state.was_at_bound, true);
             drop(state);
             if is_news {
-                self.tell_of_bound();
+                tell_of_bound(shared, self.limit());
             }
             return Activated::Refused;
         };
-        let Slot::Empty(queues) = std::mem::replace(&mut state.slots[slot], Slot::Serving) else {
-            return Activated::Refused;
-        };
-        // Handed over through a place of its own: if no thread comes, they are still here.
-        let handed = Arc::new(RealMutex::new(Some(queues)));
-        let taken = Arc::clone(&handed);
+        state.slots[slot] = Slot::Serving;
         let runtime = Arc::clone(shared);
         shared.begin_thread();
         self.begin_serving(slot);
         let name = format!("{}-reserve-{slot}", shared.options.thread_name);
-        let spawned = thread::Builder::new().name(name).spawn(move || {
-            let queues = taken.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(queues) = queues {
-                worker::run_reserve(runtime, slot, queues);
-            }
-        });
+        let body = move || worker::run_reserve(runtime, slot);
+        let spawned = thread::Builder::new().name(name).spawn(body);
         match spawned {
             Ok(thread) => {
                 state.threads.retain(|thread| !thread.is_finished());
@@ -170,10 +160,7 @@ impl Reserves {
             }
             Err(error) => {
                 self.end_serving(slot);
-                let queues = handed.lock().unwrap_or_else(PoisonError::into_inner).take();
-                if let Some(queues) = queues {
-                    state.slots[slot] = Slot::Empty(queues);
-                }
+                state.slots[slot] = Slot::Empty;
                 let was_refused = std::mem::replace(&mut state.was_refused, true);
                 drop(state);
                 // Never the last: the supervisor, which calls this, counts too.
@@ -188,15 +175,6 @@ impl Reserves {
                 Activated::Refused
             }
         }
-    }
-
-    fn tell_of_bound(&self) {
-        let reserve_threads = self.limit();
-        tracing::warn!(
-            reserve_threads,
-            "every worker and every reserve thread is inside a long poll: events wait for the first of \
-             them that switches; `Handle::metrics` names the tasks, `reserve_threads` is the bound"
-        );
     }
 
     /// The thread of `slot` has nothing to do. Returns whether it is called again before its
@@ -224,10 +202,10 @@ impl Reserves {
     }
 
     /// The thread of `slot` ends: another one may take its place.
-    pub(crate) fn leave(&self, slot: usize, queues: Queue<Runnable>) {
+    pub(crate) fn leave(&self, slot: usize) {
         let mut state = self.lock();
         self.end_serving(slot);
-        state.slots[slot] = Slot::Empty(queues);
+        state.slots[slot] = Slot::Empty;
     }
 
     /// Calls all spares, which end.
@@ -250,4 +228,31 @@ impl Reserves {
     fn lock(&self) -> RealGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// How many of the threads that are caught the warning names.
+const NAMED_MAX: usize = 8;
+
+/// Says in what all threads are caught: where their tasks were spawned, and where they sleep in the kernel.
+fn tell_of_bound(shared: &Shared, reserve_threads: usize) {
+    let mut caught = shared.caught_in();
+    let count = caught.len();
+    let asleep = caught.iter().filter(|(_, place)| place.is_some()).count();
+    caught.truncate(NAMED_MAX);
+    let named: Vec<String> = caught
+        .iter()
+        .map(|(site, place)| match place {
+            Some(place) => format!("the task spawned at {site} sleeps in {place}"),
+            None => format!("the task spawned at {site} computes"),
+        })
+        .collect();
+    tracing::warn!(
+        reserve_threads,
+        caught = count,
+        asleep,
+        examples = %named.join("; "),
+        "every worker and every reserve thread is inside a long poll: tasks wait for the first of them \
+         that ends; if all sleep for what only another task can do, they wait for ever. Raise \
+         `RuntimeBuilder::reserve_threads`, or call what blocks through `spawn_blocking`"
+    );
 }

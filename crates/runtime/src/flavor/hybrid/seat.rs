@@ -42,6 +42,7 @@ pub(crate) struct Seat {
 /// time, up to the second value.
 const ASK_AGAIN_NS: u64 = 100_000;
 const ASK_AGAIN_MAX_NS: u64 = 10_000_000;
+const ASK_SLEEPER_NS: u64 = 2_000_000;
 
 #[derive(Clone, Copy, Debug)]
 struct Asked {
@@ -143,9 +144,14 @@ impl Seat {
         if !is_new && now < asked.next {
             return;
         }
-        let pause = if is_new { ASK_AGAIN_NS } else { (asked.pause * 2).min(ASK_AGAIN_MAX_NS) };
+        let mut pause = if is_new { ASK_AGAIN_NS } else { (asked.pause * 2).min(ASK_AGAIN_MAX_NS) };
+        let is_asleep = self.thread().is_some_and(thread_state::is_asleep);
+        if is_asleep {
+            // It is replaced: what it does next is not urgent.
+            pause = pause.max(ASK_SLEEPER_NS);
+        }
         self.asked.store(Asked { began, next: now + pause, pause });
-        if self.thread().is_some_and(thread_state::is_asleep) {
+        if is_asleep {
             // First, so that whoever clears the mark at once takes away what was counted.
             count.add();
             if self.blocked.swap(began, Ordering::SeqCst) != 0 {
@@ -168,7 +174,15 @@ impl Seat {
         }
     }
 
-    /// A long poll has ended on this thread.
+    /// The poll that has just begun at `now` will probably sleep in the kernel.
+    pub(crate) fn expect_sleep(&self, now: Instant, count: &Blocked) {
+        count.add();
+        if self.blocked.swap(now.as_nanos(), Ordering::SeqCst) != 0 {
+            count.remove();
+        }
+    }
+
+    /// A poll has ended on this thread that was long, or was expected to be.
     pub(crate) fn end_long_poll(&self, count: &Blocked) {
         self.began.store(0, Ordering::SeqCst);
         self.clear_blocked(count);

@@ -18,6 +18,7 @@ use crate::{
     context,
     handle::{Handle, Scheduler},
     kernel_help,
+    lane::ComputeQueue,
     sync::{Arc, Ordering},
 };
 
@@ -33,6 +34,7 @@ const WAITING: Duration = Duration::from_millis(1);
 pub(super) struct Supervisor {
     shared: Arc<Shared>,
     lookout: Lookout,
+    last_call: Instant,
 }
 
 /// What is known of all threads at one moment.
@@ -54,7 +56,7 @@ impl Supervisor {
             // Who is late to see that nobody watches is late for every event.
             kernel_help::shorten_slice();
         }
-        let mut supervisor = Self { shared, lookout };
+        let mut supervisor = Self { shared, lookout, last_call: Instant::from_nanos(0) };
         supervisor.work();
         // The last thread cancels what is left, which may use the runtime.
         let shared = Arc::clone(&supervisor.shared);
@@ -74,13 +76,12 @@ impl Supervisor {
             let was_resting = alarm.is_resting();
             let now = monotonic_now();
             let census = self.take_census(now);
-            let has_called = self.call(census);
+            let needs_more = self.call(census, now);
             self.help_against_hogs(now);
             let has_long_polls = census.caught > 0;
             self.shared.has_long_polls.store(has_long_polls, Ordering::Relaxed);
-            let long_poll = self.shared.options.long_poll;
-            if has_called || self.shared.blocked.vacancies() > 0 && census.waiting_count > 0 {
-                alarm.hold(now.as_nanos(), long_poll / 2);
+            if needs_more {
+                alarm.hold(now.as_nanos(), self.shared.options.long_poll / 2);
             } else if has_long_polls {
                 let is_waiting = census.waiting_count > 0;
                 alarm.hold(now.as_nanos(), if is_waiting { WAITING } else { BACKSTOP });
@@ -102,24 +103,22 @@ impl Supervisor {
         };
         let mut is_everybody_caught = true;
         let reserves = shared.reserves.serving().map(|slot| (shared.reserve(slot), None));
-        let workers = shared.workers().iter().zip(shared.computing.iter().map(Some));
-        for (remote, computing) in workers.chain(reserves) {
+        let queues = shared.reacting.iter().zip(&shared.computing).map(Some);
+        for (remote, queues) in shared.workers().iter().zip(queues).chain(reserves) {
             let seat = &remote.seat;
             seat.forget_earlier(&shared.blocked);
             let began = seat.current().map(|(began, _)| began);
             let Some(began) = began.filter(|_| seat.is_caught(now, long_poll)) else {
                 is_everybody_caught = false;
-                census.all_compute_for_long &= computing.is_none();
-                census.free_reserves += usize::from(computing.is_none());
+                census.all_compute_for_long &= queues.is_none();
+                census.free_reserves += usize::from(queues.is_none());
                 continue;
             };
             census.caught += 1;
             seat.ask(began, now, &shared.blocked);
-            let reacting = remote.stealer.len();
-            census.reaction_waits |= reacting > 0;
-            census.waiting_count += reacting;
-            if let Some(computing) = computing {
-                census.waiting_count += computing.len();
+            if let Some((reacting, computing)) = queues {
+                census.reaction_waits |= !reacting.is_empty();
+                census.waiting_count += reacting.len() + computing.len();
                 census.all_compute_for_long &= !seat.is_blocked() && seat.is_caught(now, quantum);
             } else {
                 census.computing_reserves += usize::from(!seat.is_blocked());
@@ -129,12 +128,14 @@ impl Supervisor {
         census
     }
 
-    /// Calls those that are needed. Returns whether there were any.
-    fn call(&self, census: Census) -> bool {
+    /// Calls those that are needed. Returns whether it should look again soon: somebody was called, or
+    /// somebody is needed who may come by itself.
+    fn call(&mut self, census: Census, now: Instant) -> bool {
         let shared = &*self.shared;
-        let now = monotonic_now();
-        let computing = shared.computing.iter().chain([&shared.injected.compute]);
-        let orders = need::decide(&Situation {
+        let mut computing = shared.computing.iter().chain([&shared.injected.compute]);
+        let short_waits = census.all_compute_for_long && computing.any(ComputeQueue::has_short);
+        shared.serves_short.store(short_waits, Ordering::Relaxed);
+        let situation = Situation {
             workers: shared.options.workers,
             has_idle_worker: shared.idle.has_sleepers(),
             is_unwatched: census.caught > 0 && self.is_unwatched(now),
@@ -143,28 +144,29 @@ impl Supervisor {
             computing_reserves: census.computing_reserves,
             reaction_waits: census.reaction_waits,
             waiting_count: census.waiting_count,
-            short_waits: census.all_compute_for_long
-                && computing.into_iter().any(|q| q.has_short()),
-            all_compute_for_long: census.all_compute_for_long,
+            short_waits,
             vacancies: shared.blocked.vacancies(),
-        });
+            looks_since_call: (now - self.last_call).as_nanos()
+                / shared.options.long_poll.as_nanos(),
+        };
+        let orders = need::decide(&situation);
         if orders.wakes_worker {
             shared.wake_one();
         }
         if orders.wakes_sentinel {
             shared.call_sentinel();
         }
-        if shared.reserves.limit() == 0 {
-            return orders.wakes_worker;
+        if orders.activates > 0 {
+            self.last_call = now;
         }
-        for _ in 0..orders.activates {
+        for _ in 0..orders.activates.min(shared.reserves.limit()) {
             let activated = shared.reserves.activate(&self.shared);
             shared.reserve_counters.count(activated);
             if activated == Activated::Refused {
                 break;
             }
         }
-        orders.calls_anybody()
+        orders.calls_anybody() || situation.needs_somebody()
     }
 
     /// Returns whether nobody would see an event in time.

@@ -52,10 +52,10 @@ pub(super) fn run(shared: Arc<Shared>, index: usize, queue: Queue<Runnable>) {
 }
 
 /// What a reserve thread does, from its beginning to its end.
-pub(super) fn run_reserve(shared: Arc<Shared>, slot: usize, queue: Queue<Runnable>) {
+pub(super) fn run_reserve(shared: Arc<Shared>, slot: usize) {
     let index = shared.options.workers + slot;
     let lookout = shared.server.lookout().for_watcher();
-    let (mut reserve, entered) = Worker::new(shared, index, queue, lookout, true);
+    let (mut reserve, entered) = Worker::new(shared, index, Queue::new_fifo(), lookout, true);
     let shared = Arc::clone(&reserve.shared);
     loop {
         reserve.serve();
@@ -63,11 +63,9 @@ pub(super) fn run_reserve(shared: Arc<Shared>, slot: usize, queue: Queue<Runnabl
             break;
         }
     }
-    let queue = reserve.leave();
+    reserve.leave();
     // After everything else: another thread may take the slot at once.
-    if let Some(queue) = queue {
-        shared.reserves.leave(slot, queue);
-    }
+    shared.reserves.leave(slot);
     // Inside the runtime: what it cancels may use it.
     shared.end_thread();
     drop(entered);
@@ -86,6 +84,7 @@ impl Worker {
         let local = Rc::new(Local {
             owner: Arc::as_ptr(&shared),
             reacting: queue,
+            place: index,
             worker: (!is_reserve).then_some(index),
             cause: Cell::new(Cause::Foreign),
             switched_at: Cell::new(0),
@@ -213,8 +212,10 @@ impl Worker {
         }
         if self.is_substitute {
             queues.max_by_key(|queue| queue.len()).and_then(ComputeQueue::pop)
-        } else {
+        } else if shared.serves_short.load(Ordering::Relaxed) {
             queues.find_map(ComputeQueue::pop_short)
+        } else {
+            None
         }
     }
 
@@ -264,14 +265,9 @@ impl Worker {
         if let Some(task) = take(|| shared.injected.reaction.steal()) {
             return Some(task);
         }
-        let reserves = shared.reserves.serving().map(|slot| shared.reserve(slot));
         // One at a time: if this one holds us, the others can still be had by other threads.
-        shared
-            .workers()
-            .iter()
-            .chain(reserves)
-            .filter(|remote| !remote.stealer.is_empty())
-            .find_map(|remote| take(|| remote.stealer.steal()))
+        let queues = shared.reacting.iter().filter(|queue| !queue.is_empty());
+        queues.into_iter().find_map(|queue| take(|| queue.steal()))
     }
 
     /// Looks for events at `now` if that is due. Returns the time.
@@ -384,6 +380,10 @@ impl Worker {
         self.guard(info, now);
         let remote = self.remote();
         remote.seat.begin(now, info);
+        let sleeps = info.sleeps();
+        if sleeps {
+            self.expect_sleep(now);
+        }
         remote.counters.begin_poll(info.ready_time(), now.as_nanos());
         context::begin_poll(now.as_nanos(), info.account.credit(), self.shared.options.long_poll);
         // The future's panics are caught inside; what may come out is that of a waker.
@@ -395,10 +395,22 @@ impl Worker {
         let reacting = if computing > 0 { self.local.reacting.len() } else { 0 };
         self.share.record(lane, nanos, reacting, computing);
         self.remote().counters.end_poll(lane, nanos);
-        if elapsed > self.shared.options.long_poll {
+        if sleeps || elapsed > self.shared.options.long_poll {
             self.after_long_poll(lane, end);
         }
         end
+    }
+
+    /// The task that is about to be polled slept in the kernel when it was polled last: another thread
+    /// takes our place at once, without waiting for the supervisor to see it.
+    #[cold]
+    fn expect_sleep(&self, now: Instant) {
+        let shared = &self.shared;
+        self.remote().seat.expect_sleep(now, &shared.blocked);
+        let is_needed = !self.lookout.is_watched() || self.has_more() || shared.has_work();
+        if is_needed && !shared.wake_one() && !shared.call_sentinel() {
+            shared.reserve_counters.count(shared.reserves.activate(shared));
+        }
     }
 
     #[cold]
@@ -418,19 +430,14 @@ impl Worker {
             return None;
         }
         let shared = &*self.shared;
-        let workers = shared.workers();
-        let begin = self.random.usize(..workers.len());
-        let victims = || {
-            let (later, first) = (&workers[begin..], &workers[..begin]);
-            later.iter().chain(first).filter(|remote| !std::ptr::eq(*remote, self.remote()))
-        };
-        let reacting = &self.local.reacting;
-        if let Some(task) = take(|| shared.injected.reaction.steal_batch_and_pop(reacting)) {
+        let begin = self.random.usize(..shared.reacting.len());
+        let own = &self.local.reacting;
+        if let Some(task) = take(|| shared.injected.reaction.steal_batch_and_pop(own)) {
             return Some((task, Lane::Reaction));
         }
-        let reserves = shared.reserves.serving().map(|slot| shared.reserve(slot));
-        for remote in victims().chain(reserves) {
-            if let Some(task) = take(|| remote.stealer.steal_batch_and_pop(reacting)) {
+        // Our own queue among them is empty.
+        for queue in shared.reacting[begin..].iter().chain(&shared.reacting[..begin]) {
+            if let Some(task) = take(|| queue.steal_batch_and_pop(own)) {
                 return Some((task, Lane::Reaction));
             }
         }
@@ -482,8 +489,8 @@ impl Worker {
         }
     }
 
-    /// Gives up what is queued here, and the queue.
-    fn leave(self) -> Option<Queue<Runnable>> {
+    /// Gives up what is queued here.
+    fn leave(self) {
         let remote = self.remote();
         remote.hog_timer.unbind();
         remote.seat.leave();
@@ -496,7 +503,5 @@ impl Worker {
             // The last thread drops what is left in the compute lanes.
             shared.end_thread();
         }
-        // There is no other owner: the thread's variable was one.
-        Rc::into_inner(local).map(|local| local.reacting)
     }
 }
