@@ -1,22 +1,30 @@
 //! What the kernel says of a thread of this process.
 
-use std::{fs, io::Read, str};
+use std::{ffi::CStr, io::Write};
+
+use rustix::fs::{Mode, OFlags};
 
 /// Returns whether the thread with the kernel's number `thread` sleeps in the kernel: for a file, a lock, a
 /// time. One that only waits for a processor does not. `false` where /proc is not mounted.
 ///
 /// # Cost
-/// Three system calls, some 5 µs.
+/// Three system calls, some 5 µs; no allocation.
 pub(crate) fn is_asleep(thread: u32) -> bool {
-    matches!(state(thread), Some(b'S' | b'D'))
+    let mut text = [0; TEXT_MAX];
+    let state = read(thread, "stat", &mut text).and_then(state_in);
+    matches!(state, Some(b'S' | b'D'))
 }
 
-/// Returns the letter of the thread's state: proc_pid_stat(5).
-fn state(thread: u32) -> Option<u8> {
-    let mut text = [0; 64];
-    let mut file = fs::File::open(format!("/proc/self/task/{thread}/stat")).ok()?;
-    let length = file.read(&mut text).ok()?;
-    state_in(&text[..length])
+const TEXT_MAX: usize = 64;
+
+/// Reads the beginning of a file of the thread: proc_pid_stat(5), proc_pid_wchan(5).
+fn read<'a>(thread: u32, file: &str, text: &'a mut [u8; TEXT_MAX]) -> Option<&'a [u8]> {
+    let mut path = [0; 48];
+    write!(&mut path[..], "/proc/self/task/{thread}/{file}").ok()?;
+    let path = CStr::from_bytes_until_nul(&path).ok()?;
+    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let length = rustix::io::read(file, &mut text[..]).ok()?;
+    Some(&text[..length])
 }
 
 /// The state follows the name, which is in parentheses and may hold some itself.
@@ -27,10 +35,8 @@ fn state_in(text: &[u8]) -> Option<u8> {
 
 /// Returns where in the kernel the thread sleeps, by the name of the function, if the kernel tells.
 pub(crate) fn sleeps_in(thread: u32) -> Option<String> {
-    let mut text = [0; 64];
-    let mut file = fs::File::open(format!("/proc/self/task/{thread}/wchan")).ok()?;
-    let length = file.read(&mut text).ok()?;
-    let name = str::from_utf8(&text[..length]).ok()?;
+    let mut text = [0; TEXT_MAX];
+    let name = str::from_utf8(read(thread, "wchan", &mut text)?).ok()?;
     (name != "0" && !name.is_empty()).then(|| name.to_owned())
 }
 

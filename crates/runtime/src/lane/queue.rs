@@ -9,7 +9,7 @@ use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
 pub(crate) struct Rank {
     /// The least goes first: see [`Credit::place`](super::Credit::place).
     pub(crate) place: u64,
-    /// Its polls are known to be short: reserve threads may run it, too.
+    /// Its polls are not known to be long: reserve threads may run it, too.
     pub(crate) is_short: bool,
 }
 

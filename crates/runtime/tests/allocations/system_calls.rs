@@ -15,7 +15,7 @@ use crate::{
     guard::against_hang,
 };
 
-const SWITCHES: u64 = 1_000_000;
+const SWITCHES: u64 = 200_000;
 
 /// How often a server looks by default while tasks run: `Adaptive::every`.
 const LOOK_EVERY: Duration = Duration::from_micros(50);

@@ -350,7 +350,7 @@ impl Shared {
         let is_short = |usual: u32| u128::from(usual) <= self.options.quantum.as_nanos();
         Rank {
             place: account.credit().place(now),
-            is_short: account.usual_ns().is_some_and(is_short),
+            is_short: account.usual_ns().is_none_or(is_short),
         }
     }
 

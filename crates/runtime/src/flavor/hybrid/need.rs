@@ -24,8 +24,8 @@ pub(crate) struct Situation {
     pub(crate) reaction_waits: bool,
     /// How many tasks of both lanes wait behind long polls or for any thread.
     pub(crate) waiting_count: usize,
-    /// Every worker has been computing in one poll for longer than a quantum, and a task waits that is known
-    /// to be short.
+    /// Every worker has been computing in one poll for longer than a quantum, and a task waits that is not
+    /// known to compute for so long.
     pub(crate) short_waits: bool,
     /// Threads that sleep in the kernel with nobody in their place.
     pub(crate) vacancies: usize,
@@ -39,13 +39,16 @@ impl Situation {
         self.is_unwatched || self.reaction_waits || self.vacancies > 0 && self.waiting_count > 0
     }
 
-    /// Reactions that compute have caught reserve threads. Each of those makes the next one wait twice as
-    /// long, so that a burst of long reactions does not make a crowd.
+    /// Reserve threads are caught by tasks that compute. Each makes the next one wait four times as long, up
+    /// to a bound, so that a burst of long polls does not make a crowd.
     fn is_too_soon(&self) -> bool {
-        self.computing_reserves > 0
-            && self.looks_since_call >> self.computing_reserves.min(100) == 0
+        let exponent = 2 * self.computing_reserves.min(8);
+        self.computing_reserves > 0 && self.looks_since_call < (1 << exponent).min(LOOKS_MAX)
     }
 }
+
+/// The most that a call is put off, in long polls: some 25 ms by default.
+const LOOKS_MAX: u128 = 128;
 
 /// Whom the supervisor calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,8 +76,7 @@ pub(crate) fn decide(seen: &Situation) -> Orders {
     // Reserve threads that will look for work in a moment.
     let awake = seen.free_reserves - usize::from(seen.has_sentinel && seen.free_reserves > 0);
     let serves_events = seen.is_unwatched || seen.reaction_waits;
-    let serves_short = seen.short_waits && seen.computing_reserves == 0;
-    if (serves_events && !seen.is_too_soon() || serves_short) && awake == 0 {
+    if (serves_events || seen.short_waits) && awake == 0 && !seen.is_too_soon() {
         orders.wakes_sentinel = seen.has_sentinel;
         orders.activates = usize::from(!seen.has_sentinel);
     }
@@ -138,13 +140,17 @@ mod tests {
         assert_eq!(decide(&seen), Orders { wakes_sentinel: true, ..Orders::default() });
     }
 
-    /// Goal: short tasks get one thread behind polls of many quanta, and no second one. Method: with and
-    /// without such a thread.
+    /// Goal: short tasks get a thread behind polls of many quanta, and another one later if that is caught.
+    /// Method: with and without such threads.
     #[test]
     fn short_tasks_get_one_thread() {
         let seen = Situation { short_waits: true, waiting_count: 50, ..busy() };
         assert_eq!(decide(&seen), activated(1));
-        assert_eq!(decide(&Situation { computing_reserves: 1, ..seen }), Orders::default());
+        let caught = Situation { computing_reserves: 1, ..seen };
+        assert_eq!(decide(&caught), Orders::default());
+        assert_eq!(decide(&Situation { looks_since_call: 4, ..caught }), activated(1));
+        let crowd = Situation { computing_reserves: 500, looks_since_call: LOOKS_MAX, ..seen };
+        assert_eq!(decide(&crowd), activated(1), "it is put off, never refused");
     }
 
     /// Goal: reactions that compute call one thread after the other, later each time. Method: the number of
@@ -152,9 +158,9 @@ mod tests {
     #[test]
     fn long_reactions_make_no_crowd() {
         let seen = Situation { is_unwatched: true, computing_reserves: 3, ..busy() };
-        assert_eq!(decide(&Situation { looks_since_call: 7, ..seen }), Orders::default());
+        assert_eq!(decide(&Situation { looks_since_call: 63, ..seen }), Orders::default());
         assert!(seen.needs_somebody());
-        assert_eq!(decide(&Situation { looks_since_call: 8, ..seen }), activated(1));
+        assert_eq!(decide(&Situation { looks_since_call: 64, ..seen }), activated(1));
         let first = Situation { computing_reserves: 0, ..seen };
         assert_eq!(decide(&first), activated(1), "the first one comes at once");
     }
