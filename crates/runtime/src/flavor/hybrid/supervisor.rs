@@ -42,6 +42,8 @@ pub(super) struct Supervisor {
 struct Census {
     /// Threads inside long polls.
     caught: usize,
+    /// A thread is inside a poll that is not long yet.
+    has_young_poll: bool,
     free_reserves: usize,
     computing_reserves: usize,
     reaction_waits: bool,
@@ -83,11 +85,22 @@ impl Supervisor {
             if needs_more {
                 alarm.hold(now.as_nanos(), self.shared.options.long_poll / 2);
             } else if has_long_polls {
-                let is_waiting = census.waiting_count > 0;
-                alarm.hold(now.as_nanos(), if is_waiting { WAITING } else { BACKSTOP });
+                alarm.hold(now.as_nanos(), self.next_look(census));
             } else if !was_resting {
                 alarm.begin_rest();
             }
+        }
+    }
+
+    /// Returns when to look again while threads are inside long polls, and nobody was called.
+    fn next_look(&self, census: Census) -> Duration {
+        if census.has_young_poll && !self.lookout.is_watched() {
+            // It began after the alarm rang, and did not set it again.
+            self.shared.options.long_poll
+        } else if census.waiting_count > 0 {
+            WAITING
+        } else {
+            BACKSTOP
         }
     }
 
@@ -108,8 +121,10 @@ impl Supervisor {
             let seat = &remote.seat;
             seat.forget_earlier(&shared.blocked);
             let began = seat.current().map(|(began, _)| began);
-            let Some(began) = began.filter(|_| seat.is_caught(now, long_poll)) else {
+            let caught = began.filter(|_| seat.is_caught(now, long_poll));
+            let Some(began) = caught else {
                 is_everybody_caught = false;
+                census.has_young_poll |= began.is_some();
                 census.all_compute_for_long &= queues.is_none();
                 census.free_reserves += usize::from(queues.is_none());
                 continue;

@@ -235,7 +235,8 @@ impl Worker {
             shared.alarm.guard(now.as_nanos(), SOON, || false);
             return false;
         }
-        let mut is_free = false;
+        // A call that came before the sleep wants us awake, too.
+        let mut is_free = true;
         let (index, lookout) = (self.index, &mut self.lookout);
         shared.remotes[index].counters.count_sleep();
         self.local.begin_detection();
