@@ -77,6 +77,12 @@ impl Alarm {
             && self.due.compare_exchange(due, 0, Ordering::SeqCst, Ordering::Relaxed).is_ok()
         {
             self.timer.stop();
+
+            // Another thread may have set the alarm since, and its timer before we stopped it. The kernel
+            // locks the timer: if it was set first, we see the alarm that was noted before.
+            if self.due.load(Ordering::SeqCst) != 0 {
+                self.timer.wake_in(Duration::from_nanos(self.delay_ns));
+            }
         }
     }
 
@@ -84,7 +90,9 @@ impl Alarm {
     /// call this.
     pub(crate) fn hold(&self, now: u64, delay: Duration) {
         let nanos = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX / 4);
-        self.due.store(now.saturating_add(nanos) | HELD, Ordering::SeqCst);
+        // A swap and no store: it stands before or after the exchange in `stop`, which either fails or sees
+        // this alarm afterwards.
+        self.due.swap(now.saturating_add(nanos) | HELD, Ordering::SeqCst);
         self.timer.wake_in(delay);
     }
 

@@ -22,13 +22,20 @@ mod baton;
 mod door;
 #[path = "../src/idle.rs"]
 mod idle;
+#[path = "loom"]
+mod lane {
+    pub(crate) use queue::{ComputeQueue, Rank};
+
+    #[path = "../../src/lane/queue.rs"]
+    mod queue;
+}
 #[path = "../src/parker.rs"]
 mod parker;
 #[path = "../src/flavor/hybrid/seat.rs"]
 mod seat;
 #[path = "loom"]
 mod hybrid {
-    pub(crate) use super::reserves::{PerLane, Queue, Runnable, Shared, worker};
+    pub(crate) use super::reserves::{Queue, Runnable, Shared, worker};
 
     #[path = "../../src/flavor/hybrid/reserve.rs"]
     pub(crate) mod reserve;
@@ -80,9 +87,10 @@ mod task_cell {
 }
 
 /// The kernel's part, replaced.
-use supervision::{kernel_help, timerfd};
+use supervision::{kernel_help, thread_state, timerfd};
 
 use idle::Idle;
+use lane::{ComputeQueue, Rank};
 use parker::Parker;
 
 /// The door of the modules, with fences that a model can take away.
@@ -119,26 +127,30 @@ fn must_fail(model: impl Fn() + Sync + Send + 'static) {
     assert!(outcome.is_err(), "the planted fault was not found: the model shows nothing");
 }
 
-/// One worker that searches, finds nothing and goes to sleep, against one thread that queues a task
-/// and wakes a sleeper if there is one. Whatever the order, the task is found or the worker is woken.
+const RANK: Rank = Rank { place: 0, is_short: false };
+
+/// One worker that searches, finds nothing and goes to sleep, against one thread that queues a task in a
+/// compute lane and wakes a sleeper if there is one. Whatever the order, the task is found or the worker
+/// is woken, although the lane's counts are stored and loaded `Relaxed`.
 fn sleep_against_push(looks_once_more: bool) {
     let idle = Arc::new(Idle::new(1));
-    let queue = Arc::new(AtomicUsize::new(0));
+    let queue = Arc::new(ComputeQueue::new());
     let producer = {
         let (idle, queue) = (Arc::clone(&idle), Arc::clone(&queue));
         thread::spawn(move || {
-            queue.store(1, Ordering::Release);
+            queue.push((), RANK);
             idle.choose().is_some()
         })
     };
     assert!(idle.begin_search(), "the only worker may search");
-    let mut found = queue.load(Ordering::Acquire) == 1;
+    let mut found = queue.pop().is_some();
     if found {
         let _ = idle.end_search();
     } else {
         let was_last = idle.begin_sleep(0, true);
         if was_last && looks_once_more {
-            found = queue.load(Ordering::Acquire) == 1;
+            // As `Shared::has_work` asks: one load, without the lock.
+            found = !queue.is_empty();
         }
     }
     let was_woken = producer.join().expect("the producer ends");
@@ -158,11 +170,46 @@ fn without_the_last_look_work_is_left_lying() {
     must_fail(|| sleep_against_push(false));
 }
 
-/// Goal: the model of `work_is_never_left_lying` can fail. Method: `idle.rs` without its fences.
+/// Goal: the model of `work_is_never_left_lying` can fail. Method: `idle.rs` without its fences: the lane's
+/// `Relaxed` counts rely on them.
 #[test]
 fn without_fences_work_is_left_lying() {
     sync::take_fences_away();
     must_fail(|| sleep_against_push(true));
+}
+
+/// Goal: what is moved between compute lanes is neither lost nor doubled, and each lane's counts are right
+/// at the end. Method: two thieves rob each other, while a third thread takes a short task.
+#[test]
+fn thieves_lose_nothing() {
+    loom::model(|| {
+        let lanes = Arc::new([ComputeQueue::new(), ComputeQueue::new()]);
+        for place in 0..2 {
+            lanes[0].push(place, Rank { place, is_short: place == 1 });
+        }
+        let thief = {
+            let lanes = Arc::clone(&lanes);
+            thread::spawn(move || lanes[0].steal_batch_and_pop(&lanes[1]))
+        };
+        let taker = {
+            let lanes = Arc::clone(&lanes);
+            thread::spawn(move || lanes[0].pop_short())
+        };
+        lanes[0].take_batch(&lanes[1]);
+        let stolen = thief.join().expect("it ends");
+        let short = taker.join().expect("it ends");
+        let mut all: Vec<u64> = stolen.into_iter().chain(short).collect();
+        for lane in &*lanes {
+            let count = lane.len();
+            let has_short = lane.has_short();
+            let rest: Vec<u64> = std::iter::from_fn(|| lane.pop()).collect();
+            assert_eq!(count, rest.len(), "the count is wrong");
+            assert_eq!(has_short, rest.contains(&1), "the count of short tasks is wrong");
+            all.extend(rest);
+        }
+        all.sort_unstable();
+        assert_eq!(all, [0, 1]);
+    });
 }
 
 /// Two producers and two workers: a searcher that finds work wakes the other worker.

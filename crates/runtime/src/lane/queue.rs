@@ -219,7 +219,8 @@ impl<T> Batch<T> {
     }
 }
 
-#[cfg(test)]
+// The models of `tests/loom.rs` compile this file, too: the tests below are none of them.
+#[cfg(all(test, not(loom)))]
 mod tests {
     use proptest::prelude::*;
 

@@ -12,9 +12,6 @@ use super::hybrid::reserve::{Activated, Reserves};
 
 /// What `reserve.rs` has beside it.
 #[derive(Debug, Default)]
-pub(crate) struct PerLane<T>(PhantomData<T>);
-
-#[derive(Debug, Default)]
 pub(crate) struct Queue<T>(PhantomData<T>);
 
 #[derive(Debug, Default)]
@@ -50,10 +47,10 @@ impl Shared {
 }
 
 pub(crate) mod worker {
-    use super::{Arc, Fault, PerLane, Queue, Runnable, Shared};
+    use super::{Arc, Fault, Queue, Runnable, Shared};
 
     /// As the real one: serves what it was called for, and rests.
-    pub(crate) fn run_reserve(shared: Arc<Shared>, slot: usize, queues: PerLane<Queue<Runnable>>) {
+    pub(crate) fn run_reserve(shared: Arc<Shared>, slot: usize, queue: Queue<Runnable>) {
         loop {
             shared.work.lock().expect("no panic").calls = 0;
             shared.served.notify_one();
@@ -61,7 +58,7 @@ pub(crate) mod worker {
                 break;
             }
         }
-        shared.reserves.leave(slot, queues);
+        shared.reserves.leave(slot, queue);
         shared.end_thread();
     }
 }
@@ -205,7 +202,7 @@ fn call_and_end(keep_alive: Duration, fault: Fault) {
     blocking::IS_HASTY.set(fault == Fault::Hasty);
     let shared = Arc::new(Shared {
         options: Options::default(),
-        reserves: Reserves::new(vec![PerLane::default()], keep_alive),
+        reserves: Reserves::new(vec![Queue::default()], keep_alive),
         fault,
         work: Mutex::new(Work::default()),
         served: Condvar::new(),

@@ -13,8 +13,15 @@ use loom::{
 use vigie_detect::Instant;
 
 use super::{
-    Sleeper, WaitPoint, alarm::Alarm, baton::Baton, idle::Idle, must_fail, parker::Parker,
-    seat::Seat, sync, task_cell::TaskInfo,
+    Sleeper, WaitPoint,
+    alarm::Alarm,
+    baton::Baton,
+    idle::Idle,
+    must_fail,
+    parker::Parker,
+    seat::{Blocked, Seat},
+    sync,
+    task_cell::TaskInfo,
 };
 use kernel_help::HogTimer;
 
@@ -37,6 +44,10 @@ pub(crate) mod timerfd {
             *self.is_armed.lock().expect("no panic") = true;
         }
 
+        pub(crate) fn stop(&self) {
+            *self.is_armed.lock().expect("no panic") = false;
+        }
+
         /// Returns an error if the sleep would never end.
         pub(crate) fn sleep(&self) -> io::Result<()> {
             let is_armed = std::mem::take(&mut *self.is_armed.lock().expect("no panic"));
@@ -46,6 +57,13 @@ pub(crate) mod timerfd {
         pub(crate) fn is_armed(&self) -> bool {
             *self.is_armed.lock().expect("no panic")
         }
+    }
+}
+
+/// Threads of the models are asleep in the kernel whenever somebody asks.
+pub(crate) mod thread_state {
+    pub(crate) fn is_asleep(_: u32) -> bool {
+        true
     }
 }
 
@@ -103,12 +121,20 @@ enum Fault {
     NoLook,
     /// Whoever queues a task does not ask for a sentinel.
     NoCall,
-    /// Whoever finds nobody to wake does not set the alarm.
+    /// Whoever finds nobody to wake, or begins a poll, does not guard it.
     NoAlarm,
     /// The sleeper does not look once more before it rests.
     NoSecondLook,
     /// The supervisor does not ask again after it has started a timer.
     NoSecondQuestion,
+    /// Whoever stops the timer does not look whether the alarm was set meanwhile.
+    BlindStop,
+    /// Nobody says that a long poll has ended.
+    NoEnd,
+    /// What was found of an earlier poll is not forgotten.
+    NoForgetting,
+    /// A substitute does not leave the place that it took.
+    NoLeaving,
 }
 
 const DELAY: Duration = Duration::from_micros(200);
@@ -137,7 +163,7 @@ fn sentinel_against_push(fault: Fault) {
             match sentinel {
                 Some(_) => parker.unpark(|| wait_point.ring()),
                 None if fault == Fault::NoAlarm => {}
-                None => alarm.set(),
+                None => alarm.guard(1, 1, || false),
             }
         })
     };
@@ -187,53 +213,212 @@ fn without_fences_the_sentinel_sleeps_over_a_task() {
     must_fail(|| sentinel_against_push(Fault::None));
 }
 
-/// Somebody needs the sleeper for what he does next, and finds the alarm set or sets it; the sleeper
-/// looks, finds nothing, and rests. The delay of its second look is longer than what he does.
-fn alarm_against_rest(fault: Fault) {
+/// A thread begins a poll that turns out long, and finds the alarm set or sets it; the supervisor looks,
+/// finds nothing, and rests. The delay of its second look is longer than what the thread does until then.
+fn alarm_against_rest(fault: Fault, is_held: bool) {
     let alarm = Arc::new(Alarm::new(DELAY).expect("a timer"));
     let poll = Arc::new(AtomicUsize::new(0));
-    // The sleeper goes on looking by itself so far.
-    alarm.keep();
-    alarm.wake_in(DELAY);
+    // The alarm is set so far, by the supervisor itself or by others; and enough for a poll that begins
+    // now.
+    if is_held {
+        alarm.hold(1, DELAY);
+    } else {
+        alarm.guard(1, 1, || false);
+    }
     let worker = {
         let (alarm, poll) = (Arc::clone(&alarm), Arc::clone(&poll));
         // As `Worker::guard` and `Seat::begin` do.
         thread::spawn(move || {
-            if fault != Fault::NoAlarm && !alarm.is_set() {
-                alarm.set();
-            }
+            alarm.guard(2, 1, || false);
             poll.store(1, Ordering::Relaxed);
         })
     };
-    // As `Supervisor::work` does.
-    let look = || poll.load(Ordering::Relaxed) == 1;
-    alarm.timer.sleep().expect("it was set");
-    let mut is_seen = look();
-    if !is_seen {
-        alarm.begin_rest();
-        if fault == Fault::NoSecondLook {
-            // The rest without a timer.
-            alarm.timer.sleep().expect("it was set");
+    // As `Supervisor::work` does. Returns whether the poll was seen; none if the sleep would never end.
+    let look = || {
+        if alarm.timer.sleep().is_err() {
+            return None;
         }
-    }
+        let was_resting = alarm.is_resting();
+        let is_seen = poll.load(Ordering::Relaxed) == 1;
+        if !is_seen && !was_resting {
+            alarm.begin_rest();
+            if fault == Fault::NoSecondLook {
+                // The rest without a timer.
+                alarm.timer.stop();
+            }
+        }
+        Some(is_seen)
+    };
+    let mut is_seen = look();
     // The delay.
     worker.join().expect("it ends");
-    if alarm.timer.is_armed() {
+    while is_seen == Some(false) {
         is_seen = look();
     }
-    assert!(is_seen, "a long poll, and nobody looks");
+    assert!(is_seen.is_some(), "a long poll, and nobody looks");
 }
 
 /// Goal: who finds the alarm set, or sets it, is looked at.
 #[test]
 fn the_alarm_is_never_slept_through() {
-    loom::model(|| alarm_against_rest(Fault::None));
+    for is_held in [false, true] {
+        loom::model(move || alarm_against_rest(Fault::None, is_held));
+    }
 }
 
-/// Goal: the model above can fail. Method: no second look before the rest; nobody sets the alarm.
+/// Goal: the model above can fail. Method: no second look before the rest.
 #[test]
 fn without_a_second_look_the_alarm_is_slept_through() {
-    must_fail(|| alarm_against_rest(Fault::NoSecondLook));
+    for is_held in [false, true] {
+        must_fail(move || alarm_against_rest(Fault::NoSecondLook, is_held));
+    }
+}
+
+/// The last thread that runs out of work stops the alarm, while another one wakes up and begins a poll, or
+/// while the runtime shuts down; and then begins a poll itself. In the end the timer runs.
+fn stop_against_guard(fault: Fault, is_shutdown: bool) {
+    let alarm = Arc::new(Alarm::new(DELAY).expect("a timer"));
+    alarm.guard(1, 1, || false);
+    let other = {
+        let alarm = Arc::clone(&alarm);
+        thread::spawn(move || {
+            if is_shutdown {
+                alarm.hold(0, Duration::ZERO);
+            } else {
+                alarm.guard(2, 1, || false);
+            }
+        })
+    };
+    alarm.stop();
+    if fault == Fault::BlindStop {
+        alarm.timer.stop();
+    }
+    if !is_shutdown && fault != Fault::NoAlarm {
+        alarm.guard(3, 1, || false);
+    }
+    other.join().expect("it ends");
+    assert!(alarm.timer.is_armed(), "somebody needs the sleeper, and no timer runs");
+}
+
+/// Goal: who stops the alarm does not stop it for others, nor for a poll of its own later, nor the one that
+/// ends the supervisor.
+#[test]
+fn nobody_stops_the_alarm_of_others() {
+    for is_shutdown in [false, true] {
+        loom::model(move || stop_against_guard(Fault::None, is_shutdown));
+    }
+}
+
+/// Goal: the model above can fail. Method: a stop that does not look afterwards; nobody guards a poll.
+#[test]
+fn a_blind_stop_stops_the_alarm_of_others() {
+    for is_shutdown in [false, true] {
+        must_fail(move || stop_against_guard(Fault::BlindStop, is_shutdown));
+    }
+    must_fail(|| stop_against_guard(Fault::NoAlarm, false));
+}
+
+/// The supervisor finds a thread asleep inside its poll, while the poll ends and the next one begins. What
+/// was counted is taken away again, once.
+fn mark_against_end(fault: Fault, is_long: bool) {
+    let seat = Arc::new(Seat::new());
+    let blocked = Arc::new(Blocked::new());
+    let task = TaskInfo { site: Location::caller(), name_key: 0 };
+    seat.take();
+    seat.begin(Instant::from_nanos(1), &task);
+    let supervisor = {
+        let (seat, blocked) = (Arc::clone(&seat), Arc::clone(&blocked));
+        // As `Supervisor::take_census` does.
+        thread::spawn(move || {
+            for now in [1_000_000, 2_000_000] {
+                seat.forget_earlier(&blocked);
+                if let Some((began, _)) = seat.current()
+                    && began == Instant::from_nanos(1)
+                {
+                    seat.ask(began, Instant::from_nanos(now), &blocked);
+                }
+                assert!(blocked.count() <= 1, "it counts threads that there are not");
+            }
+        })
+    };
+    // A poll that the supervisor takes for longer than its thread does is not ended as a long one.
+    if is_long && fault != Fault::NoEnd {
+        seat.end_long_poll(&blocked);
+        assert!(blocked.count() <= 1, "more is taken away than was counted");
+    }
+    seat.begin(Instant::from_nanos(2), &task);
+    supervisor.join().expect("it ends");
+    if !is_long && fault != Fault::NoForgetting {
+        seat.forget_earlier(&blocked);
+    }
+    assert_eq!(blocked.count(), 0, "an ended poll counts as asleep");
+    assert!(!seat.is_blocked(), "what is said of one poll was found of another");
+    // Not only taken away from the count: a mark that is left would take away again.
+    seat.end_long_poll(&blocked);
+    assert_eq!(blocked.count(), 0);
+}
+
+/// Goal: the count of threads that sleep returns to zero, is never less, and a mark of an ended poll is
+/// cleared.
+#[test]
+fn ended_polls_do_not_count_as_asleep() {
+    for is_long in [true, false] {
+        loom::model(move || mark_against_end(Fault::None, is_long));
+    }
+}
+
+/// Goal: the model above can fail. Method: nobody ends a long poll; nobody forgets what was found of a poll
+/// that ended as a short one.
+#[test]
+fn without_an_end_polls_count_as_asleep() {
+    must_fail(|| mark_against_end(Fault::NoEnd, true));
+    must_fail(|| mark_against_end(Fault::NoForgetting, false));
+}
+
+/// Two reserve threads want to compute in the place of one thread that sleeps.
+fn substitutes(fault: Fault) {
+    let seat = Seat::new();
+    let blocked = Arc::new(Blocked::new());
+    let task = TaskInfo { site: Location::caller(), name_key: 0 };
+    seat.take();
+    seat.begin(Instant::from_nanos(1), &task);
+    seat.ask(Instant::from_nanos(1), Instant::from_nanos(1_000_000), &blocked);
+    assert_eq!((blocked.count(), blocked.vacancies()), (1, 1));
+    let computing = Arc::new(AtomicUsize::new(0));
+    let substitute = {
+        let (blocked, computing) = (Arc::clone(&blocked), Arc::clone(&computing));
+        move || {
+            if blocked.substitute() {
+                assert_eq!(computing.fetch_add(1, Ordering::Relaxed), 0, "two in one place");
+                assert!(!blocked.is_overfull());
+                computing.fetch_sub(1, Ordering::Relaxed);
+                if fault != Fault::NoLeaving {
+                    blocked.leave();
+                }
+            }
+        }
+    };
+    let other = thread::spawn(substitute.clone());
+    substitute();
+    other.join().expect("it ends");
+    assert_eq!(blocked.vacancies(), 1, "a place is taken that nobody fills");
+    assert!(blocked.substitute());
+    seat.end_long_poll(&blocked);
+    assert!(blocked.is_overfull() && blocked.vacancies() == 0 && !blocked.substitute());
+    blocked.leave();
+    assert!(!blocked.is_overfull());
+}
+
+/// Goal: no more threads compute in the place of others than sleep, and each place can be taken again.
+#[test]
+fn a_place_is_taken_once() {
+    loom::model(|| substitutes(Fault::None));
+}
+
+/// Goal: the model above can fail. Method: a substitute does not leave.
+#[test]
+fn without_leaving_a_place_stays_taken() {
+    must_fail(|| substitutes(Fault::NoLeaving));
 }
 
 /// The supervisor sees a hog and starts its timer, while the hog ends and its thread rests.
