@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use vigie_detect::clock::{monotonic_now, thread_cpu_time};
+use vigie_detect::{
+    Instant, budget,
+    clock::{monotonic_now, thread_cpu_time},
+};
 
 use crate::{
     handle::Handle,
@@ -73,7 +76,9 @@ pub(crate) fn with_current<T>(f: impl FnOnce(Option<&Handle>) -> T) -> T {
 pub(crate) fn enter(handle: Handle) -> Entered {
     let server = handle.server().enter();
     let previous = CURRENT.with(|current| current.borrow_mut().replace(Rc::new(handle)));
-    Entered { previous, _server: server }
+    // The poll inside of which this runs may have one, and need not be ours.
+    let suspended = budget::suspend();
+    Entered { previous, _server: server, _budget: suspended }
 }
 
 #[derive(Debug)]
@@ -81,6 +86,7 @@ pub(crate) fn enter(handle: Handle) -> Entered {
 pub(crate) struct Entered {
     previous: Option<Rc<Handle>>,
     _server: vigie_detect::Entered,
+    _budget: budget::Suspended,
 }
 
 impl Drop for Entered {
@@ -95,6 +101,7 @@ impl Drop for Entered {
 
 /// A poll begins at `now`.
 pub(crate) fn begin_poll(now: u64, quantum: Duration, long_poll: Duration) {
+    budget::begin(Instant::from_nanos(now));
     POLL.with(|poll| {
         poll.began.set(now);
         poll.ended.set(0);
@@ -197,6 +204,7 @@ pub(crate) fn take_long_poll() -> Option<EndedPoll> {
 
 /// Returns when the last poll on this thread ended, if it was timed, and stops the timing.
 pub(crate) fn take_poll_end() -> Option<u64> {
+    budget::end();
     POLL.with(|poll| {
         poll.quantum.set(0);
         match poll.ended.replace(0) {

@@ -76,6 +76,7 @@ pub mod task;
 mod task_cell;
 pub mod time;
 mod timerfd;
+mod unconstrained;
 
 pub use builder::{BuildError, RuntimeBuilder};
 pub use handle::{Handle, NoRuntime};

@@ -15,7 +15,7 @@ use std::{
 
 use async_task::{ScheduleInfo, WithInfo};
 use crossbeam::deque::{Injector, Steal};
-use vigie_detect::{Lookout, Server, clock::monotonic_now};
+use vigie_detect::{Lookout, Server, budget, clock::monotonic_now};
 
 use crate::{
     blocking_pool::BlockingPool,
@@ -175,10 +175,12 @@ impl Shared {
                     Lane::Compute
                 };
                 local.cause.set(Cause::Poll(lane));
+                budget::begin(now);
                 if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
                     installed.remove(&mut core.lanes);
                     return value;
                 }
+                budget::end();
                 now = monotonic_now();
             }
             self.take_injected(local);
