@@ -47,7 +47,7 @@ const DEFAULT_NS: u64 = 100_000;
 
 /// The shortest and the longest budget that the interval between two looks makes, in nanoseconds: one
 /// that is shorter costs more switches than it is worth, one that is longer makes the task a hog.
-const LENGTH_BOUNDS_NS: (u64, u64) = (5_000, 500_000);
+const LENGTH_BOUNDS_NS: (u64, u64) = (20_000, 500_000);
 
 /// How many operations of a poll run before the clock is read for the first time.
 const FIRST: u32 = 8;
@@ -171,7 +171,7 @@ impl Budget {
 /// the present one and lasts until [`end`] or the next one.
 ///
 /// It is as long as the interval in which this thread's [`Lookout`](crate::Lookout) looks for events,
-/// within 5 and 500 µs; [`DEFAULT_LENGTH`] if no interval is known.
+/// within 20 and 500 µs; [`DEFAULT_LENGTH`] if no interval is known.
 ///
 /// # Cost
 /// A few stores to the thread's own memory.
@@ -397,7 +397,7 @@ mod tests {
     #[test]
     fn the_length_is_the_interval_between_looks() {
         for (interval, length) in
-            [(20_000, 20_000), (1, 5_000), (1_000_000, 500_000), (NEVER, 100_000)]
+            [(50_000, 50_000), (1, 20_000), (1_000_000, 500_000), (NEVER, 100_000)]
         {
             note_look_interval(interval);
             begin(Instant::from_nanos(7));

@@ -66,6 +66,7 @@ mod idle;
 mod join;
 mod kernel_help;
 mod lane;
+mod live_tasks;
 pub mod metrics;
 mod panics;
 mod parker;
