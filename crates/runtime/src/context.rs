@@ -76,9 +76,7 @@ pub(crate) fn with_current<T>(f: impl FnOnce(Option<&Handle>) -> T) -> T {
 pub(crate) fn enter(handle: Handle) -> Entered {
     let server = handle.server().enter();
     let previous = CURRENT.with(|current| current.borrow_mut().replace(Rc::new(handle)));
-    // The poll inside of which this runs may have one, and need not be ours.
-    let suspended = budget::suspend();
-    Entered { previous, _server: server, _budget: suspended }
+    Entered { previous, _server: server }
 }
 
 #[derive(Debug)]
@@ -86,7 +84,6 @@ pub(crate) fn enter(handle: Handle) -> Entered {
 pub(crate) struct Entered {
     previous: Option<Rc<Handle>>,
     _server: vigie_detect::Entered,
-    _budget: budget::Suspended,
 }
 
 impl Drop for Entered {

@@ -3,9 +3,10 @@
 use std::{
     cell::Cell,
     future::{Future, poll_fn},
+    panic::catch_unwind,
     pin::pin,
     rc::Rc,
-    task::Poll,
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -124,38 +125,46 @@ fn an_unconstrained_reader_does_not_give_way() {
     });
 }
 
-/// Goal: a runtime inside a poll of another one has no part in that one's budget, and leaves it none.
-/// Method: inside a task whose budget is over, a `block_on` of each flavor reads many times in one poll;
-/// afterwards the task gives way as before.
+/// Goal: an executor that runs inside of a poll, and polls again without leaving it, makes progress.
+/// Method: a loop that polls a reader many times over what one budget allows, inside one poll of a task.
 #[test]
-fn a_runtime_inside_a_poll_starts_without_its_budget() {
-    for flavor in [Flavor::Hybrid, Flavor::KernelLevel] {
-        let inner = Runtime::builder().flavor(flavor).workers(1).build().expect("a runtime");
-        user_level().block_on(async {
-            exhaust().await;
-            // Without awaiting: the same poll.
-            let polls = Cell::new(0);
-            inner.block_on(async {
-                let (mut near, mut far) = pair();
-                let mut reads = pin!(async {
-                    for _ in 0..1_000 {
-                        near.write_all(&[7]).await.expect("there is room");
-                        far.read_u8().await.expect("a byte is there");
-                    }
-                });
-                poll_fn(|cx| {
-                    polls.set(polls.get() + 1);
-                    reads.as_mut().poll(cx)
-                })
-                .await;
-            });
-            assert_eq!(polls.get(), 1, "{flavor:?}: it never gave way");
-            poll_fn(|cx| {
-                assert!(budget::poll_proceed(cx).is_pending(), "the task's budget is over still");
-                Poll::Ready(())
-            })
-            .await;
+fn an_executor_inside_a_poll_makes_progress() {
+    user_level().block_on(async {
+        let (mut near, mut far) = pair();
+        let mut refused = 0;
+        let mut reads = pin!(async {
+            for _ in 0..20_000 {
+                near.write_all(&[7]).await.expect("there is room");
+                far.read_u8().await.expect("a byte is there");
+            }
         });
+        poll_fn(|cx| {
+            while reads.as_mut().poll(cx).is_pending() {
+                refused += 1;
+            }
+            Poll::Ready(())
+        })
+        .await;
+        assert!(refused > 0, "it had a budget");
+    });
+}
+
+/// Goal: a thread that leaves the runtime has no budget any more, however it leaves. Method: a main
+/// future uses its budget up and then ends, or panics.
+#[test]
+fn a_budget_does_not_outlive_its_poll() {
+    for panics in [false, true] {
+        let left = catch_unwind(|| {
+            user_level().block_on(async move {
+                exhaust().await;
+                assert!(!panics, "planted");
+            });
+        });
+        assert_eq!(left.is_err(), panics);
+        let cx = &Context::from_waker(Waker::noop());
+        for _ in 0..1_000 {
+            assert!(budget::poll_proceed(cx).is_ready());
+        }
     }
 }
 

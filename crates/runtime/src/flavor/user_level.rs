@@ -176,11 +176,12 @@ impl Shared {
                 };
                 local.cause.set(Cause::Poll(lane));
                 budget::begin(now);
-                if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                let polled = future.as_mut().poll(&mut Context::from_waker(&waker));
+                budget::end();
+                if let Poll::Ready(value) = polled {
                     installed.remove(&mut core.lanes);
                     return value;
                 }
-                budget::end();
                 now = monotonic_now();
             }
             self.take_injected(local);
@@ -404,6 +405,8 @@ impl Installed {
 impl Drop for Installed {
     fn drop(&mut self) {
         let _ = LOCAL.try_with(|current| current.borrow_mut().take());
+        // The poll may have ended in a panic.
+        budget::end();
         // It belongs to this thread.
         self.shared.hog_timer.unbind();
         // Left here only by a panic of the main future: the next `block_on` finds them again.
