@@ -10,6 +10,7 @@ use std::{
 };
 
 use crate::{
+    budget,
     handle::{EventStream, Handle},
     own_point,
     server::Server,
@@ -106,7 +107,7 @@ impl<T: AsFd> AsyncFd<T> {
     }
 
     /// Returns what the descriptor is ready for, or leaves the waker of `cx` for the next
-    /// announcement.
+    /// announcement. At the end of the poll's [budget] it gives way, and the readiness stays.
     ///
     /// # Errors
     /// [`io::ErrorKind::NotConnected`] once the server is shut down.
@@ -119,6 +120,7 @@ impl<T: AsFd> AsyncFd<T> {
         loop {
             let readable = self.source.ready(direction);
             if !readable.ready.is_empty() {
+                ready!(budget::poll_proceed(cx));
                 return Poll::Ready(Ok(readable));
             }
             let Poll::Ready(event) = stream.poll_event(cx) else {
@@ -208,6 +210,9 @@ impl<T: AsFd> AsyncFd<T> {
         mut operation: impl FnMut(&T) -> io::Result<R>,
     ) -> io::Result<R> {
         loop {
+            if !self.source.ready(direction).ready.is_empty() {
+                poll_fn(|cx| budget::poll_proceed(cx)).await;
+            }
             match self.try_io(direction, &mut operation) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -290,7 +295,12 @@ impl<T: AsFd> AsyncFd<T> {
     fn learn(&self, seen: Readable, asked: usize, result: &io::Result<usize>) {
         match result {
             // Nothing at all is the end of the stream, which every later read will see as well.
-            Ok(moved @ 1..) if *moved < asked => self.source.clear_used_up(seen),
+            Ok(moved @ 1..) => {
+                if *moved < asked {
+                    self.source.clear_used_up(seen);
+                }
+                budget::note_transfer(*moved);
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.source.clear(seen),
             _ => {}
         }

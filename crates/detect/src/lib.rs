@@ -43,6 +43,9 @@
 //! is polled. Up to 2^24 handles and as many watched descriptors a server, 2^20 pending requests a
 //! handle unless its registration says otherwise. Linux only.
 //!
+//! # Giving way
+//! A host may open a [budget] in time for each poll. What is waited for here then gives way at its end.
+//!
 //! # Features
 //! `uring` (default): the io_uring detector. Whether the kernel allows it is found out at run time.
 //!
@@ -50,6 +53,7 @@
 //! It knows no tasks and runs none. It does not resolve host names.
 mod async_fd;
 mod blocker;
+pub mod budget;
 pub mod clock;
 pub mod conformance;
 mod cost;

@@ -3,6 +3,7 @@
 use std::{fmt, mem, time::Duration};
 
 use crate::{
+    budget,
     clock::Instant,
     detector::Notice,
     error::discard,
@@ -56,6 +57,7 @@ impl Lookout {
         if !self.is_watcher {
             self.shared.note_look(now);
         }
+        self.note_interval();
         let Some(mut driver) = try_lock(&self.shared.driver) else {
             // Whoever has it sees what comes: no need to try again at every switch.
             self.shared.schedule_look(now);
@@ -130,6 +132,13 @@ impl Lookout {
     /// [gap](Self::last_gap).
     pub fn resume(&self, now: Instant) {
         self.shared.last_look.store(now.as_nanos(), Ordering::Relaxed);
+        self.note_interval();
+    }
+
+    /// The budgets of this host's polls are as long as the interval between its looks.
+    #[inline]
+    fn note_interval(&self) {
+        budget::note_look_interval(self.shared.look_every_ns.load(Ordering::Relaxed));
     }
 
     /// Returns when a host last looked between two polls, or tried to while another one watched.

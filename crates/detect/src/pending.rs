@@ -227,6 +227,20 @@ impl<D: Detector> PendingSet<D> {
         }
     }
 
+    /// Ends a pending request with its event, which waits in the slot for the waiter.
+    pub(crate) fn end(&mut self, key: Key, event: D::Event) -> Option<Waker> {
+        self.unlink(key.index);
+        let entry = self.entry_mut(key.index);
+        entry.phase = Phase::Ended;
+        // The last event always fits: a request in `Mode::Once` has no other.
+        let Ok(waker) = entry.slot.push(event, usize::MAX, |_, newer| Some(newer)) else {
+            unreachable!("invariant: the capacity has no bound")
+        };
+        let none = entry.slot.finish(End::Finished);
+        debug_assert!(none.is_none() || waker.is_none(), "invariant: a slot has one waker");
+        waker.or(none)
+    }
+
     /// Ends the request of `key` with an error for its waiter. What it owned is leaked if `in_flight`.
     pub(crate) fn fail(&mut self, key: Key, error: WaitError, in_flight: bool) -> Option<Waker> {
         match self.phase(key)? {
@@ -500,7 +514,7 @@ impl<'a, D: Detector> Round<'a, D> {
         let Some(request) = self.set.request_mut(key) else { return false };
         let event = event(request);
         if self.set.phase(key) == Some(Phase::Pending) {
-            self.end(key.index, event);
+            self.end(key, event);
         } else {
             self.set.finish_cancelled(key.index, Some(event));
         }
@@ -537,7 +551,7 @@ impl<'a, D: Detector> Round<'a, D> {
         }
         let entry = self.set.entry_mut(key.index);
         if entry.mode == Mode::Once {
-            self.end(key.index, event);
+            self.end(key, event);
             return Emitted::Ended;
         }
         match entry.slot.push(event, capacity, D::merge) {
@@ -603,17 +617,8 @@ impl<'a, D: Detector> Round<'a, D> {
         self.more
     }
 
-    fn end(&mut self, index: u32, event: D::Event) {
-        self.set.unlink(index);
-        let entry = self.set.entry_mut(index);
-        entry.phase = Phase::Ended;
-        // The last event always fits: a request in `Mode::Once` has no other.
-        let Ok(waker) = entry.slot.push(event, usize::MAX, |_, newer| Some(newer)) else {
-            unreachable!("invariant: the capacity has no bound")
-        };
-        let none = entry.slot.finish(End::Finished);
-        debug_assert!(none.is_none() || waker.is_none(), "invariant: a slot has one waker");
-        let waker = waker.or(none);
+    fn end(&mut self, key: Key, event: D::Event) {
+        let waker = self.set.end(key, event);
         self.reported += 1;
         self.batch.wakers.extend(waker);
     }

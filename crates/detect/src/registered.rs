@@ -8,6 +8,7 @@ use std::{mem, time::Duration};
 
 use crate::{
     blocker::{Helper, RETRY_AFTER},
+    budget,
     clock::Instant,
     cost::{Costs, nanos},
     detector::{Armed, Arming, Cancel, Detector, Methods, Notice, Submitted},
@@ -236,6 +237,12 @@ impl<D: Detector> Inner<D> {
         match submitted {
             Ok(Submitted::Pending) => {}
             Ok(Submitted::Queued) => is_queued = true,
+            Ok(Submitted::Ready(event)) if mode == Mode::Once && !budget::may_proceed() => {
+                // The waiter gives way: it finds the event in its slot.
+                let none = core.pending.end(key, event);
+                debug_assert!(none.is_none(), "invariant: nobody waits in a new slot");
+                return Ok(Submission::Pending(key, slot));
+            }
             Ok(Submitted::Ready(event)) if mode == Mode::Once => {
                 let request = core.pending.release(key, |_| Some(Cancel::Released));
                 drop(guard);

@@ -20,6 +20,7 @@ use std::{
 };
 
 use crate::{
+    budget,
     error::WaitError,
     sync::{Mutex, lock},
 };
@@ -99,11 +100,17 @@ impl<E> Slot<E> {
         state.waker.take()
     }
 
-    /// Takes the oldest event, or leaves the waker of `cx` to be woken by the next.
+    /// Takes the oldest event, or leaves the waker of `cx` to be woken by the next. Leaves the event
+    /// where it is, and wakes at once, if the budget of the poll is over.
     pub(crate) fn poll(&self, cx: &Context<'_>) -> Poll<Taken<E>> {
         let replaced;
         {
             let mut state = lock(&self.state);
+            if state.first.is_some() && !budget::may_proceed() {
+                drop(state);
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
             if let Some(taken) = state.take() {
                 return Poll::Ready(taken);
             }

@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use vigie_detect::clock::{monotonic_now, thread_cpu_time};
+use vigie_detect::{
+    Instant, budget,
+    clock::{monotonic_now, thread_cpu_time},
+};
 
 use crate::{
     handle::Handle,
@@ -113,6 +116,7 @@ impl Drop for Entered {
 /// A poll begins at `now` of a task that has `credit`.
 #[inline]
 pub(crate) fn begin_poll(now: u64, credit: Credit, long_poll: Duration) {
+    budget::begin(Instant::from_nanos(now));
     POLL.with(|poll| {
         let long = u64::try_from(long_poll.as_nanos()).unwrap_or(u64::MAX).max(1);
         poll.present.set(PresentPoll { began: now, long, credit });
@@ -216,6 +220,7 @@ pub(crate) fn take_long_poll() -> Option<EndedPoll> {
 
 /// Returns when the last poll on this thread ended, if it was timed, and stops the timing.
 pub(crate) fn take_poll_end() -> Option<u64> {
+    budget::end();
     POLL.with(|poll| {
         poll.present.set(PresentPoll::NONE);
         match poll.ended.replace(0) {

@@ -5,6 +5,7 @@ use std::{
     fmt,
     future::Future,
     io,
+    mem::ManuallyDrop,
     pin::Pin,
     task::{Context, Poll, Waker, ready},
 };
@@ -26,7 +27,8 @@ pub struct JoinHandle<T> {
     task: Option<async_task::FallibleTask<Outcome<T>, TaskInfo>>,
     /// Of the task, and valid as long as it is there (task-1).
     info: &'static TaskInfo,
-    waker: Waker,
+    /// Lent: valid as long as the task is there, like `info`.
+    waker: ManuallyDrop<Waker>,
     /// Why the task never ran.
     refusal: Option<io::Error>,
 }
@@ -35,7 +37,7 @@ impl<T> JoinHandle<T> {
     pub(crate) fn new(
         task: async_task::Task<Outcome<T>, TaskInfo>,
         info: &'static TaskInfo,
-        waker: Waker,
+        waker: ManuallyDrop<Waker>,
     ) -> Self {
         Self { task: Some(task.fallible()), info, waker, refusal: None }
     }

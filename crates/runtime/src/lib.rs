@@ -66,6 +66,7 @@ mod idle;
 mod join;
 mod kernel_help;
 mod lane;
+mod live_tasks;
 pub mod metrics;
 mod panics;
 mod parker;
@@ -77,6 +78,7 @@ mod task_cell;
 mod thread_state;
 pub mod time;
 mod timerfd;
+mod unconstrained;
 
 pub use builder::{BuildError, RuntimeBuilder};
 pub use handle::{Handle, NoRuntime};

@@ -4,4 +4,5 @@ pub use crate::{
     checkpoint::{Checkpoint, checkpoint, need_yield},
     join::{JoinError, JoinHandle},
     spawn::{Builder, YieldNow, spawn, spawn_blocking, spawn_local, yield_now},
+    unconstrained::{Unconstrained, unconstrained},
 };

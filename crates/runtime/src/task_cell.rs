@@ -13,30 +13,30 @@
 
 use std::{
     any::Any,
-    collections::BTreeMap,
     future::Future,
-    mem,
+    mem::{self, ManuallyDrop},
     panic::{self, AssertUnwindSafe, Location},
     pin::Pin,
     task::{Context, Poll, Waker},
 };
 
 use pin_project_lite::pin_project;
-use slab::Slab;
 
 use crate::{
     context::{self, Charge, EndedPoll},
     flavor::hybrid,
     join::JoinHandle,
     lane::{Account, Credit},
+    live_tasks::Membership,
     panics::contained,
     sync::{
-        Arc, AtomicBool, AtomicU8, Mutex, Ordering,
+        Arc, AtomicBool, AtomicU8, Ordering,
         count::{AtomicU64, RELAXED},
-        lock,
         thread::{self, ThreadId},
     },
 };
+
+pub(crate) use crate::live_tasks::LiveTasks;
 
 /// A task that is ready to be polled.
 pub(crate) type Runnable = async_task::Runnable<TaskInfo>;
@@ -175,78 +175,6 @@ impl TaskInfo {
     }
 }
 
-/// All live tasks of a runtime, by the waker that brings each of them to a worker: so that a shutdown
-/// finds them wherever they wait.
-#[derive(Debug)]
-pub(crate) struct LiveTasks {
-    tasks: Mutex<Live>,
-    /// Raised before all tasks are woken to be dropped; read by each poll that leaves its task pending.
-    is_closing: AtomicBool,
-}
-
-#[derive(Debug)]
-struct Live {
-    wakers: Slab<Waker>,
-    /// The names of those tasks that have one.
-    names: BTreeMap<usize, Arc<str>>,
-    is_closed: bool,
-}
-
-impl LiveTasks {
-    pub(crate) fn new() -> Self {
-        Self {
-            tasks: Mutex::new(Live {
-                wakers: Slab::new(),
-                names: BTreeMap::new(),
-                is_closed: false,
-            }),
-            is_closing: AtomicBool::new(false),
-        }
-    }
-
-    /// Returns how many tasks have not ended.
-    pub(crate) fn count(&self) -> usize {
-        lock(&self.tasks).wakers.len()
-    }
-
-    /// Accepts no task any more.
-    pub(crate) fn refuse(&self) {
-        lock(&self.tasks).is_closed = true;
-    }
-
-    /// Returns whether all tasks were woken to be dropped, or are about to be.
-    fn is_closing(&self) -> bool {
-        self.is_closing.load(Ordering::Acquire)
-    }
-
-    /// Accepts no task any more, and wakes all there are.
-    pub(crate) fn close(&self) {
-        self.is_closing.store(true, Ordering::Release);
-        let wakers: Vec<Waker> = {
-            let mut live = lock(&self.tasks);
-            live.is_closed = true;
-            live.wakers.iter().map(|(_, waker)| waker.clone()).collect()
-        };
-        for waker in wakers {
-            waker.wake();
-        }
-    }
-
-    /// Returns the name of the live task with this [key](TaskInfo::name_key).
-    pub(crate) fn name(&self, name_key: u32) -> Option<Arc<str>> {
-        let key = usize::try_from(name_key.checked_sub(1)?).ok()?;
-        lock(&self.tasks).names.get(&key).cloned()
-    }
-
-    fn remove(&self, key: usize, is_named: bool) {
-        let mut tasks = lock(&self.tasks);
-        let waker = tasks.wakers.try_remove(key);
-        let name = if is_named { tasks.names.remove(&key) } else { None };
-        drop(tasks);
-        drop((waker, name));
-    }
-}
-
 /// Makes a task of a future that may move between threads. The first `Runnable` is not scheduled yet;
 /// there is none if the runtime is shut down.
 pub(crate) fn spawn<F>(
@@ -298,28 +226,27 @@ fn insert<T>(
         &mut Option<&'static TaskInfo>,
     ) -> (Runnable, async_task::Task<Outcome<T>, TaskInfo>),
 ) -> (Option<Runnable>, JoinHandle<T>) {
-    let mut tasks = lock(&live.tasks);
-    let is_closed = tasks.is_closed;
-    let key = (!is_closed).then(|| tasks.wakers.vacant_key());
-    let name_key = match (key, &label.name) {
-        (Some(key), Some(_)) => u32::try_from(key + 1).unwrap_or(0),
-        _ => 0,
-    };
-    if let (Some(key), Some(name), 1..) = (key, label.name.clone(), name_key) {
-        tasks.names.insert(key, name);
-    }
-    let membership = Membership { live: Arc::clone(live), key, is_named: name_key > 0 };
-    let mut info = None;
-    let (runnable, task) = make(TaskInfo::new(&label, name_key), membership, &mut info);
-    let info = info.expect("invariant: the closure that makes the future was called");
-    let waker = runnable.waker();
-    if !is_closed {
-        tasks.wakers.insert(waker.clone());
-    }
-    drop(tasks);
+    let name = label.name.clone();
+    let ((runnable, task, info, waker), is_accepted) = live.enter(name, |membership, key| {
+        let mut info = None;
+        let (runnable, task) = make(TaskInfo::new(&label, key), membership, &mut info);
+        let info = info.expect("invariant: the closure that makes the future was called");
+        let waker = runnable.waker();
+        let lent = lend(&waker);
+        ((runnable, task, info, lent), waker)
+    });
     // Dropping a runnable cancels its task: the handle says so.
-    let runnable = (!is_closed).then_some(runnable);
+    let runnable = is_accepted.then_some(runnable);
     (runnable, JoinHandle::new(task, info, waker))
+}
+
+/// Returns the waker of a task without a reference of its own, for the task's handle: a handle keeps the
+/// cell by itself (task-1), and counting once more is two atomic operations for each task.
+fn lend(waker: &Waker) -> ManuallyDrop<Waker> {
+    // SAFETY: data and table are those of a waker. It is used while the `Task` beside it is there, hence
+    // the cell; only by reference, which takes a reference of its own where it needs one; and is never
+    // dropped.
+    ManuallyDrop::new(unsafe { Waker::new(waker.data(), waker.vtable()) })
 }
 
 pin_project! {
@@ -349,7 +276,7 @@ impl<F: Future> Future for TaskFuture<F> {
         let future = this.future.as_pin_mut().expect("invariant: gone only in drop");
         let polled = panic::catch_unwind(AssertUnwindSafe(|| future.poll(cx)));
         let charge = context::end_poll(|elapsed_ns| {
-            let name = this.membership.live.name(this.info.name_key);
+            let name = this.membership.name();
             context::leave_long_poll(EndedPoll { name, site: this.info.site, elapsed_ns });
         });
         match polled {
@@ -361,7 +288,7 @@ impl<F: Future> Future for TaskFuture<F> {
                 // wake-up between the scheduler's look at the flag and the beginning of this poll has
                 // no effect, since the task is ready already; but it stands before the beginning in
                 // the order of the cell's state, so that the flag is seen here.
-                if this.info.is_aborted() || this.membership.live.is_closing() {
+                if this.info.is_aborted() || this.membership.is_closing() {
                     cx.waker().wake_by_ref();
                 }
                 Poll::Pending
@@ -398,22 +325,6 @@ impl<F> Drop for OnItsThread<F> {
         if self.thread != thread::current().id() {
             tracing::warn!("a local task was leaked: its runtime was dropped on another thread");
             mem::forget(self.future.take());
-        }
-    }
-}
-
-/// A place among the live tasks.
-struct Membership {
-    live: Arc<LiveTasks>,
-    /// None for a task that came after the end: the shutdown does not wait for it.
-    key: Option<usize>,
-    is_named: bool,
-}
-
-impl Drop for Membership {
-    fn drop(&mut self) {
-        if let Some(key) = self.key {
-            self.live.remove(key, self.is_named);
         }
     }
 }

@@ -10,7 +10,7 @@ use super::{
     socket::{self, ListenerSocket},
     stream::Stream,
 };
-use crate::{async_fd::AsyncFd, server::Server, stock::readiness::Direction};
+use crate::{async_fd::AsyncFd, budget, server::Server, stock::readiness::Direction};
 
 /// A socket that brings connections: [`TcpListener`](super::TcpListener) or
 /// [`UnixListener`](super::UnixListener).
@@ -133,6 +133,8 @@ impl<L: ListenerSocket> Listener<L> {
         &self,
         (socket, address): (L::Stream, L::Address),
     ) -> io::Result<(Stream<L::Stream>, L::Address)> {
+        // With what the connection costs the kernel, some 10 µs.
+        budget::note_long();
         Ok((Stream::watched_by(self.fd.readiness(), socket)?, address))
     }
 }

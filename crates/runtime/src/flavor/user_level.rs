@@ -15,7 +15,7 @@ use std::{
 
 use async_task::{ScheduleInfo, WithInfo};
 use crossbeam::deque::{Injector, Steal};
-use vigie_detect::{Lookout, Server, clock::monotonic_now};
+use vigie_detect::{Lookout, Server, budget, clock::monotonic_now};
 
 use crate::{
     blocking_pool::BlockingPool,
@@ -161,7 +161,10 @@ impl Shared {
             }
             if main.is_woken.swap(false, Ordering::AcqRel) {
                 local.cause.set(Cause::Poll);
-                if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                budget::begin(now);
+                let polled = future.as_mut().poll(&mut Context::from_waker(&waker));
+                budget::end();
+                if let Poll::Ready(value) = polled {
                     installed.remove(&mut core.lanes);
                     return value;
                 }
@@ -415,6 +418,8 @@ impl Installed {
 impl Drop for Installed {
     fn drop(&mut self) {
         let _ = LOCAL.try_with(|current| current.borrow_mut().take());
+        // The poll may have ended in a panic.
+        budget::end();
         // It belongs to this thread.
         self.shared.hog_timer.unbind();
         // Left here only by a panic of the main future: the next `block_on` finds them again.

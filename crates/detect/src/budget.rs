@@ -1,0 +1,408 @@
+//! A budget in time for each poll of a task, so that one whose socket is always readable gives way.
+//!
+//! A host [opens](begin) a budget when it begins to poll a task. What this crate offers to wait for
+//! (descriptors and sockets, every [`Handle`](crate::Handle) and [`EventStream`](crate::EventStream),
+//! hence channels and timers) asks the budget whenever it would return `Ready`. Once the time is over,
+//! it returns `Pending` instead and wakes the task at once: the task is polled again after the others,
+//! and after a look for events if one is due. Nothing is lost by that, since the budget is asked
+//! *before* an event is taken or a system call is made: readiness, events and bytes stay where they are.
+//!
+//! ```text
+//!            begin(now)                       time over: Pending, woken
+//!  no budget ──────────▶ running ─────────────────────────────────────▶ over
+//!      ▲   ◀── end ───────┘  ▲                                           │
+//!      └────── end ──────────┼───────────────────────────────────────────┤
+//!                            └── polled on for as long again all the same ┘
+//! ```
+//!
+//! The last arrow is for code that polls on and on inside one poll, such as a foreign `block_on` in a
+//! task: it is slowed down, but makes progress.
+//!
+//! # Where there is no budget
+//! Outside of a poll by a host that opens one: on plain threads, in other executors, on the
+//! kernel-level flavor, where each task has a thread of its own. There, nothing ever gives way. The
+//! same goes for operations that cannot wait (`try_read`).
+//!
+//! # Cost
+//! A thread-local counter for each operation. The clock is read at the eighth operation of a poll, then
+//! about eight times in a budget, and after each long transfer.
+
+use std::{
+    cell::Cell,
+    fmt,
+    marker::PhantomData,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use crate::{
+    clock::{Instant, monotonic_now},
+    sync::thread_local,
+};
+
+/// How long a budget lasts if nothing is known of the host's looks.
+pub const DEFAULT_LENGTH: Duration = Duration::from_nanos(DEFAULT_NS);
+
+const DEFAULT_NS: u64 = 100_000;
+
+/// The shortest and the longest budget that the interval between two looks makes, in nanoseconds: one
+/// that is shorter costs more switches than it is worth, one that is longer makes the task a hog.
+const LENGTH_BOUNDS_NS: (u64, u64) = (20_000, 500_000);
+
+/// How many operations of a poll run before the clock is read for the first time.
+const FIRST: u32 = 8;
+
+/// The most operations between two readings of the clock, should they become slower at once.
+const MOST: u32 = 32;
+
+/// Into how many parts the readings of the clock divide a budget.
+const READINGS: u64 = 8;
+
+/// A transfer of so many bytes takes so long that the clock is read after it.
+const LONG_TRANSFER: usize = 16 << 10;
+
+/// No budget.
+const NEVER: u64 = u64::MAX;
+
+/// The budget of the poll that runs on one thread: all of its logic, without its clock.
+struct Budget {
+    /// Operations until the clock is read.
+    left: Cell<u32>,
+    /// Operations since the beginning, those that are left included; zero once the budget is over.
+    counted: Cell<u32>,
+    /// When the budget ends, in nanoseconds; once it is over, when the next one begins if the poll goes
+    /// on all the same.
+    end: Cell<u64>,
+    /// In nanoseconds.
+    length: Cell<u64>,
+}
+
+thread_local! {
+    static BUDGET: Budget = const { Budget::none() };
+    /// How long a budget lasts that nobody gives a length, in nanoseconds.
+    static LENGTH: Cell<u64> = const { Cell::new(DEFAULT_NS) };
+}
+
+impl Budget {
+    const fn none() -> Self {
+        Self {
+            left: Cell::new(u32::MAX),
+            counted: Cell::new(0),
+            end: Cell::new(NEVER),
+            length: Cell::new(0),
+        }
+    }
+
+    #[inline]
+    fn begin(&self, now: u64, length: u64) {
+        self.left.set(FIRST);
+        self.counted.set(FIRST);
+        self.end.set(now.saturating_add(length));
+        self.length.set(length);
+    }
+
+    #[inline]
+    fn stop(&self) {
+        self.left.set(u32::MAX);
+        self.end.set(NEVER);
+    }
+
+    /// Returns whether an operation may go on.
+    #[inline]
+    fn proceeds(&self, clock: impl FnOnce() -> u64) -> bool {
+        let left = self.left.get();
+        if left > 0 {
+            self.left.set(left - 1);
+            return true;
+        }
+        self.read_clock(clock)
+    }
+
+    #[cold]
+    fn read_clock(&self, clock: impl FnOnce() -> u64) -> bool {
+        let end = self.end.get();
+        if end == NEVER {
+            self.left.set(u32::MAX);
+            return true;
+        }
+        let (now, length) = (clock(), self.length.get());
+        let counted = self.counted.get();
+        if counted == 0 {
+            if now < end {
+                return false;
+            }
+            self.begin(now, length);
+            self.left.set(FIRST - 1);
+            return true;
+        }
+        if now >= end {
+            self.counted.set(0);
+            self.end.set(now.saturating_add(length));
+            return false;
+        }
+        // What a part of the budget would suffice for, at the pace so far.
+        let elapsed = now.saturating_sub(end.saturating_sub(length)).max(1);
+        let pace = u64::from(counted).saturating_mul(length / READINGS) / elapsed;
+        let next = u32::try_from(pace).unwrap_or(MOST).clamp(1, MOST);
+        self.counted.set(counted.saturating_add(next));
+        self.left.set(next - 1);
+        true
+    }
+
+    /// The clock is to be read at the next operation.
+    fn expect_reading(&self) {
+        // Without a budget, the next operation finds that out.
+        let left = self.left.replace(0);
+        let counted = self.counted.get();
+        if counted > 0 {
+            self.counted.set(counted.saturating_sub(left).max(1));
+        }
+    }
+
+    fn copy_from(&self, other: &Self) {
+        self.left.set(other.left.get());
+        self.counted.set(other.counted.get());
+        self.end.set(other.end.get());
+        self.length.set(other.length.get());
+    }
+}
+
+/// Opens a budget for the poll that begins on this thread at `now` on the monotonic clock. It replaces
+/// the present one and lasts until [`end`] or the next one.
+///
+/// It is as long as the interval in which this thread's [`Lookout`](crate::Lookout) looks for events,
+/// within 20 and 500 µs; [`DEFAULT_LENGTH`] if no interval is known.
+///
+/// # Cost
+/// A few stores to the thread's own memory.
+#[inline]
+pub fn begin(now: Instant) {
+    let length = LENGTH.with(Cell::get);
+    BUDGET.with(|budget| budget.begin(now.as_nanos(), length));
+}
+
+/// Like [`begin`], with a budget of `length`.
+pub fn begin_with(now: Instant, length: Duration) {
+    let length = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX);
+    BUDGET.with(|budget| budget.begin(now.as_nanos(), length));
+}
+
+/// The poll that had a budget is over: until the next [`begin`] there is none.
+#[inline]
+pub fn end() {
+    BUDGET.with(Budget::stop);
+}
+
+/// Lets this thread work without a budget until the guard drops, which puts the present one back.
+///
+/// For executors that run inside a poll of another one, and for `unconstrained` futures. The time goes
+/// on meanwhile: a budget may be over when it is put back.
+pub fn suspend() -> Suspended {
+    let previous = Budget::none();
+    BUDGET.with(|budget| {
+        previous.copy_from(budget);
+        budget.stop();
+    });
+    Suspended { previous, _not_send: PhantomData }
+}
+
+/// Returned by [`suspend`]. Dropping it, also in a panic, puts back what was there.
+#[must_use = "the budget is suspended only until this is dropped"]
+pub struct Suspended {
+    previous: Budget,
+    /// The budget is the thread's.
+    _not_send: PhantomData<*mut ()>,
+}
+
+impl Drop for Suspended {
+    fn drop(&mut self) {
+        BUDGET.with(|budget| budget.copy_from(&self.previous));
+    }
+}
+
+impl fmt::Debug for Suspended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Suspended").finish_non_exhaustive()
+    }
+}
+
+/// Returns `Ready` if the running poll may go on with an operation that would be ready at once;
+/// otherwise wakes the task of `cx` and returns `Pending`.
+///
+/// For own leaf futures: ask when there is something to return, and before it is taken.
+///
+/// # Examples
+/// ```
+/// use std::{collections::VecDeque, task::{Context, Poll, ready}};
+///
+/// fn poll_pop(queue: &mut VecDeque<u32>, cx: &Context<'_>) -> Poll<Option<u32>> {
+///     // An empty queue would leave the waker of `cx` with whoever fills it.
+///     if !queue.is_empty() {
+///         ready!(vigie_detect::budget::poll_proceed(cx));
+///     }
+///     Poll::Ready(queue.pop_front())
+/// }
+/// # let cx = Context::from_waker(std::task::Waker::noop());
+/// # assert_eq!(poll_pop(&mut VecDeque::from([7]), &cx), Poll::Ready(Some(7)));
+/// ```
+#[inline]
+pub fn poll_proceed(cx: &Context<'_>) -> Poll<()> {
+    if may_proceed() {
+        return Poll::Ready(());
+    }
+    cx.waker().wake_by_ref();
+    Poll::Pending
+}
+
+/// Returns whether an operation may go on; if not, the caller wakes the task and returns `Pending`.
+#[inline]
+pub(crate) fn may_proceed() -> bool {
+    BUDGET.with(|budget| budget.proceeds(|| monotonic_now().as_nanos()))
+}
+
+/// Takes note that `bytes` were moved: after many, the next operation reads the clock.
+#[inline]
+pub(crate) fn note_transfer(bytes: usize) {
+    if bytes >= LONG_TRANSFER {
+        note_long();
+    }
+}
+
+/// Takes note that an operation took many times longer than a reading of the clock.
+pub(crate) fn note_long() {
+    BUDGET.with(Budget::expect_reading);
+}
+
+/// Takes note of how often this thread's host looks for events; `u64::MAX` if that is not known.
+#[inline]
+pub(crate) fn note_look_interval(nanos: u64) {
+    let (least, most) = LENGTH_BOUNDS_NS;
+    let known = if nanos == NEVER { DEFAULT_NS } else { nanos.clamp(least, most) };
+    LENGTH.with(|length| length.set(known));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs operations of `cost` nanoseconds until one is refused; returns how many there were, the
+    /// time, and how often the clock was read.
+    fn run(budget: &Budget, mut now: u64, cost: impl Fn(u32) -> u64) -> (u32, u64, u32) {
+        let readings = Cell::new(0);
+        for count in 0..1_000_000 {
+            let proceeds = budget.proceeds(|| {
+                readings.set(readings.get() + 1);
+                now
+            });
+            if !proceeds {
+                return (count, now, readings.get());
+            }
+            now += cost(count);
+        }
+        panic!("the budget never ends");
+    }
+
+    /// Goal: operations end soon after the budget, whatever they cost, and the clock is read seldom.
+    /// Method: a virtual clock, costs of 20 ns to 20 µs, and those that become slower halfway.
+    #[test]
+    fn a_budget_ends_in_time_at_every_pace() {
+        for cost in [20, 100, 300, 1_000, 5_000, 20_000] {
+            let budget = Budget::none();
+            budget.begin(1_000, 100_000);
+            let (count, now, readings) = run(&budget, 1_000, |_| cost);
+            let over = (now - 1_000).saturating_sub(100_000);
+            assert!(now >= 101_000, "not before the end");
+            // At most as long as the operations between two readings.
+            assert!(over <= (u64::from(FIRST) * cost).max(100_000 / READINGS + cost), "{over}");
+            assert!(readings <= count / 32 + 12, "{readings} readings in {count} operations");
+        }
+        let budget = Budget::none();
+        budget.begin(0, 100_000);
+        let (_, now, _) = run(&budget, 0, |count| if count < 500 { 50 } else { 10_000 });
+        assert!(now <= 100_000 + u64::from(MOST) * 10_000);
+    }
+
+    /// Goal: who polls on although it was refused is let on after as long again, and not before.
+    /// Method: a virtual clock at the edges.
+    #[test]
+    fn a_poll_that_goes_on_gets_another_budget() {
+        let budget = Budget::none();
+        budget.begin(0, 1_000);
+        for _ in 0..FIRST {
+            assert!(budget.proceeds(|| unreachable!("the first operations read no clock")));
+        }
+        for now in [1_500, 1_501, 2_499] {
+            assert!(!budget.proceeds(|| now), "{now}");
+        }
+        assert!(budget.proceeds(|| 2_500));
+        for _ in 1..FIRST {
+            assert!(budget.proceeds(|| unreachable!("as at the beginning")));
+        }
+        assert!(!budget.proceeds(|| 3_500));
+    }
+
+    /// Goal: without a budget nothing is refused and no clock is read. Method: after a budget that
+    /// ended, more operations than one count holds, and after a long one.
+    #[test]
+    fn without_a_budget_everything_proceeds() {
+        let budget = Budget::none();
+        budget.begin(0, 1);
+        budget.stop();
+        let no_clock = || unreachable!("no clock without a budget");
+        assert!(budget.proceeds(no_clock));
+        budget.left.set(0);
+        assert!(budget.proceeds(no_clock));
+        budget.expect_reading();
+        assert!(budget.proceeds(no_clock));
+        assert_eq!(budget.left.get(), u32::MAX);
+    }
+
+    /// Goal: after a long transfer the clock is read before the next operation. Method: count readings.
+    #[test]
+    fn a_long_operation_is_followed_by_a_reading() {
+        let budget = Budget::none();
+        budget.begin(0, 1_000);
+        assert!(budget.proceeds(|| unreachable!("the first")));
+        budget.expect_reading();
+        assert!(!budget.proceeds(|| 1_000));
+        // Nor does a long one give an ended budget anything back.
+        budget.expect_reading();
+        assert!(!budget.proceeds(|| 1_001));
+    }
+
+    /// Goal: suspensions nest, and a panic leaves none behind. Method: an ended budget below two of
+    /// them, one of which is left by a panic.
+    #[test]
+    fn suspensions_nest_and_survive_panics() {
+        // Over by now, and for as long again: half of the time since the machine's start.
+        let half = monotonic_now().as_nanos() / 2;
+        begin_with(Instant::from_nanos(half), Duration::from_nanos(half));
+        note_long();
+        assert!(!may_proceed());
+        let outer = suspend();
+        assert!(may_proceed());
+        let panicked = std::panic::catch_unwind(|| {
+            let _inner = suspend();
+            panic!("planted");
+        });
+        assert!(panicked.is_err());
+        assert!(may_proceed());
+        drop(outer);
+        assert!(!may_proceed());
+        end();
+        assert!(may_proceed());
+    }
+
+    /// Goal: the length follows the looks, within its bounds. Method: intervals inside and outside.
+    #[test]
+    fn the_length_is_the_interval_between_looks() {
+        for (interval, length) in
+            [(50_000, 50_000), (1, 20_000), (1_000_000, 500_000), (NEVER, 100_000)]
+        {
+            note_look_interval(interval);
+            begin(Instant::from_nanos(7));
+            BUDGET.with(|budget| assert_eq!(budget.end.get(), 7 + length));
+        }
+        end();
+    }
+}

@@ -1,0 +1,275 @@
+//! All live tasks of a runtime, so that a shutdown finds them wherever they wait.
+//!
+//! Every spawn and every end of a task comes by here, on all threads at once. So the tasks stand in
+//! *shards*, each with a lock, a count of references and cache lines of its own, and a thread enters
+//! tasks into its own shard. A task leaves the shard that it was entered into: under a lock that nobody
+//! else wants at that moment, unless the task has moved to another thread.
+//!
+//! What holds for all tasks holds for each shard by itself, under its lock: a task is entered before the
+//! shard is closed, and then woken by [`LiveTasks::close`], or it is refused.
+
+use std::task::Waker;
+
+use crossbeam::utils::CachePadded;
+use slab::Slab;
+
+use crate::sync::{
+    Arc, AtomicBool, Mutex, Ordering,
+    count::{AtomicU64, RELAXED},
+    lock, thread, thread_local,
+};
+
+/// The most shards: beyond that, threads share them.
+const SHARDS_MAX: usize = 256;
+
+/// Shards for each processor, so that two of as many busy threads rarely have the same one.
+const SHARDS_PER_PROCESSOR: usize = 4;
+
+/// The live tasks, by the waker that brings each of them to a worker.
+#[derive(Debug)]
+pub(crate) struct LiveTasks {
+    /// As many as a power of two.
+    shards: Box<[Arc<Shard>]>,
+}
+
+#[derive(Debug)]
+struct Shard {
+    live: CachePadded<Mutex<Live>>,
+    /// Raised before all tasks are woken to be dropped; read by each poll that leaves its task pending.
+    is_closing: CachePadded<AtomicBool>,
+}
+
+#[derive(Debug)]
+struct Live {
+    wakers: Slab<Waker>,
+    /// The names of those tasks that have one.
+    names: Slab<Arc<str>>,
+    is_closed: bool,
+}
+
+/// A place among the live tasks, given up when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    shard: Arc<Shard>,
+    /// None for a task that came after the end: the shutdown does not wait for it.
+    key: Option<usize>,
+    /// Where its name stands in the shard.
+    name: Option<usize>,
+}
+
+impl LiveTasks {
+    pub(crate) fn new() -> Self {
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        Self::with_shards((processors * SHARDS_PER_PROCESSOR).min(SHARDS_MAX))
+    }
+
+    /// Makes at least `count` shards.
+    pub(crate) fn with_shards(count: usize) -> Self {
+        let shards = (0..count.next_power_of_two()).map(|_| Arc::new(Shard::new())).collect();
+        Self { shards }
+    }
+
+    /// Enters the task that `make` makes, of its place and the key of its name (zero for none). Returns
+    /// what `make` returned beside the task's waker, and whether the task is accepted.
+    ///
+    /// `make` runs under the shard's lock and must not drop the place that it is given.
+    pub(crate) fn enter<T>(
+        &self,
+        name: Option<Arc<str>>,
+        make: impl FnOnce(Membership, u32) -> (T, Waker),
+    ) -> (T, bool) {
+        let index = thread_index() & (self.shards.len() - 1);
+        let shard = &self.shards[index];
+        let mut live = lock(&shard.live);
+        if live.is_closed {
+            drop(live);
+            let outside = Membership { shard: Arc::clone(shard), key: None, name: None };
+            return (make(outside, 0).0, false);
+        }
+        let key = live.wakers.vacant_key();
+        let name = name.map(|name| live.names.insert(name));
+        let name_key = name.map_or(0, |name| self.name_key(index, name));
+        let membership = Membership { shard: Arc::clone(shard), key: Some(key), name };
+        let (made, waker) = make(membership, name_key);
+        live.wakers.insert(waker);
+        (made, true)
+    }
+
+    /// Returns how many tasks have not ended. Tasks that come and go meanwhile may be counted or not;
+    /// none comes after [`close`](Self::close), so that zero then means that all have ended.
+    pub(crate) fn count(&self) -> usize {
+        self.shards.iter().map(|shard| lock(&shard.live).wakers.len()).sum()
+    }
+
+    /// Accepts no task any more.
+    pub(crate) fn refuse(&self) {
+        for shard in &self.shards {
+            lock(&shard.live).is_closed = true;
+        }
+    }
+
+    /// Accepts no task any more, and wakes all there are.
+    pub(crate) fn close(&self) {
+        for shard in &self.shards {
+            shard.is_closing.store(true, Ordering::Release);
+        }
+        let mut wakers: Vec<Waker> = Vec::new();
+        for shard in &self.shards {
+            let mut live = lock(&shard.live);
+            live.is_closed = true;
+            wakers.extend(live.wakers.iter().map(|(_, waker)| waker.clone()));
+        }
+        for waker in wakers {
+            waker.wake();
+        }
+    }
+
+    /// Returns the name of the live task with this key, as [`enter`](Self::enter) told it.
+    pub(crate) fn name(&self, name_key: u32) -> Option<Arc<str>> {
+        let place = usize::try_from(name_key.checked_sub(1)?).ok()?;
+        let (shard, name) = (place % self.shards.len(), place / self.shards.len());
+        lock(&self.shards[shard].live).names.get(name).cloned()
+    }
+
+    /// Zero for a name that stands too far back for a key.
+    fn name_key(&self, shard: usize, name: usize) -> u32 {
+        u32::try_from(name * self.shards.len() + shard + 1).unwrap_or(0)
+    }
+}
+
+impl Shard {
+    fn new() -> Self {
+        let live = Live { wakers: Slab::new(), names: Slab::new(), is_closed: false };
+        Self {
+            live: CachePadded::new(Mutex::new(live)),
+            is_closing: CachePadded::new(AtomicBool::new(false)),
+        }
+    }
+}
+
+impl Membership {
+    /// Returns whether all tasks were woken to be dropped, or are about to be.
+    #[inline]
+    pub(crate) fn is_closing(&self) -> bool {
+        self.shard.is_closing.load(Ordering::Acquire)
+    }
+
+    /// Returns the name of the task.
+    pub(crate) fn name(&self) -> Option<Arc<str>> {
+        lock(&self.shard.live).names.get(self.name?).cloned()
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        let Some(key) = self.key else { return };
+        let mut live = lock(&self.shard.live);
+        let waker = live.wakers.try_remove(key);
+        let name = self.name.and_then(|name| live.names.try_remove(name));
+        // A waker may be the last reference to a task.
+        drop(live);
+        drop((waker, name));
+    }
+}
+
+/// A number of the calling thread, by which it finds its shard.
+fn thread_index() -> usize {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    thread_local! {
+        static INDEX: std::cell::Cell<usize> = const { std::cell::Cell::new(usize::MAX) };
+    }
+    INDEX.with(|index| {
+        if index.get() == usize::MAX {
+            // It may wrap: threads share shards then.
+            let next = usize::try_from(NEXT.fetch_add(1, RELAXED)).unwrap_or(0);
+            index.set(next & (usize::MAX >> 1));
+        }
+        index.get()
+    })
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::{sync::atomic::AtomicUsize, task::Wake};
+
+    use super::*;
+
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn enter(live: &LiveTasks, name: Option<&str>) -> (Option<Membership>, u32, Arc<Count>) {
+        let count = Arc::new(Count(AtomicUsize::new(0)));
+        let waker = Waker::from(Arc::clone(&count));
+        let (made, accepted) =
+            live.enter(name.map(Arc::from), |membership, key| ((membership, key), waker));
+        (accepted.then_some(made.0), made.1, count)
+    }
+
+    /// Goal: names are found by their keys whichever shard they stand in, and are gone with their tasks.
+    /// Method: many threads, so that every shard is used; named tasks among unnamed ones.
+    #[test]
+    fn names_are_found_by_key_in_every_shard() {
+        let live = LiveTasks::with_shards(8);
+        let entered: Vec<_> = thread::scope(|scope| {
+            let live = &live;
+            let threads: Vec<_> = (0..32)
+                .map(|thread| {
+                    scope.spawn(move || {
+                        let unnamed = enter(live, None);
+                        assert_eq!(unnamed.1, 0);
+                        let name = format!("task {thread}");
+                        let (membership, key, _) = enter(live, Some(&name));
+                        (membership, key, name)
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+        });
+        assert_eq!(live.count(), 32);
+        for (membership, key, name) in &entered {
+            assert_eq!(live.name(*key).as_deref(), Some(name.as_str()));
+            let own = membership.as_ref().and_then(Membership::name);
+            assert_eq!(own.as_deref(), Some(name.as_str()));
+        }
+        let keys: Vec<u32> = entered.iter().map(|entered| entered.1).collect();
+        drop(entered);
+        assert_eq!(live.count(), 0);
+        for key in keys.into_iter().chain([0, 1_000_000, u32::MAX]) {
+            assert_eq!(live.name(key), None);
+        }
+    }
+
+    /// Goal: a close wakes every task that is live then, in all shards, and no other; later ones are
+    /// refused. Method: tasks entered by many threads, of which some have ended.
+    #[test]
+    fn a_close_wakes_all_live_tasks() {
+        let live = LiveTasks::with_shards(4);
+        let tasks: Vec<_> = thread::scope(|scope| {
+            let live = &live;
+            let threads: Vec<_> = (0..16)
+                .map(|_| scope.spawn(|| [enter(live, None), enter(live, Some("n"))]))
+                .collect();
+            threads.into_iter().flat_map(|thread| thread.join().expect("no panic")).collect()
+        });
+        let (mut living, mut ended) = (Vec::new(), Vec::new());
+        for (place, (membership, _, count)) in tasks.into_iter().enumerate() {
+            if place % 3 == 0 { ended.push(count) } else { living.push((membership, count)) }
+        }
+        assert_eq!(live.count(), living.len());
+        assert!(
+            living.iter().all(|(task, _)| task.as_ref().is_some_and(|task| !task.is_closing()))
+        );
+        live.close();
+        assert!(living.iter().all(|(_, count)| count.0.load(Ordering::SeqCst) == 1));
+        assert!(ended.iter().all(|count| count.0.load(Ordering::SeqCst) == 0));
+        assert!(living.iter().all(|(task, _)| task.as_ref().is_some_and(Membership::is_closing)));
+        assert!(enter(&live, Some("late")).0.is_none(), "refused");
+        drop(living);
+        assert_eq!(live.count(), 0);
+    }
+}
