@@ -69,6 +69,7 @@ mod lane;
 pub mod metrics;
 mod panics;
 mod parker;
+mod refusal;
 mod runtime;
 mod spawn;
 mod sync;

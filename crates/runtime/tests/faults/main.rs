@@ -22,4 +22,5 @@ mod fairness;
 mod hogs;
 mod lanes;
 mod panics;
+mod refusals;
 mod storms;
