@@ -1,13 +1,15 @@
 //! The user-level flavor: one kernel thread runs every task, and the detection server at its switches.
 //!
-//! The thread is the one that calls `block_on`. Between two polls it looks at the clock; when a look
-//! at the detection server is due, or somebody rang, it takes one. With nothing to run it sleeps in
-//! the wait point.
+//! The thread is the one that calls `block_on`, and drives. Between two polls it looks at the clock; when
+//! a look at the detection server is due, or somebody rang, it takes one. With nothing to run it sleeps in
+//! the wait point. Threads that call `block_on` meanwhile poll their own futures and local tasks, and one
+//! of them takes over when the driver leaves: see [`home`](super::home).
 
 use std::{
     cell::{Cell, RefCell},
     collections::VecDeque,
     future::Future,
+    mem,
     pin::pin,
     rc::Rc,
     task::{Context, Poll, Wake, Waker},
@@ -17,6 +19,7 @@ use async_task::{ScheduleInfo, WithInfo};
 use crossbeam::deque::{Injector, Steal};
 use vigie_detect::{Lookout, Server, clock::monotonic_now};
 
+use super::home::{HomeThread, HomeThreads, Stay};
 use crate::{
     blocking_pool::BlockingPool,
     builder::Options,
@@ -27,7 +30,10 @@ use crate::{
     lane::{self, Cause, Lane, Share},
     metrics::{Counters, Hogs, Metrics, Sampler, ThreadMetrics, foreign_ready_time},
     panics::contained,
-    sync::{Arc, AtomicBool, Ordering, PoisonError, RealMutex, thread, thread_local},
+    sync::{
+        Arc, AtomicBool, Ordering, PoisonError, RealGuard, RealMutex, TryLockError, fence, thread,
+        thread_local,
+    },
     task_cell::{self, Label, LiveTasks, Runnable},
 };
 
@@ -44,6 +50,8 @@ pub(crate) struct Shared {
     compute_inject: Injector<Runnable>,
     /// What `block_on` works with, one caller at a time.
     core: RealMutex<Core>,
+    /// The threads that have called `block_on`.
+    homes: HomeThreads,
     hogs: Hogs,
     /// Written by whoever has the core.
     counters: Counters,
@@ -57,14 +65,24 @@ struct Core {
 
 #[derive(Default)]
 struct Lanes {
-    reaction: VecDeque<Runnable>,
-    compute: VecDeque<Runnable>,
+    reaction: VecDeque<Queued>,
+    compute: VecDeque<Queued>,
+}
+
+/// A ready task.
+struct Queued {
+    task: Runnable,
+    /// It belongs to the thread that has it in its lanes.
+    is_local: bool,
 }
 
 /// What the thread in `block_on` knows; schedule functions find it here.
 struct Local {
     /// Which runtime this thread runs: compared, never followed.
     owner: *const Shared,
+    home: Arc<HomeThread>,
+    /// It has the core. Else only its own local tasks are in its lanes.
+    drives: Cell<bool>,
     lanes: RefCell<Lanes>,
     cause: Cell<Cause>,
     sampler: Sampler,
@@ -90,6 +108,7 @@ impl Shared {
             reaction_inject: Injector::new(),
             compute_inject: Injector::new(),
             core: RealMutex::new(Core { lookout, lanes: Lanes::default(), share }),
+            homes: HomeThreads::default(),
             hogs,
             counters: Counters::new(),
         }
@@ -111,49 +130,135 @@ impl Shared {
         &self.live
     }
 
-    /// Queues a task that became ready: on this thread's own lanes if it runs this runtime.
+    /// Queues a task that became ready: on this thread's own lanes if it drives this runtime.
     fn schedule(&self, task: Runnable, info: &ScheduleInfo) {
+        let Some(task) = self.push_here(task, info, None) else { return };
+        task.metadata().note_ready(foreign_ready_time());
+        match lane::choose(task.metadata(), info.woken_while_running, Cause::Foreign) {
+            Lane::Reaction => self.reaction_inject.push(task),
+            Lane::Compute => self.compute_inject.push(task),
+        }
+        self.server.unpark();
+    }
+
+    /// Queues a local task that became ready: for its own thread, wherever that is.
+    fn schedule_local(&self, home: &Arc<HomeThread>, task: Runnable, info: &ScheduleInfo) {
+        let Some(task) = self.push_here(task, info, Some(home)) else { return };
+        task.metadata().note_ready(foreign_ready_time());
+        let lane = lane::choose(task.metadata(), info.woken_while_running, Cause::Foreign);
+        home.post(task, lane, &self.server);
+    }
+
+    /// Queues a task on this thread's own lanes, if it may run here; else gives it back. A task that has
+    /// a home runs there, any other on the thread that drives.
+    fn push_here(
+        &self,
+        task: Runnable,
+        info: &ScheduleInfo,
+        home: Option<&Arc<HomeThread>>,
+    ) -> Option<Runnable> {
         let mut task = Some(task);
         // The thread's variables may be gone already while it ends.
         let _ = LOCAL.try_with(|local| {
-            if let Some(local) = &*local.borrow()
-                && std::ptr::eq(local.owner, self)
-                && let Some(task) = task.take()
-            {
-                let lane =
-                    lane::choose(task.metadata(), info.woken_while_running, local.cause.get());
-                let ready = local.sampler.ready_time(local.cause.get(), info.woken_while_running);
-                task.metadata().note_ready(ready);
-                local.lanes.borrow_mut().of(lane).push_back(task);
+            let local = local.borrow();
+            let Some(local) = local.as_ref().filter(|local| std::ptr::eq(local.owner, self)) else {
+                return;
+            };
+            if !home.map_or_else(|| local.drives.get(), |home| Arc::ptr_eq(home, &local.home)) {
+                return;
             }
+            let Some(task) = task.take() else { return };
+            let cause = local.cause.get();
+            let lane = lane::choose(task.metadata(), info.woken_while_running, cause);
+            let ready = local.sampler.ready_time(cause, info.woken_while_running);
+            task.metadata().note_ready(ready);
+            local.lanes.borrow_mut().of(lane).push_back(Queued { task, is_local: home.is_some() });
         });
-        if let Some(task) = task {
-            task.metadata().note_ready(foreign_ready_time());
-            match lane::choose(task.metadata(), info.woken_while_running, Cause::Foreign) {
-                Lane::Reaction => self.reaction_inject.push(task),
-                Lane::Compute => self.compute_inject.push(task),
-            }
-            self.server.unpark();
-        }
+        task
     }
 
     fn has_injected(&self) -> bool {
         !self.reaction_inject.is_empty() || !self.compute_inject.is_empty()
     }
 
-    /// Runs the runtime until `future` is ready.
+    /// Runs `future` on the calling thread until it is ready, and the runtime while no other thread does.
     pub(crate) fn block_on<F: Future>(self: &Arc<Self>, future: F) -> F::Output {
         let _entered = context::enter(Handle { scheduler: Scheduler::UserLevel(Arc::clone(self)) });
-        let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
-        let installed = Installed::new(self, &mut core.lanes);
+        let installed = Installed::new(self);
+        let local = &*installed.local;
         let main = Arc::new(MainWaker {
             is_woken: AtomicBool::new(true),
             is_reaction: AtomicBool::new(false),
+            home: Arc::clone(&local.home),
             shared: Arc::clone(self),
         });
         let waker = Waker::from(Arc::clone(&main));
         let mut future = pin!(future);
-        let local = &*installed.local;
+        let mut poll = || future.as_mut().poll(&mut Context::from_waker(&waker));
+        match self.wait_for_core(local, &main, &mut poll) {
+            Waited::Ready(value) => value,
+            Waited::Core(core) => {
+                let mut driving = Driving::new(self, local, core);
+                self.drive(local, &mut driving.core, &main, &mut poll)
+            }
+        }
+    }
+
+    fn try_core(&self) -> Option<RealGuard<'_, Core>> {
+        match self.core.try_lock() {
+            Ok(core) => Some(core),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Polls the main future and the thread's local tasks until the future is ready or the core free.
+    fn wait_for_core<T>(
+        &self,
+        local: &Local,
+        main: &MainWaker,
+        poll: &mut impl FnMut() -> Poll<T>,
+    ) -> Waited<'_, T> {
+        if let Some(core) = self.try_core() {
+            return Waited::Core(core);
+        }
+        local.home.set_stay(Stay::Waiting);
+        loop {
+            if main.is_woken.swap(false, Ordering::SeqCst) {
+                local.cause.set(Cause::Poll(main.lane()));
+                if let Poll::Ready(value) = poll() {
+                    return Waited::Ready(value);
+                }
+            }
+            // Paired with the one of whoever releases the core: it sees that this thread waits, or this
+            // thread that the core is free.
+            fence(Ordering::SeqCst);
+            if let Some(core) = self.try_core() {
+                return Waited::Core(core);
+            }
+            local.take_posted();
+            let next = local.lanes.borrow_mut().pop(Lane::Reaction);
+            if let Some((task, lane)) = next {
+                local.cause.set(Cause::Poll(lane));
+                if task.metadata().is_aborted() {
+                    drop_task(task);
+                } else {
+                    contained("a poll", || task.run());
+                }
+            } else if !main.is_woken.load(Ordering::SeqCst) && !local.home.is_rung() {
+                thread::park();
+            }
+        }
+    }
+
+    /// Runs the runtime until the main future is ready.
+    fn drive<T>(
+        &self,
+        local: &Local,
+        core: &mut Core,
+        main: &MainWaker,
+        poll: &mut impl FnMut() -> Poll<T>,
+    ) -> T {
         let mut now = monotonic_now();
         context::bound_processor_time(now.as_nanos());
         loop {
@@ -168,31 +273,29 @@ impl Shared {
                     context::bound_processor_time(now.as_nanos());
                 }
             }
-            if main.is_woken.swap(false, Ordering::AcqRel) {
-                let lane = if main.is_reaction.load(Ordering::Relaxed) {
-                    Lane::Reaction
-                } else {
-                    Lane::Compute
-                };
-                local.cause.set(Cause::Poll(lane));
-                if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-                    installed.remove(&mut core.lanes);
+            if main.is_woken.swap(false, Ordering::SeqCst) {
+                local.cause.set(Cause::Poll(main.lane()));
+                if let Poll::Ready(value) = poll() {
                     return value;
                 }
                 now = monotonic_now();
             }
             self.take_injected(local);
-            if let Some((task, lane)) = local.next(&core.share) {
+            local.take_posted();
+            let next = local.lanes.borrow_mut().pop(core.share.first());
+            if let Some((task, lane)) = next {
                 let end = self.poll(local, task, lane, now.as_nanos());
                 core.share.record(lane, end.saturating_sub(now.as_nanos()));
                 now = vigie_detect::Instant::from_nanos(end);
-            } else if !main.is_woken.load(Ordering::Acquire) {
+            } else if !main.is_woken.load(Ordering::SeqCst) {
                 self.hog_timer.stop();
                 self.counters.count_sleep();
                 local.cause.set(Cause::Detection);
                 contained("a sleep", || {
                     core.lookout.park_unless(None, || {
-                        main.is_woken.load(Ordering::Acquire) || self.has_injected()
+                        main.is_woken.load(Ordering::SeqCst)
+                            || local.home.is_rung()
+                            || self.has_injected()
                     })
                 });
                 now = monotonic_now();
@@ -255,7 +358,9 @@ impl Shared {
             // Bounded by what is there now, so that other threads cannot keep us here.
             for _ in 0..inject.len() {
                 match inject.steal() {
-                    Steal::Success(task) => lanes.of(lane).push_back(task),
+                    Steal::Success(task) => {
+                        lanes.of(lane).push_back(Queued { task, is_local: false });
+                    }
                     Steal::Empty => break,
                     Steal::Retry => {}
                 }
@@ -268,11 +373,13 @@ impl Shared {
         let _entered = context::enter(Handle { scheduler: Scheduler::UserLevel(Arc::clone(self)) });
         self.live.close();
         let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut lanes = std::mem::take(&mut core.lanes);
+        let mut lanes = mem::take(&mut core.lanes);
         drop(core);
         loop {
-            let queued = lanes.reaction.pop_front().or_else(|| lanes.compute.pop_front());
-            let task = queued
+            let task = lanes
+                .pop(Lane::Reaction)
+                .map(|(task, _)| task)
+                .or_else(|| self.homes.take_any())
                 .or_else(|| steal(&self.reaction_inject))
                 .or_else(|| steal(&self.compute_inject));
             match task {
@@ -318,7 +425,13 @@ where
     F: Future + 'static,
     F::Output: 'static,
 {
-    let (runnable, handle) = task_cell::spawn_local(&shared.live, label, future, schedule(shared));
+    let home = LOCAL.with(|local| local.borrow().as_ref().map(|local| Arc::clone(&local.home)));
+    let home = home.expect("invariant: asked of `runs_here` before");
+    let scheduler = Arc::clone(shared);
+    let schedule = WithInfo(move |task: Runnable, info: ScheduleInfo| {
+        scheduler.schedule_local(&home, task, &info);
+    });
+    let (runnable, handle) = task_cell::spawn_local(&shared.live, label, future, schedule);
     if let Some(runnable) = runnable {
         runnable.schedule();
     }
@@ -357,71 +470,154 @@ pub(crate) fn runs_here(shared: Option<&Shared>) -> bool {
 }
 
 impl Lanes {
-    fn of(&mut self, lane: Lane) -> &mut VecDeque<Runnable> {
+    fn of(&mut self, lane: Lane) -> &mut VecDeque<Queued> {
         match lane {
             Lane::Reaction => &mut self.reaction,
             Lane::Compute => &mut self.compute,
         }
     }
-}
 
-impl Local {
-    fn next(&self, share: &Share) -> Option<(Runnable, Lane)> {
-        let mut lanes = self.lanes.borrow_mut();
-        let order = match share.first() {
+    /// Takes the next task, and the lane that it was in: `first`, if there is one.
+    fn pop(&mut self, first: Lane) -> Option<(Runnable, Lane)> {
+        let order = match first {
             Lane::Reaction => [Lane::Reaction, Lane::Compute],
             Lane::Compute => [Lane::Compute, Lane::Reaction],
         };
-        order.into_iter().find_map(|lane| Some((lanes.of(lane).pop_front()?, lane)))
+        order.into_iter().find_map(|lane| Some((self.of(lane).pop_front()?.task, lane)))
+    }
+
+    /// Takes the local tasks out.
+    fn split_off_local(&mut self) -> Vec<(Runnable, Lane)> {
+        let mut local = Vec::new();
+        for lane in [Lane::Reaction, Lane::Compute] {
+            for queued in mem::take(self.of(lane)) {
+                if queued.is_local {
+                    local.push((queued.task, lane));
+                } else {
+                    self.of(lane).push_back(queued);
+                }
+            }
+        }
+        local
     }
 }
 
-/// The lanes while they are in the thread's variable; they go back even if the main future panics.
+impl Local {
+    /// Takes local tasks that other threads made ready.
+    fn take_posted(&self) {
+        if self.home.is_rung() {
+            let posted = self.home.take_posted();
+            let mut lanes = self.lanes.borrow_mut();
+            for (task, lane) in posted {
+                lanes.of(lane).push_back(Queued { task, is_local: true });
+            }
+        }
+    }
+}
+
+/// How a wait for the core ended.
+enum Waited<'a, T> {
+    Core(RealGuard<'a, Core>),
+    /// The main future is ready.
+    Ready(T),
+}
+
+/// A thread inside `block_on`.
 struct Installed {
     local: Rc<Local>,
-    shared: Arc<Shared>,
 }
 
 impl Installed {
-    fn new(shared: &Arc<Shared>, lanes: &mut Lanes) -> Self {
+    fn new(shared: &Arc<Shared>) -> Self {
         let local = Rc::new(Local {
             owner: Arc::as_ptr(shared),
-            lanes: RefCell::new(std::mem::take(lanes)),
+            home: shared.homes.of_this_thread(),
+            drives: Cell::new(false),
+            lanes: RefCell::default(),
             cause: Cell::new(Cause::Foreign),
             sampler: Sampler::new(0),
         });
         LOCAL.with(|current| *current.borrow_mut() = Some(Rc::clone(&local)));
-        Self { local, shared: Arc::clone(shared) }
-    }
-
-    fn remove(self, lanes: &mut Lanes) {
-        *lanes = self.local.lanes.take();
+        Self { local }
     }
 }
 
 impl Drop for Installed {
     fn drop(&mut self) {
         let _ = LOCAL.try_with(|current| current.borrow_mut().take());
+        self.local.home.set_stay(Stay::Away);
+        let left = self.local.lanes.borrow_mut().split_off_local();
+        if !left.is_empty() {
+            self.local.home.keep(left.into_iter());
+        }
+    }
+}
+
+/// The core while the thread has it, with its lanes in the thread's variable; they go back even if the main
+/// future panics.
+struct Driving<'a> {
+    core: RealGuard<'a, Core>,
+    local: &'a Local,
+    shared: &'a Shared,
+    /// Dropped after the core.
+    _successor: Successor<'a>,
+}
+
+impl<'a> Driving<'a> {
+    fn new(shared: &'a Shared, local: &'a Local, mut core: RealGuard<'a, Core>) -> Self {
+        local.home.set_stay(Stay::Driving);
+        local.drives.set(true);
+        let mut lanes = mem::take(&mut core.lanes);
+        {
+            let mut own = local.lanes.borrow_mut();
+            lanes.reaction.append(&mut own.reaction);
+            lanes.compute.append(&mut own.compute);
+            *own = lanes;
+        }
+        Self { core, local, shared, _successor: Successor(shared) }
+    }
+}
+
+impl Drop for Driving<'_> {
+    fn drop(&mut self) {
         // It belongs to this thread.
         self.shared.hog_timer.unbind();
-        // Left here only by a panic of the main future: the next `block_on` finds them again.
-        let lanes = self.local.lanes.take();
-        for task in lanes.reaction {
-            self.shared.reaction_inject.push(task);
+        self.local.drives.set(false);
+        let mut lanes = self.local.lanes.take();
+        let own = lanes.split_off_local();
+        self.core.lanes = lanes;
+        let mut left = self.local.lanes.borrow_mut();
+        for (task, lane) in own {
+            left.of(lane).push_back(Queued { task, is_local: true });
         }
-        for task in lanes.compute {
-            self.shared.compute_inject.push(task);
-        }
+    }
+}
+
+/// Lets a thread that waits for the core know that it is free.
+struct Successor<'a>(&'a Shared);
+
+impl Drop for Successor<'_> {
+    fn drop(&mut self) {
+        // Paired with the one in `wait_for_core`.
+        fence(Ordering::SeqCst);
+        self.0.homes.ring_waiting(&self.0.server);
     }
 }
 
 /// Wakes the future that `block_on` runs.
 struct MainWaker {
-    /// Set by whoever wakes (release), taken by the loop (acquire).
+    /// Set by whoever wakes, before it rings; taken by the loop (home-1).
     is_woken: AtomicBool,
     /// On whose behalf: written before `is_woken`, a hint.
     is_reaction: AtomicBool,
+    home: Arc<HomeThread>,
     shared: Arc<Shared>,
+}
+
+impl MainWaker {
+    fn lane(&self) -> Lane {
+        if self.is_reaction.load(Ordering::Relaxed) { Lane::Reaction } else { Lane::Compute }
+    }
 }
 
 impl Wake for MainWaker {
@@ -430,16 +626,17 @@ impl Wake for MainWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        let cause = LOCAL.try_with(|local| {
+        let found = LOCAL.try_with(|local| {
             let local = local.borrow();
             let local = local.as_ref().filter(|local| std::ptr::eq(local.owner, &*self.shared));
-            local.map(|local| local.cause.get())
+            local.map(|local| (local.cause.get(), Arc::ptr_eq(&local.home, &self.home)))
         });
-        let cause = cause.ok().flatten();
-        let is_reaction = cause != Some(Cause::Poll(Lane::Compute));
+        let found = found.ok().flatten();
+        let is_reaction = !matches!(found, Some((Cause::Poll(Lane::Compute), _)));
         self.is_reaction.store(is_reaction, Ordering::Relaxed);
-        if !self.is_woken.swap(true, Ordering::AcqRel) && cause.is_none() {
-            self.shared.server.unpark();
+        let is_here = found.is_some_and(|(_, is_here)| is_here);
+        if !self.is_woken.swap(true, Ordering::SeqCst) && !is_here {
+            self.home.ring(&self.shared.server);
         }
     }
 }
