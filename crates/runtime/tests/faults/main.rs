@@ -15,6 +15,7 @@ mod settle;
 
 mod alive;
 
+mod blocking;
 mod cancellation;
 mod descriptors;
 mod detectors;
