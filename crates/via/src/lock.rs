@@ -297,7 +297,7 @@ mod tests {
             assert!(status.success(), "{status}: {}", String::from_utf8_lossy(&stderr));
             return;
         }
-        drop(leaning());
+        assert_eq!(*leaning().lock(), u64::from(STREAK) + 1);
         refuse_membarrier();
         let lock = Arc::new(leaning());
         assert!(lock.lock().mutex.is_some(), "a plain mutex");
