@@ -2,17 +2,22 @@
 
 use std::{
     future::{Future, poll_fn},
+    io::Write,
     mem,
+    os::unix::net::UnixStream as StdUnixStream,
     panic::{self, AssertUnwindSafe},
-    pin::pin,
+    pin::{Pin, pin},
     sync::{
         Arc, Barrier,
         atomic::{AtomicUsize, Ordering},
+        mpsc,
     },
     thread,
     time::Duration,
 };
 
+use tokio::io::AsyncReadExt;
+use vigie_detect::net::UnixStream;
 use vigie_runtime::{Flavor, spawn, spawn_blocking, time, yield_now};
 
 use crate::{
@@ -150,6 +155,43 @@ fn block_on_is_taken_over() {
         first.send(()).expect("it waits");
         for thread in threads {
             thread.join().expect("no panic");
+        }
+    });
+}
+
+/// Goal: a thread that sleeps inside `block_on` takes over although nothing wakes its own future. Method:
+/// the thread awaits a byte, which is sent when the one that had entered first has left; many times, since
+/// it may take the place before it sleeps.
+#[test]
+fn a_sleeping_thread_takes_over() {
+    for_each_flavor(|flavor| {
+        let runtime = Arc::new(runtime(flavor));
+        for _ in 0..50 {
+            let (told, is_told) = mpsc::channel();
+            let (leave, leaves) = tokio::sync::oneshot::channel::<()>();
+            let enter = |future: Pin<Box<dyn Future<Output = ()> + Send>>| {
+                let (runtime, told) = (Arc::clone(&runtime), told.clone());
+                let mut future = future;
+                let thread = thread::spawn(move || {
+                    runtime.block_on(poll_fn(|cx| {
+                        let polled = future.as_mut().poll(cx);
+                        let _ = told.send(());
+                        polled
+                    }));
+                });
+                is_told.recv().expect("it is inside");
+                thread
+            };
+            let first = enter(Box::pin(async { leaves.await.expect("it is told to leave") }));
+            let (near, mut far) = StdUnixStream::pair().expect("a pair of sockets");
+            let second = enter(Box::pin(async {
+                let mut near = UnixStream::from_std(near).expect("watched");
+                assert_eq!(near.read_u8().await.expect("a byte"), 6);
+            }));
+            leave.send(()).expect("it waits");
+            first.join().expect("no panic");
+            far.write_all(&[6]).expect("room");
+            second.join().expect("no panic");
         }
     });
 }
