@@ -6,7 +6,7 @@ use std::{
     io,
     os::fd::{AsFd, AsRawFd, RawFd},
     pin::pin,
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
 };
 
 use crate::{
@@ -125,7 +125,7 @@ impl<T: AsFd> AsyncFd<T> {
             }
             let Poll::Ready(event) = stream.poll_event(cx) else {
                 if !self.source.is_watched_by_server() {
-                    self.watch_here(direction)?;
+                    self.watch_here(direction, cx.waker())?;
                 }
                 return Poll::Pending;
             };
@@ -138,11 +138,12 @@ impl<T: AsFd> AsyncFd<T> {
         }
     }
 
-    /// Lets this thread's own wait point see the next readiness, or the server's if it has none.
+    /// Lets this thread's own wait point see the next readiness, or the server's if it has none or
+    /// somebody else than its task waits.
     #[cold]
-    fn watch_here(&self, direction: Direction) -> io::Result<()> {
+    fn watch_here(&self, direction: Direction, waker: &Waker) -> io::Result<()> {
         let descriptor = self.as_raw_fd();
-        if own_point::note(&self.readiness, &self.source, direction, descriptor) {
+        if own_point::note(&self.readiness, &self.source, direction, descriptor, waker) {
             return Ok(());
         }
         self.readiness.watch_from_now_on(descriptor, &self.source)
@@ -169,7 +170,7 @@ impl<T: AsFd> AsyncFd<T> {
             Poll::Ready(ended) => Poll::Ready(ended.map_err(io::Error::from)),
             Poll::Pending if self.source.is_watched_by_server() => Poll::Pending,
             Poll::Pending => self
-                .watch_here(direction)
+                .watch_here(direction, cx.waker())
                 .map_or_else(|error| Poll::Ready(Err(error)), |()| Poll::Pending),
         })
         .await

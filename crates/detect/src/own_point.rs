@@ -10,26 +10,36 @@
 //!  AsyncFd, pending ──▶ note ──▶ OwnWaitPoint::wait: poll(2) ──▶ round(Notices) ──▶ waker
 //!                        │                              ▲
 //!                        │ thread without own point,    └── Alarm::ring, from any thread
-//!                        ▼ too many, odd descriptors
+//!                        ▼ foreign waker, too many, odd descriptors
 //!                   the server's wait point, from then on
 //! ```
 //!
 //! A note holds for one readiness. `poll(2)` shows levels, not edges, so nothing is lost between two
 //! notes. What is noted when the point is given up is handed to the server's wait point.
+//!
+//! A note is left only for a wait under the waker of the task that the thread polls. Such a wait can be
+//! ended by this thread alone: nobody else is woken by it, so it does no harm that the note is read only
+//! when the task's poll is over. A wait under any other waker, that of a set of futures for example, may
+//! already belong to another thread while this one still computes, so the server watches its descriptor.
+//! A task that is ready again whenever its poll ends never sleeps; its thread looks at the notes between
+//! two polls instead ([`OwnWaitPoint::look_if_due`]).
 
 #![expect(unsafe_code, reason = "poll(2) on descriptors that may be closed meanwhile")]
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     fmt, io,
     marker::PhantomData,
     mem,
     os::fd::{AsRawFd, OwnedFd, RawFd},
+    ptr,
+    task::{RawWakerVTable, Waker},
 };
 
 use rustix::event::{EventfdFlags, PollFlags, eventfd};
 
 use crate::{
+    clock::{Instant, monotonic_now},
     detector::Notice,
     handle::Handle,
     pending::Batch,
@@ -45,12 +55,16 @@ use crate::{
 ///
 /// # Implementing a host
 /// A scheduler makes one on each thread that polls tasks and sleeps only while they are pending; wakers
-/// ring its [`Alarm`]. The [`Server`] needs a host of its own beside, for everything but descriptors.
+/// ring its [`Alarm`]. It names the task's waker before each poll ([`begin_poll`](Self::begin_poll)), and
+/// calls [`look_if_due`](Self::look_if_due) before a poll that follows another one without a sleep. The
+/// [`Server`] needs a host of its own beside, for everything but descriptors.
 #[derive(Debug)]
 #[must_use = "the thread has its own wait point only until this is dropped"]
 pub struct OwnWaitPoint {
     alarm: Alarm,
     buffers: RefCell<Buffers>,
+    /// When the notes were last looked at.
+    last_look: Cell<Instant>,
     previous: Option<Notes>,
     _not_send: PhantomData<*mut ()>,
 }
@@ -140,10 +154,33 @@ const NOTES_MAX: usize = 64;
 /// How long a sleep without an eventfd takes at most, in milliseconds.
 const BLIND_MS: i32 = 10;
 
+/// How long a thread whose task does not sleep leaves its notes unread, in nanoseconds: as long as a
+/// server's host, by default, goes without a look.
+const LOOK_EVERY_NS: u64 = 50_000;
+
 #[derive(Debug)]
 struct Notes {
     server: Server,
     list: Vec<Note>,
+    /// Of the task that this thread polls.
+    waker: Option<WakerIdentity>,
+}
+
+/// By which a waker is known again: compared, never followed.
+#[derive(Clone, Copy, Debug)]
+struct WakerIdentity {
+    data: *const (),
+    vtable: *const RawWakerVTable,
+}
+
+impl WakerIdentity {
+    fn of(waker: &Waker) -> Self {
+        Self { data: waker.data(), vtable: ptr::from_ref(waker.vtable()) }
+    }
+
+    fn is_of(self, waker: &Waker) -> bool {
+        ptr::eq(self.data, waker.data()) && ptr::eq(self.vtable, waker.vtable())
+    }
 }
 
 #[derive(Debug)]
@@ -161,13 +198,14 @@ thread_local! {
 impl OwnWaitPoint {
     /// Gives the calling thread a wait point of its own for the descriptors of `server`.
     pub fn new(server: &Server) -> Self {
-        let notes = Notes { server: server.clone(), list: Vec::new() };
+        let notes = Notes { server: server.clone(), list: Vec::new(), waker: None };
         let previous = NOTES.with(|current| current.borrow_mut().replace(notes));
         let inner =
             Inner { word: SleepWord::new(), thread: thread::current(), eventfd: OnceLock::new() };
         Self {
             alarm: Alarm(Arc::new(inner)),
             buffers: RefCell::default(),
+            last_look: Cell::new(Instant::from_nanos(0)),
             previous,
             _not_send: PhantomData,
         }
@@ -179,17 +217,53 @@ impl OwnWaitPoint {
         self.alarm.clone()
     }
 
+    /// Says that the task which the calling thread polls from now on is woken by `waker`. Only waits under
+    /// this waker are watched in the thread's own wait point. Nothing happens on a thread that has none.
+    pub fn begin_poll(waker: &Waker) {
+        // There are no notes any more while the thread's variables go.
+        let _ = NOTES.try_with(|notes| {
+            if let Some(notes) = &mut *notes.borrow_mut() {
+                notes.waker = Some(WakerIdentity::of(waker));
+            }
+        });
+    }
+
+    /// Looks at what is noted without sleeping, unless that was done within the last 50 µs, and wakes
+    /// whom it concerns: for a thread whose task is ready again, and which does not [wait](Self::wait).
+    ///
+    /// # Cost
+    /// Nothing if nothing is noted; else a reading of the clock, and one `poll(2)` if a look is due.
+    pub fn look_if_due(&self) {
+        let is_due = NOTES.with(|notes| {
+            notes.borrow().as_ref().is_some_and(|notes| !notes.list.is_empty())
+                && monotonic_now().as_nanos()
+                    >= self.last_look.get().as_nanos().saturating_add(LOOK_EVERY_NS)
+        });
+        if is_due {
+            self.with_notes(|mut list| {
+                retain_awaited(&mut list);
+                self.poll_notes(&mut list, None, 0, || ());
+                list
+            });
+        }
+    }
+
     /// Sleeps until a noted descriptor is ready, whose waiters are woken, or the alarm rings. May return
     /// early.
     ///
     /// # Cost
     /// One `poll(2)` if descriptors are awaited, else the thread's own sleep.
     pub fn wait(&self) {
+        self.with_notes(|list| self.sleep(list));
+    }
+
+    /// Lets `f` have the notes, which returns those that still hold.
+    fn with_notes(&self, f: impl FnOnce(Vec<Note>) -> Vec<Note>) {
         let list = NOTES.with(|notes| {
             let mut notes = notes.borrow_mut();
             notes.as_mut().map(|notes| mem::take(&mut notes.list)).unwrap_or_default()
         });
-        let mut list = self.sleep(list);
+        let mut list = f(list);
         NOTES.with(|notes| {
             if let Some(notes) = &mut *notes.borrow_mut() {
                 // Wakers that ran meanwhile may have left some.
@@ -202,8 +276,7 @@ impl OwnWaitPoint {
     /// Returns the notes that still hold. Allocates nothing once as many were there before.
     fn sleep(&self, mut list: Vec<Note>) -> Vec<Note> {
         let inner = &*self.alarm.0;
-        // The descriptor's owner and the detector have given the others up.
-        list.retain(|note| Arc::strong_count(&note.source) > 1);
+        retain_awaited(&mut list);
         if list.is_empty() {
             if inner.word.begin_sleep(Place::Parked) {
                 while !inner.word.is_rung() {
@@ -218,19 +291,33 @@ impl OwnWaitPoint {
             inner.word.end_sleep();
             return list;
         }
+        let timeout = if eventfd.is_some() { -1 } else { BLIND_MS };
+        self.poll_notes(&mut list, eventfd, timeout, || inner.word.end_sleep());
+        list
+    }
+
+    /// Polls the eventfd and what is noted, calls `end_sleep`, and delivers what was found: those notes
+    /// hold no more.
+    fn poll_notes(
+        &self,
+        list: &mut Vec<Note>,
+        eventfd: Option<&OwnedFd>,
+        timeout_ms: i32,
+        end_sleep: impl FnOnce(),
+    ) {
         let mut buffers = self.buffers.borrow_mut();
         let Buffers { fds, batch } = &mut *buffers;
         fds.clear();
         // A negative descriptor is passed over.
         fds.push(pollfd(eventfd.map_or(-1, AsRawFd::as_raw_fd), libc::POLLIN));
         fds.extend(list.iter().map(Note::pollfd));
-        let timeout = if eventfd.is_some() { -1 } else { BLIND_MS };
-        if let Err(error) = poll(fds, timeout)
+        if let Err(error) = poll(fds, timeout_ms)
             && error.kind() != io::ErrorKind::Interrupted
         {
             tracing::error!(%error, "the descriptors of a thread could not be polled");
         }
-        inner.word.end_sleep();
+        end_sleep();
+        self.last_look.set(monotonic_now());
         if fds[0].revents != 0
             && let Some(eventfd) = eventfd
         {
@@ -246,8 +333,12 @@ impl OwnWaitPoint {
             }
         });
         batch.wake_all();
-        list
     }
+}
+
+/// Drops notes that nobody needs: the descriptor's owner and the detector have given their source up.
+fn retain_awaited(list: &mut Vec<Note>) {
+    list.retain(|note| Arc::strong_count(&note.source) > 1);
 }
 
 impl Drop for OwnWaitPoint {
@@ -347,12 +438,14 @@ pub(crate) fn is_for(readiness: &Handle<Readiness>) -> bool {
     here.unwrap_or(false)
 }
 
-/// Leaves a note that the calling thread waits for `source`. Returns whether it took it.
+/// Leaves a note that the calling thread's task waits for `source` under `waker`. Returns whether it took
+/// it: not if the waker is another one than the task's.
 pub(crate) fn note(
     readiness: &Handle<Readiness>,
     source: &Arc<Source>,
     direction: Direction,
     descriptor: RawFd,
+    waker: &Waker,
 ) -> bool {
     if !source.is_for_own_points() || !is_for(readiness) {
         return false;
@@ -360,6 +453,9 @@ pub(crate) fn note(
     NOTES.with(|notes| {
         let mut notes = notes.borrow_mut();
         let Some(notes) = notes.as_mut() else { return false };
+        if !notes.waker.is_some_and(|own| own.is_of(waker)) {
+            return false;
+        }
         let is_known =
             |note: &Note| Arc::ptr_eq(&note.source, source) && note.direction == direction;
         if notes.list.iter().any(is_known) {

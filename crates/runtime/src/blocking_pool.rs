@@ -4,7 +4,7 @@
 //! [`JoinHandle`] like any other. Threads are made when all others are busy, up to a bound, and end
 //! when they have had nothing to do for a while.
 
-use std::{collections::VecDeque, panic::Location, time::Duration};
+use std::{collections::VecDeque, io, panic::Location, time::Duration};
 
 use crate::{
     context,
@@ -55,30 +55,40 @@ impl BlockingPool {
     {
         let scheduled = Arc::clone(pool);
         // Wakes come from aborts only: a closure is polled once.
-        let schedule = move |runnable| scheduled.enqueue(runnable, &runtime);
-        let (runnable, handle) =
+        let woken_for = runtime.clone();
+        let schedule = move |runnable| {
+            // It was in the queue, or has run: the pool has had a thread for it.
+            let _ = scheduled.enqueue(runnable, &woken_for);
+        };
+        let (runnable, mut handle) =
             task_cell::spawn(&pool.live, site.into(), async move { work() }, schedule);
-        if let Some(runnable) = runnable {
-            runnable.schedule();
+        if let Some(runnable) = runnable
+            && let Err(error) = pool.enqueue(runnable, &runtime)
+        {
+            handle.refuse(error);
         }
         handle
     }
 
-    fn enqueue(self: &Arc<Self>, runnable: Runnable, runtime: &Handle) {
+    /// Queues a closure, and makes a thread if none is idle.
+    ///
+    /// # Errors
+    /// Why there is no thread at all: the closure is cancelled then.
+    fn enqueue(self: &Arc<Self>, runnable: Runnable, runtime: &Handle) -> io::Result<()> {
         let mut state = self.lock();
         if state.is_shutdown {
             drop(state);
             // Cancels the task.
             drop(runnable);
-            return;
+            return Ok(());
         }
         state.queue.push_back(runnable);
         if state.idle_count >= state.queue.len() {
             self.has_work.notify_one();
-            return;
+            return Ok(());
         }
         if state.thread_count >= self.threads_max {
-            return;
+            return Ok(());
         }
         let pool = Arc::clone(self);
         let runtime = runtime.clone();
@@ -100,8 +110,10 @@ impl BlockingPool {
                 let cancelled = state.queue.pop_back();
                 drop(state);
                 drop(cancelled);
+                return Err(error);
             }
         }
+        Ok(())
     }
 
     fn run(&self, runtime: Handle) {
@@ -150,5 +162,103 @@ impl BlockingPool {
 
     fn lock(&self) -> RealGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use vigie_detect::Flavor;
+
+    use super::*;
+    use crate::{Runtime, RuntimeBuilder};
+
+    /// Only for what hangs.
+    const HANG: Duration = Duration::from_secs(30);
+
+    fn builder() -> RuntimeBuilder {
+        Runtime::builder().flavor(Flavor::UserLevel)
+    }
+
+    /// Waits until the pool has `threads` threads, all of them idle.
+    fn settle(pool: &BlockingPool, threads: usize) {
+        let is_settled = |state: &State| {
+            state.thread_count == threads && state.idle_count == threads && state.queue.is_empty()
+        };
+        let begun = vigie_detect::clock::monotonic_now();
+        loop {
+            let state = pool.lock();
+            if is_settled(&state) {
+                return;
+            }
+            let (thread_count, idle_count) = (state.thread_count, state.idle_count);
+            drop(state);
+            assert!(begun.elapsed() < HANG, "{thread_count} threads, {idle_count} idle");
+            thread::yield_now();
+        }
+    }
+
+    /// Goal: an idle thread is used again. Method: closures one after the other, each spawned when the
+    /// thread of the one before is idle.
+    #[test]
+    fn an_idle_thread_is_used_again() {
+        let runtime = builder().build().expect("a runtime");
+        let (tell, told) = mpsc::channel();
+        for n in 0..10 {
+            let tell = tell.clone();
+            runtime.handle().spawn_blocking(move || tell.send(n)).detach();
+            assert_eq!(told.recv_timeout(HANG), Ok(n));
+            settle(runtime.handle().pool(), 1);
+        }
+    }
+
+    /// Goal: a thread that was idle and has work now counts as busy: the next closure gets another one.
+    /// Method: a closure that has begun on a thread that was idle waits for the next one; twice, the second
+    /// time with two threads.
+    #[test]
+    fn a_busy_thread_is_not_idle() {
+        let runtime = builder().build().expect("a runtime");
+        let handle = runtime.handle();
+        let (tell, told) = mpsc::channel();
+        handle.spawn_blocking(|| ()).detach();
+        for threads in 1..=2 {
+            settle(handle.pool(), threads);
+            let mut releases = Vec::new();
+            for n in 0..threads {
+                let (release, released) = mpsc::channel::<()>();
+                releases.push(release);
+                let tell = tell.clone();
+                let waits = move || {
+                    tell.send(n).expect("the test waits");
+                    released.recv().expect("the last closure releases all");
+                };
+                handle.spawn_blocking(waits).detach();
+                assert_eq!(told.recv_timeout(HANG), Ok(n), "it begins");
+            }
+            let tell = tell.clone();
+            let release = move || {
+                releases.iter().for_each(|release| release.send(()).expect("it waits"));
+                tell.send(threads).expect("the test waits");
+            };
+            handle.spawn_blocking(release).detach();
+            assert_eq!(told.recv_timeout(HANG), Ok(threads), "it has a thread of its own");
+        }
+        settle(handle.pool(), 3);
+    }
+
+    /// Goal: threads that have had nothing to do for long enough end, are counted no more, and are replaced
+    /// when there is work again. Method: the shortest time.
+    #[test]
+    fn an_idle_thread_ends() {
+        let keep_alive = Duration::from_nanos(1);
+        let runtime = builder().blocking_keep_alive(keep_alive).build().expect("a runtime");
+        let (tell, told) = mpsc::channel();
+        for n in 0..3 {
+            let tell = tell.clone();
+            runtime.handle().spawn_blocking(move || tell.send(n)).detach();
+            assert_eq!(told.recv_timeout(HANG), Ok(n));
+            settle(runtime.handle().pool(), 0);
+        }
     }
 }

@@ -13,6 +13,7 @@ use crate::{
     handle::{Handle, Scheduler},
     kernel_help::KernelHelp,
     metrics::ServeError,
+    refusal::{self, Resource},
     runtime::Runtime,
     sync::{Arc, thread},
 };
@@ -102,14 +103,15 @@ pub enum BuildError {
     },
     /// The detection server could not be made: it needs an epoll, an eventfd and timerfds.
     #[error(
-        "the detection server could not be made; `ulimit -n` says how many descriptors there are"
+        "the detection server could not be made{}",
+        refusal::cause(Resource::Descriptor, .0)
     )]
     Server(#[source] io::Error),
     /// The metrics cannot be served.
     #[error("the metrics socket could not be made")]
     MetricsSocket(#[source] ServeError),
     /// The kernel gave no thread.
-    #[error("a worker's thread could not be made; `ulimit -u` says how many there may be")]
+    #[error("a worker's thread could not be made{}", refusal::cause(Resource::Thread, .0))]
     Thread(#[source] io::Error),
 }
 

@@ -13,6 +13,7 @@ use std::{
 use thiserror::Error;
 
 use crate::{
+    refusal::{self, Resource},
     sync::{Mutex, lock},
     task_cell::{Outcome, TaskInfo},
 };
@@ -128,9 +129,10 @@ impl JoinError {
         matches!(self.cause, Cause::Panicked(_))
     }
 
-    /// Returns whether the task never ran, because there was no thread for it: kernel-level flavor only.
-    /// [`RuntimeBuilder::task_threads`](crate::RuntimeBuilder::task_threads) and `ulimit -u` say how many
-    /// there may be.
+    /// Returns whether the task never ran, because there was no thread for it: a task of the kernel-level
+    /// flavor, or a closure of [`spawn_blocking`](crate::spawn_blocking) while there was no blocking thread
+    /// at all. The error's text says why; beside the kernel's limits there is
+    /// [`RuntimeBuilder::task_threads`](crate::RuntimeBuilder::task_threads).
     #[must_use]
     pub const fn is_refused(&self) -> bool {
         matches!(self.cause, Cause::Refused(_))
@@ -155,7 +157,10 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cancelled => f.write_str("the task was cancelled"),
-            Self::Refused(error) => write!(f, "there is no thread for the task: {error}"),
+            Self::Refused(error) => {
+                let cause = refusal::cause(Resource::Thread, error);
+                write!(f, "there is no thread for the task: {error}{cause}")
+            }
             Self::Panicked(payload) => {
                 let payload = lock(payload);
                 let message = payload

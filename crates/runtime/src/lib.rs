@@ -70,6 +70,7 @@ mod live_tasks;
 pub mod metrics;
 mod panics;
 mod parker;
+mod refusal;
 mod runtime;
 mod spawn;
 mod sync;

@@ -1,6 +1,6 @@
 //! A runtime: its life from `build` to the last thread's end.
 
-use std::{fmt, future::Future, mem, panic::Location, path::Path, time::Duration};
+use std::{fmt, future::Future, mem, panic::Location, path::Path, process, time::Duration};
 
 use thiserror::Error;
 use vigie_detect::{Instant, Server, clock::monotonic_now};
@@ -19,6 +19,9 @@ use crate::{
 /// [`shutdown_timeout`](RuntimeBuilder::shutdown_timeout), 10 s by default. A hybrid or kernel-level
 /// runtime that is dropped inside a task of a hybrid or kernel-level runtime, its own or another, ends
 /// in the background instead.
+///
+/// A process that has forked without exec must not use the runtime in the child, where none of its threads
+/// exist. Dropping it there leaks it, with a warning, and does not touch what the parent still uses.
 ///
 /// # Examples
 /// ```
@@ -40,14 +43,16 @@ use crate::{
 pub struct Runtime {
     handle: Handle,
     threads: Vec<thread::JoinHandle<()>>,
+    /// The process that has made it.
+    process: u32,
     is_ended: bool,
     /// Goes last: one may look on while the runtime ends.
     metrics_socket: Option<MetricsSocket>,
 }
 
 impl Runtime {
-    pub(crate) const fn new(handle: Handle, threads: Vec<thread::JoinHandle<()>>) -> Self {
-        Self { handle, threads, is_ended: false, metrics_socket: None }
+    pub(crate) fn new(handle: Handle, threads: Vec<thread::JoinHandle<()>>) -> Self {
+        Self { handle, threads, process: process::id(), is_ended: false, metrics_socket: None }
     }
 
     /// Returns a builder with the defaults: hybrid, one worker for each available core.
@@ -83,7 +88,9 @@ impl Runtime {
     }
 
     /// Runs a future to its end on the calling thread. On the user-level flavor, this runs all tasks
-    /// too; a second thread that calls it waits for the first.
+    /// too; a thread that calls it meanwhile, a closure of [`spawn_blocking`](crate::spawn_blocking) for
+    /// example, runs its own future and local tasks alone, and takes the rest over when the first one
+    /// leaves.
     ///
     /// # Panics
     /// Panics if called inside a task of a vigie runtime, which it would stop: spawn instead.
@@ -134,6 +141,8 @@ impl Runtime {
     /// same with the time that was [set in the builder](RuntimeBuilder::shutdown_timeout), and reports
     /// the error to `tracing`.
     ///
+    /// In a forked child nothing is ended: see [`Runtime`].
+    ///
     /// # Errors
     /// [`ShutdownTimeout`] names the tasks that were not over. Their threads are left behind.
     pub fn shutdown_timeout(mut self, timeout: Duration) -> Result<(), ShutdownTimeout> {
@@ -142,6 +151,10 @@ impl Runtime {
     }
 
     fn end(&mut self, timeout: Duration) -> Result<(), ShutdownTimeout> {
+        if self.process != process::id() {
+            self.leak();
+            return Ok(());
+        }
         let deadline = monotonic_now() + timeout;
         let mut left = 0;
         let mut tasks = Vec::new();
@@ -184,6 +197,21 @@ impl Runtime {
         }
         left += join_until(self.handle.pool().begin_shutdown(), deadline);
         if left == 0 { Ok(()) } else { Err(ShutdownTimeout { threads: left, tasks }) }
+    }
+}
+
+impl Runtime {
+    /// Leaves everything as it is, in a forked child. Threads that are not there would be waited for, locks
+    /// that they held would never be released, and the wait point is still the parent's: what is closed or
+    /// removed there by the child is gone for the parent.
+    fn leak(&mut self) {
+        tracing::warn!(
+            parent = self.process,
+            "a runtime was inherited by fork: it is leaked in the child, where it has no threads"
+        );
+        // One reference more than are dropped.
+        mem::forget(self.handle.clone());
+        mem::take(&mut self.threads).into_iter().for_each(mem::forget);
     }
 }
 

@@ -32,6 +32,10 @@ where
 
 /// Spawns a task that stays on this thread, and so need not be `Send`: user-level flavor only.
 ///
+/// It is polled while this thread is inside [`Runtime::block_on`](crate::Runtime::block_on), now or later,
+/// whichever thread runs the other tasks meanwhile. If the runtime is dropped on another thread, what is left
+/// of it is leaked.
+///
 /// # Panics
 /// Panics outside of a `block_on` of the user-level flavor.
 #[track_caller]

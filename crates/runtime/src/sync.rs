@@ -12,7 +12,7 @@ pub(crate) use loom::sync::{
 /// For marks of signal handlers, which are never part of a model.
 pub(crate) use std::sync::atomic::{AtomicBool as RealAtomicBool, AtomicU64 as RealAtomicU64};
 /// For what blocks whole threads and is never part of a model.
-pub(crate) use std::sync::{Condvar, Mutex as RealMutex, MutexGuard as RealGuard};
+pub(crate) use std::sync::{Condvar, Mutex as RealMutex, MutexGuard as RealGuard, TryLockError};
 /// For counters that one thread writes and anybody reads, which no order depends on: loom need not know.
 pub(crate) mod count {
     pub(crate) use std::sync::atomic::AtomicU64;

@@ -314,7 +314,11 @@ impl<F: Future> Future for OnItsThread<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
-        assert!(self.thread == thread::current().id(), "a local task was polled on another thread");
+        // The scheduler queues it for its own thread; what the future holds depends on it.
+        assert!(
+            self.thread == thread::current().id(),
+            "invariant: a local task stays on its thread"
+        );
         let future = self.future.as_mut().expect("invariant: leaked only in drop");
         future.as_mut().poll(cx)
     }

@@ -189,6 +189,165 @@ fn a_wait_outlives_its_thread() {
     });
 }
 
+/// Goal: the event of a read that was handed on wakes the task that has it now, also while the thread that
+/// began it is still inside the same poll. Method: the first task begins the read under a waker of its own,
+/// as sets of futures do, hands it on and then blocks until the second task has read.
+#[test]
+fn a_wait_reaches_its_new_task_while_the_old_thread_is_busy() {
+    against_hang(|| {
+        let runtime = runtime();
+        let (near, mut far) = StdUnixStream::pair().expect("a pair of sockets");
+        let relay = Arc::new(Relay { is_woken: AtomicBool::new(false), outer: Mutex::new(None) });
+        let begun = Arc::clone(&relay);
+        let (hand_on, handed_on) = tokio::sync::oneshot::channel();
+        let (finish, finished) = mpsc::channel::<()>();
+        let first = runtime.spawn(async move {
+            let mut near = UnixStream::from_std(near).expect("watched");
+            let mut read = Box::pin(async move { near.read_u8().await });
+            let waker = Waker::from(begun);
+            assert!(read.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            assert!(hand_on.send(read).is_ok(), "the second task waits");
+            finished.recv().expect("the second task has read");
+        });
+        let second = runtime.spawn(async move {
+            let mut read = handed_on.await.expect("the first task hands it on");
+            far.write_all(&[9]).expect("room");
+            let byte = poll_fn(move |cx| {
+                *relay.outer.lock().expect("no panic") = Some(cx.waker().clone());
+                if !relay.is_woken.load(Ordering::SeqCst) {
+                    return Poll::Pending;
+                }
+                read.as_mut().poll(cx)
+            })
+            .await;
+            finish.send(()).expect("the first task waits");
+            byte
+        });
+        assert_eq!(runtime.block_on(second).expect("it ends").expect("a byte"), 9);
+        runtime.block_on(first).expect("it ends");
+    });
+}
+
+/// Goal: the event of a read that was polled on one thread and then on another wakes the second one, while
+/// the first is busy, asleep, and over. Method: the first task polls the read once under its own waker and
+/// hands it on; the second task polls it; the byte comes after that.
+#[test]
+fn a_wait_reaches_the_task_that_polled_last() {
+    for first_is in ["busy", "asleep", "over"] {
+        against_hang(move || {
+            let runtime = runtime();
+            let (near, mut far) = StdUnixStream::pair().expect("a pair of sockets");
+            let (hand_on, handed_on) = tokio::sync::oneshot::channel();
+            let (finish, finished) = mpsc::channel::<()>();
+            let (release, released) = tokio::sync::oneshot::channel::<()>();
+            let first = runtime.spawn(async move {
+                let mut near = UnixStream::from_std(near).expect("watched");
+                let mut read = Box::pin(async move { near.read_u8().await });
+                let begun = poll_fn(|cx| Poll::Ready(read.as_mut().poll(cx).is_pending()));
+                assert!(begun.await, "nothing was sent");
+                assert!(hand_on.send(read).is_ok(), "the second task waits");
+                match first_is {
+                    "busy" => finished.recv().expect("the second task has read"),
+                    "asleep" => released.await.expect("the second task has read"),
+                    _ => {}
+                }
+            });
+            let second = runtime.spawn(async move {
+                let mut read = handed_on.await.expect("the first task hands it on");
+                let is_pending = poll_fn(|cx| Poll::Ready(read.as_mut().poll(cx).is_pending()));
+                assert!(is_pending.await, "nothing was sent");
+                far.write_all(&[9]).expect("room");
+                let byte = read.await;
+                // The first task may be over.
+                let _ = (finish.send(()), release.send(()));
+                byte
+            });
+            let byte = runtime.block_on(second).expect("it ends").expect("a byte");
+            assert_eq!(byte, 9, "the first task is {first_is}");
+            runtime.block_on(first).expect("it ends");
+        });
+    }
+}
+
+/// Goal: the events of a task, and of the main future, that are ready again after each poll are seen all
+/// the same. Method: each polls a read and yields until the read is over; the byte is sent after the first
+/// poll.
+#[test]
+fn a_thread_that_never_sleeps_sees_its_events() {
+    /// Polls `read` again and again, without sleeping in between.
+    async fn read_busily(near: StdUnixStream, mut far: StdUnixStream) -> u8 {
+        let mut near = UnixStream::from_std(near).expect("watched");
+        let mut read = pin!(async move { near.read_u8().await });
+        let mut is_sent = false;
+        poll_fn(move |cx| {
+            let polled = read.as_mut().poll(cx);
+            if !is_sent {
+                assert!(polled.is_pending(), "nothing was sent");
+                far.write_all(&[5]).expect("room");
+                is_sent = true;
+            }
+            cx.waker().wake_by_ref();
+            polled
+        })
+        .await
+        .expect("a byte")
+    }
+
+    against_hang(|| {
+        let runtime = runtime();
+        let (near, far) = StdUnixStream::pair().expect("a pair of sockets");
+        assert_eq!(runtime.block_on(read_busily(near, far)), 5);
+        let (near, far) = StdUnixStream::pair().expect("a pair of sockets");
+        let task = runtime.spawn(read_busily(near, far));
+        assert_eq!(runtime.block_on(task).expect("it ends"), 5);
+    });
+}
+
+/// Goal: a read that a task waits for inside a foreign executor, which parks the thread its own way, is
+/// watched. Method: an executor of a few lines.
+#[test]
+fn a_foreign_executor_inside_a_task() {
+    struct Unpark(thread::Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    fn foreign_block_on<F: Future>(future: F) -> F::Output {
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        let mut future = pin!(future);
+        loop {
+            match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                Poll::Ready(value) => return value,
+                Poll::Pending => thread::park(),
+            }
+        }
+    }
+
+    against_hang(|| {
+        let runtime = runtime();
+        let (near, mut far) = StdUnixStream::pair().expect("a pair of sockets");
+        let (begin, has_begun) = mpsc::channel::<()>();
+        let task = runtime.spawn(async move {
+            let mut near = UnixStream::from_std(near).expect("watched");
+            foreign_block_on(async move {
+                let mut read = pin!(near.read_u8());
+                poll_fn(|cx| {
+                    let polled = read.as_mut().poll(cx);
+                    let _ = begin.send(());
+                    polled
+                })
+                .await
+            })
+        });
+        has_begun.recv().expect("it has begun");
+        far.write_all(&[3]).expect("room");
+        assert_eq!(runtime.block_on(task).expect("it ends").expect("a byte"), 3);
+    });
+}
+
 /// Goal: a task for which there is no thread is cancelled, and its handle says why; the next one runs.
 /// Method: a bound of one thread.
 #[test]

@@ -19,12 +19,14 @@
 //! can be modelled.
 //!
 //! Once the bias is taken away, which costs microseconds, this is a mutex; as it is from the beginning where the
-//! kernel has no `membarrier`. A runtime of one thread keeps its bias for good.
+//! kernel has no `membarrier`. A runtime of one thread keeps its bias for good. Whether the kernel has it is
+//! asked whenever a lock is about to lean; should it be refused between that and the end of the bias, by a
+//! seccomp filter that is installed late, the process ends with a message.
 
 #![expect(unsafe_code, reason = "a lock hands out its value: lock-1, lock-2")]
 
 use std::{
-    fmt,
+    fmt, io,
     ops::{Deref, DerefMut},
     sync::PoisonError,
 };
@@ -70,19 +72,37 @@ pub(crate) struct Guard<'a, T> {
     leans: bool,
 }
 
-/// Makes every running thread of the process execute a full fence. Returns whether the kernel does that.
+/// Makes every running thread of the process execute a full fence.
+///
+/// # Errors
+/// The kernel's: it has no `membarrier`, or refuses it.
 #[cfg(not(loom))]
-fn fence_all() -> bool {
+fn fence_all() -> io::Result<()> {
     use rustix::thread::{MembarrierCommand, membarrier};
 
-    membarrier(MembarrierCommand::PrivateExpedited).is_ok()
+    Ok(membarrier(MembarrierCommand::PrivateExpedited)?)
+}
+
+/// Ends the process with a message: the kernel has fenced before, when the lock began to lean, and does not
+/// any more. The owner may be inside without having been seen to be, so nobody else may enter, nor wait for
+/// the owner to come back, which it need not do.
+#[cold]
+fn abort_without_fence(error: &io::Error) -> ! {
+    tracing::error!(%error, "membarrier(2) is refused after it was allowed: the process ends");
+    // Also where nobody listens to events.
+    eprintln!(
+        "vigie: membarrier(2) is refused after it was allowed ({error}). A lock that relies on it cannot be \
+         handed to another thread safely, so the process ends. A seccomp filter must allow membarrier, or be \
+         installed before the first NIC or communicator is made: without it a plain mutex is used"
+    );
+    std::process::abort()
 }
 
 /// As above, in a model: see [`crate::sync`].
 #[cfg(loom)]
-fn fence_all() -> bool {
+fn fence_all() -> io::Result<()> {
     light_fence();
-    true
+    Ok(())
 }
 
 /// Returns whether the kernel fences all threads for us, and asks it to be ready for that.
@@ -94,7 +114,7 @@ fn has_fence() -> bool {
     *HAS_FENCE.get_or_init(|| {
         membarrier_query().contains_command(MembarrierCommand::PrivateExpedited)
             && membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
-            && fence_all()
+            && fence_all().is_ok()
     })
 }
 
@@ -145,9 +165,13 @@ impl<T> Lock<T> {
             (streak.thread, streak.length) = (number, 0);
         }
         streak.length = streak.length.saturating_add(1);
-        let leans = streak.may_lean && streak.length > STREAK && number != NAMELESS;
+        let mut leans = streak.may_lean && streak.length > STREAK && number != NAMELESS;
         if leans {
             streak.may_lean = false;
+            // A seccomp filter may have come since `has_fence` was asked. A model needs no such fence.
+            leans = cfg!(loom) || fence_all().is_ok();
+        }
+        if leans {
             self.owner.store(number, Ordering::Relaxed);
         }
         Guard { lock: self, mutex: Some(streak), leans }
@@ -156,9 +180,8 @@ impl<T> Lock<T> {
     /// Ends the bias, with the mutex held.
     fn revoke(&self) {
         self.is_revoked.store(true, Ordering::SeqCst);
-        if !fence_all() {
-            // It has fenced before: a kernel does not forget how. Without it nothing can be trusted.
-            std::process::abort();
+        if let Err(error) = fence_all() {
+            abort_without_fence(&error);
         }
         while self.is_inside.load(Ordering::Acquire) {
             yield_now();
@@ -216,9 +239,94 @@ impl<T> fmt::Debug for Lock<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::{panic::AssertUnwindSafe, sync::Arc, thread};
+    use std::{
+        env,
+        os::unix::process::ExitStatusExt,
+        panic::AssertUnwindSafe,
+        process::{Command, Output, Stdio},
+        sync::Arc,
+        thread,
+    };
 
     use super::*;
+
+    const VARIABLE: &str = "VIGIE_TEST_LOCK_CHILD";
+
+    /// Runs the test of this name in a process of its own, which knows itself by [`VARIABLE`].
+    fn child(name: &str) -> Output {
+        let this = env::current_exe().expect("this binary has a path");
+        let mut command = Command::new(this);
+        command.args([name, "--exact", "--nocapture", "--test-threads=1"]);
+        command.env(VARIABLE, name).stdin(Stdio::null()).output().expect("it starts")
+    }
+
+    fn is_child(name: &str) -> bool {
+        env::var_os(VARIABLE).is_some_and(|value| value == name)
+    }
+
+    /// Lets membarrier(2) fail with `EPERM` in this thread and those that it makes, for good.
+    fn refuse_membarrier() {
+        const RETURN: u16 = 0x06;
+        let statement = |code, k| libc::sock_filter { code, jt: 0, jf: 0, k };
+        let call = u32::try_from(libc::SYS_membarrier).expect("a small number");
+        let answer = libc::SECCOMP_RET_ERRNO | u32::try_from(libc::EPERM).expect("positive");
+        let mut filter = [
+            // Load the number of the call; skip one statement if it is not the one; return.
+            statement(0x20, 0),
+            libc::sock_filter { code: 0x15, jt: 0, jf: 1, k: call },
+            statement(RETURN, answer),
+            statement(RETURN, libc::SECCOMP_RET_ALLOW),
+        ];
+        let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
+        // SAFETY: no memory is involved.
+        let is_set = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+        assert_eq!(is_set, 0, "{}", io::Error::last_os_error());
+        let mode = libc::SECCOMP_MODE_FILTER;
+        // SAFETY: `program` and `filter` outlive the call, which copies them.
+        let is_set = unsafe { libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program) };
+        assert_eq!(is_set, 0, "{}", io::Error::last_os_error());
+    }
+
+    /// Goal: a lock leans to nobody when membarrier is refused after it was found to be there. Method: a
+    /// seccomp filter between the two, in a process of its own.
+    #[test]
+    fn a_fence_refused_before_the_bias() {
+        const NAME: &str = "lock::tests::a_fence_refused_before_the_bias";
+        if !is_child(NAME) {
+            let Output { status, stderr, .. } = child(NAME);
+            assert!(status.success(), "{status}: {}", String::from_utf8_lossy(&stderr));
+            return;
+        }
+        assert_eq!(*leaning().lock(), u64::from(STREAK) + 1);
+        refuse_membarrier();
+        let lock = Arc::new(leaning());
+        assert!(lock.lock().mutex.is_some(), "a plain mutex");
+        let other = Arc::clone(&lock);
+        thread::spawn(move || *other.lock() += 1).join().expect("no panic");
+        assert_eq!(*lock.lock(), u64::from(STREAK) + 2);
+    }
+
+    /// Goal: the process says why it ends when membarrier is refused while a lock leans. Method: a seccomp
+    /// filter, in a process of its own, before another thread takes the lock.
+    #[test]
+    fn a_fence_refused_during_the_bias() {
+        const NAME: &str = "lock::tests::a_fence_refused_during_the_bias";
+        if !is_child(NAME) {
+            if !has_fence() {
+                eprintln!("SKIPPED a_fence_refused_during_the_bias: this kernel has no membarrier");
+                return;
+            }
+            let Output { status, stderr, .. } = child(NAME);
+            let text = String::from_utf8_lossy(&stderr);
+            assert_eq!(status.signal(), Some(libc::SIGABRT), "{status}: {text}");
+            assert!(text.contains("membarrier(2) is refused after it was allowed"), "{text}");
+            return;
+        }
+        let lock = Arc::new(leaning());
+        refuse_membarrier();
+        let other = Arc::clone(&lock);
+        let _ = thread::spawn(move || *other.lock() += 1).join();
+    }
 
     fn leaning() -> Lock<u64> {
         let lock = Lock::new(0);

@@ -226,10 +226,14 @@ impl Relay {
     async fn pause(&self, error: &io::Error) -> io::Result<()> {
         let shared = &self.shared;
         if shared.means.counters.pauses.next() == 0 {
-            tracing::warn!(
-                %error,
-                "accepting pauses; raise the limit of descriptors (`ulimit -n`), or lower `connections_max`"
-            );
+            if is_exhausted(error) {
+                tracing::warn!(
+                    %error,
+                    "accepting pauses; raise the limit of descriptors (`ulimit -n`), or lower `connections_max`"
+                );
+            } else {
+                tracing::warn!(%error, "accepting pauses");
+            }
         }
         if is_exhausted(error) {
             shared.means.pipes.close_free();

@@ -254,6 +254,8 @@ impl Shared {
         let mut future = pin!(future);
         loop {
             if main.is_woken.swap(false, Ordering::AcqRel) {
+                contained("a look", || point.look_if_due());
+                OwnWaitPoint::begin_poll(&waker);
                 let polled = future.as_mut().poll(&mut Context::from_waker(&waker));
                 if let Poll::Ready(value) = polled {
                     return value;
@@ -345,6 +347,10 @@ impl Seat {
             {
                 let mut seated = self.lock();
                 if let Some(task) = seated.task.take() {
+                    drop(seated);
+                    // Woken while it ran, perhaps again and again: its descriptors must not wait for the
+                    // next sleep.
+                    contained("a look", || point.look_if_due());
                     return Some(task);
                 }
                 if seated.is_over {
@@ -370,6 +376,7 @@ impl<F: Future> Future for Seating<F> {
     type Output = F::Output;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        OwnWaitPoint::begin_poll(cx.waker());
         self.project().future.poll(cx)
     }
 }

@@ -1,13 +1,15 @@
 //! The user-level flavor: one kernel thread runs every task, and the detection server at its switches.
 //!
-//! The thread is the one that calls `block_on`. Between two polls it looks at the clock; when a look
-//! at the detection server is due, or somebody rang, it takes one. With nothing to run it sleeps in
-//! the wait point.
+//! The thread is the one that calls `block_on`, and drives. Between two polls it looks at the clock; when
+//! a look at the detection server is due, or somebody rang, it takes one. With nothing to run it sleeps in
+//! the wait point. Threads that call `block_on` meanwhile poll their own futures and local tasks, and one
+//! of them takes over when the driver leaves: see [`home`](super::home).
 
 use std::{
     cell::{Cell, RefCell},
     collections::VecDeque,
     future::Future,
+    mem,
     pin::pin,
     rc::Rc,
     task::{Context, Poll, Wake, Waker},
@@ -17,6 +19,7 @@ use async_task::{ScheduleInfo, WithInfo};
 use crossbeam::deque::{Injector, Steal};
 use vigie_detect::{Lookout, Server, budget, clock::monotonic_now};
 
+use super::home::{HomeThread, HomeThreads, Stay};
 use crate::{
     blocking_pool::BlockingPool,
     builder::Options,
@@ -27,7 +30,10 @@ use crate::{
     lane::{Cause, Credit, Lane, Rank, Ranked, Share, SharedCredit},
     metrics::{Counters, Hogs, Metrics, Sampler, ThreadMetrics, foreign_ready_time},
     panics::contained,
-    sync::{Arc, AtomicBool, Ordering, PoisonError, RealMutex, thread, thread_local},
+    sync::{
+        Arc, AtomicBool, Ordering, PoisonError, RealGuard, RealMutex, TryLockError, fence, thread,
+        thread_local,
+    },
     task_cell::{self, Label, LiveTasks, Runnable},
 };
 
@@ -45,6 +51,8 @@ pub(crate) struct Shared {
     foreign_credit: SharedCredit,
     /// What `block_on` works with, one caller at a time.
     core: RealMutex<Core>,
+    /// The threads that have called `block_on`.
+    homes: HomeThreads,
     hogs: Hogs,
     /// Written by whoever has the core.
     counters: Counters,
@@ -58,14 +66,24 @@ struct Core {
 
 #[derive(Default)]
 struct Lanes {
-    reaction: VecDeque<Runnable>,
-    compute: Ranked<Runnable>,
+    reaction: VecDeque<Queued>,
+    compute: Ranked<Queued>,
+}
+
+/// A ready task.
+struct Queued {
+    task: Runnable,
+    /// It belongs to the thread that has it in its lanes.
+    is_local: bool,
 }
 
 /// What the thread in `block_on` knows; schedule functions find it here.
 struct Local {
     /// Which runtime this thread runs: compared, never followed.
     owner: *const Shared,
+    home: Arc<HomeThread>,
+    /// It has the core. Else only its own local tasks are in its lanes.
+    drives: Cell<bool>,
     lanes: RefCell<Lanes>,
     cause: Cell<Cause>,
     /// The time of the latest switch, in nanoseconds.
@@ -93,6 +111,7 @@ impl Shared {
             injected: Injector::new(),
             foreign_credit: SharedCredit::new(),
             core: RealMutex::new(Core { lookout, lanes: Lanes::default(), share }),
+            homes: HomeThreads::default(),
             hogs,
             counters: Counters::new(),
         }
@@ -114,42 +133,130 @@ impl Shared {
         &self.live
     }
 
-    /// Queues a task that became ready: on this thread's own lanes if it runs this runtime.
+    /// Queues a task that became ready: on this thread's own lanes if it drives this runtime.
     fn schedule(&self, task: Runnable, info: &ScheduleInfo) {
+        let Some(task) = self.push_here(task, info, None) else { return };
+        task.metadata().note_ready(foreign_ready_time());
+        self.injected.push(task);
+        self.server.unpark();
+    }
+
+    /// Queues a local task that became ready: for its own thread, wherever that is.
+    fn schedule_local(&self, home: &Arc<HomeThread>, task: Runnable, info: &ScheduleInfo) {
+        let Some(task) = self.push_here(task, info, Some(home)) else { return };
+        task.metadata().note_ready(foreign_ready_time());
+        home.post(task, &self.server);
+    }
+
+    /// Queues a task on this thread's own lanes, if it may run here; else gives it back. A task that has
+    /// a home runs there, any other on the thread that drives.
+    fn push_here(
+        &self,
+        task: Runnable,
+        info: &ScheduleInfo,
+        home: Option<&Arc<HomeThread>>,
+    ) -> Option<Runnable> {
         let mut task = Some(task);
         // The thread's variables may be gone already while it ends.
         let _ = LOCAL.try_with(|local| {
-            if let Some(local) = &*local.borrow()
-                && std::ptr::eq(local.owner, self)
-                && let Some(task) = task.take()
-            {
-                let ready = local.sampler.ready_time(local.cause.get(), info.woken_while_running);
-                task.metadata().note_ready(ready);
-                let now = local.switched_at.get();
-                local.lanes.borrow_mut().push(task, info.woken_while_running, now);
+            let local = local.borrow();
+            let Some(local) = local.as_ref().filter(|local| std::ptr::eq(local.owner, self)) else {
+                return;
+            };
+            if !home.map_or_else(|| local.drives.get(), |home| Arc::ptr_eq(home, &local.home)) {
+                return;
             }
+            let Some(task) = task.take() else { return };
+            let ready = local.sampler.ready_time(local.cause.get(), info.woken_while_running);
+            task.metadata().note_ready(ready);
+            let queued = Queued { task, is_local: home.is_some() };
+            let now = local.switched_at.get();
+            local.lanes.borrow_mut().push(queued, info.woken_while_running, now);
         });
-        if let Some(task) = task {
-            task.metadata().note_ready(foreign_ready_time());
-            self.injected.push(task);
-            self.server.unpark();
-        }
+        task
     }
 
     fn has_injected(&self) -> bool {
         !self.injected.is_empty()
     }
 
-    /// Runs the runtime until `future` is ready.
+    /// Runs `future` on the calling thread until it is ready, and the runtime while no other thread does.
     pub(crate) fn block_on<F: Future>(self: &Arc<Self>, future: F) -> F::Output {
         let _entered = context::enter(Handle { scheduler: Scheduler::UserLevel(Arc::clone(self)) });
-        let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
-        let installed = Installed::new(self, &mut core.lanes);
-        let main =
-            Arc::new(MainWaker { is_woken: AtomicBool::new(true), shared: Arc::clone(self) });
+        let installed = Installed::new(self);
+        let local = &*installed.local;
+        let main = Arc::new(MainWaker {
+            is_woken: AtomicBool::new(true),
+            home: Arc::clone(&local.home),
+            shared: Arc::clone(self),
+        });
         let waker = Waker::from(Arc::clone(&main));
         let mut future = pin!(future);
-        let local = &*installed.local;
+        let mut poll = || future.as_mut().poll(&mut Context::from_waker(&waker));
+        match self.wait_for_core(local, &main, &mut poll) {
+            Waited::Ready(value) => value,
+            Waited::Core(core) => {
+                let mut driving = Driving::new(self, local, core);
+                self.drive(local, &mut driving.core, &main, &mut poll)
+            }
+        }
+    }
+
+    fn try_core(&self) -> Option<RealGuard<'_, Core>> {
+        match self.core.try_lock() {
+            Ok(core) => Some(core),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Polls the main future and the thread's local tasks until the future is ready or the core free.
+    fn wait_for_core<T>(
+        &self,
+        local: &Local,
+        main: &MainWaker,
+        poll: &mut impl FnMut() -> Poll<T>,
+    ) -> Waited<'_, T> {
+        if let Some(core) = self.try_core() {
+            return Waited::Core(core);
+        }
+        local.home.set_stay(Stay::Waiting);
+        loop {
+            if main.is_woken.swap(false, Ordering::SeqCst) {
+                local.cause.set(Cause::Poll);
+                if let Poll::Ready(value) = poll() {
+                    return Waited::Ready(value);
+                }
+            }
+            // Paired with the one of whoever releases the core: it sees that this thread waits, or this
+            // thread that the core is free.
+            fence(Ordering::SeqCst);
+            if let Some(core) = self.try_core() {
+                return Waited::Core(core);
+            }
+            local.take_posted();
+            let next = local.lanes.borrow_mut().pop(Lane::Reaction);
+            if let Some((task, _)) = next {
+                local.cause.set(Cause::Poll);
+                if task.metadata().is_aborted() {
+                    drop_task(task);
+                } else {
+                    contained("a poll", || task.run());
+                }
+            } else if !main.is_woken.load(Ordering::SeqCst) && !local.home.is_rung() {
+                thread::park();
+            }
+        }
+    }
+
+    /// Runs the runtime until the main future is ready.
+    fn drive<T>(
+        &self,
+        local: &Local,
+        core: &mut Core,
+        main: &MainWaker,
+        poll: &mut impl FnMut() -> Poll<T>,
+    ) -> T {
         let mut now = monotonic_now();
         local.note_time(now);
         loop {
@@ -159,30 +266,33 @@ impl Shared {
                 now = monotonic_now();
                 local.note_time(now);
             }
-            if main.is_woken.swap(false, Ordering::AcqRel) {
+            if main.is_woken.swap(false, Ordering::SeqCst) {
                 local.cause.set(Cause::Poll);
                 budget::begin(now);
-                let polled = future.as_mut().poll(&mut Context::from_waker(&waker));
+                let polled = poll();
                 budget::end();
                 if let Poll::Ready(value) = polled {
-                    installed.remove(&mut core.lanes);
                     return value;
                 }
                 now = monotonic_now();
             }
             self.take_injected(local);
-            if let Some((task, lane)) = local.next(&core.share) {
+            local.take_posted();
+            let next = local.lanes.borrow_mut().pop(core.share.first());
+            if let Some((task, lane)) = next {
                 let end = self.poll(local, task, lane, now.as_nanos());
                 let (reacting, computing) = local.lanes.borrow().counts();
                 core.share.record(lane, end.saturating_sub(now.as_nanos()), reacting, computing);
                 now = vigie_detect::Instant::from_nanos(end);
-            } else if !main.is_woken.load(Ordering::Acquire) {
+            } else if !main.is_woken.load(Ordering::SeqCst) {
                 self.hog_timer.stop();
                 self.counters.count_sleep();
                 local.cause.set(Cause::Detection);
                 contained("a sleep", || {
                     core.lookout.park_unless(None, || {
-                        main.is_woken.load(Ordering::Acquire) || self.has_injected()
+                        main.is_woken.load(Ordering::SeqCst)
+                            || local.home.is_rung()
+                            || self.has_injected()
                     })
                 });
                 now = monotonic_now();
@@ -245,7 +355,10 @@ impl Shared {
         // Bounded by what is there now, so that other threads cannot keep us here.
         for _ in 0..self.injected.len() {
             match self.injected.steal() {
-                Steal::Success(task) => lanes.push(task, false, local.switched_at.get()),
+                Steal::Success(task) => {
+                    let queued = Queued { task, is_local: false };
+                    lanes.push(queued, false, local.switched_at.get());
+                }
                 Steal::Empty => break,
                 Steal::Retry => {}
             }
@@ -257,11 +370,15 @@ impl Shared {
         let _entered = context::enter(Handle { scheduler: Scheduler::UserLevel(Arc::clone(self)) });
         self.live.close();
         let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut lanes = std::mem::take(&mut core.lanes);
+        let mut lanes = mem::take(&mut core.lanes);
         drop(core);
         loop {
-            let queued = lanes.reaction.pop_front().or_else(|| lanes.compute.pop());
-            match queued.or_else(|| steal(&self.injected)) {
+            let task = lanes
+                .pop(Lane::Reaction)
+                .map(|(task, _)| task)
+                .or_else(|| self.homes.take_any())
+                .or_else(|| steal(&self.injected));
+            match task {
                 Some(task) => drop_task(task),
                 None if self.live.count() == 0 => break,
                 // Another thread is about to queue a task that it has just spawned or woken.
@@ -310,17 +427,17 @@ where
     F::Output: 'static,
 {
     label.credit = credit(shared);
-    let (runnable, handle) = task_cell::spawn_local(&shared.live, label, future, schedule(shared));
+    let home = LOCAL.with(|local| local.borrow().as_ref().map(|local| Arc::clone(&local.home)));
+    let home = home.expect("invariant: asked of `runs_here` before");
+    let scheduler = Arc::clone(shared);
+    let schedule = WithInfo(move |task: Runnable, info: ScheduleInfo| {
+        scheduler.schedule_local(&home, task, &info);
+    });
+    let (runnable, handle) = task_cell::spawn_local(&shared.live, label, future, schedule);
     if let Some(runnable) = runnable {
         runnable.schedule();
     }
     handle
-}
-
-/// Returns what a new task begins with.
-fn credit(shared: &Shared) -> Credit {
-    let from_outside = || shared.foreign_credit.pay_child(monotonic_now().as_nanos());
-    context::pay_child().unwrap_or_else(from_outside)
 }
 
 fn schedule(
@@ -328,6 +445,12 @@ fn schedule(
 ) -> impl async_task::Schedule<task_cell::TaskInfo> + Send + Sync + 'static {
     let shared = Arc::clone(shared);
     WithInfo(move |task: Runnable, info: ScheduleInfo| shared.schedule(task, &info))
+}
+
+/// Returns what a new task begins with.
+fn credit(shared: &Shared) -> Credit {
+    let from_outside = || shared.foreign_credit.pay_child(monotonic_now().as_nanos());
+    context::pay_child().unwrap_or_else(from_outside)
 }
 
 /// Returns whether an event waits for this thread; none if it runs no runtime of this flavor.
@@ -356,20 +479,43 @@ pub(crate) fn runs_here(shared: Option<&Shared>) -> bool {
 
 impl Lanes {
     /// Queues a task that becomes ready at `now`.
-    fn push(&mut self, task: Runnable, was_running: bool, now: u64) {
-        let account = &task.metadata().account;
+    fn push(&mut self, queued: Queued, was_running: bool, now: u64) {
+        let account = &queued.task.metadata().account;
         match account.choose_lane(was_running, now) {
-            Lane::Reaction => self.reaction.push_back(task),
+            Lane::Reaction => self.reaction.push_back(queued),
             Lane::Compute => {
                 let rank = Rank { place: account.credit().place(now), is_short: false };
-                self.compute.push(task, rank);
+                self.compute.push(queued, rank);
             }
         }
+    }
+
+    /// Takes the next task, and the lane that it was in: `first`, if there is one.
+    fn pop(&mut self, first: Lane) -> Option<(Runnable, Lane)> {
+        let computes_first = first == Lane::Compute;
+        if computes_first && let Some(queued) = self.compute.pop() {
+            return Some((queued.task, Lane::Compute));
+        }
+        let reaction = self.reaction.pop_front().map(|queued| (queued.task, Lane::Reaction));
+        reaction.or_else(|| Some((self.compute.pop()?.task, Lane::Compute)))
     }
 
     /// Returns how many tasks wait in each lane.
     fn counts(&self) -> (usize, usize) {
         (self.reaction.len(), self.compute.len())
+    }
+
+    /// Takes everything out, in order.
+    fn drain(&mut self) -> impl Iterator<Item = Queued> {
+        let computing: Vec<_> = std::iter::from_fn(|| self.compute.pop()).collect();
+        mem::take(&mut self.reaction).into_iter().chain(computing)
+    }
+
+    /// Takes the local tasks out.
+    fn split_off_local(&mut self, now: u64) -> Vec<Runnable> {
+        let (local, other): (Vec<_>, Vec<_>) = self.drain().partition(|queued| queued.is_local);
+        other.into_iter().for_each(|queued| self.push(queued, false, now));
+        local.into_iter().map(|queued| queued.task).collect()
     }
 }
 
@@ -380,63 +526,115 @@ impl Local {
         context::sample_processor_time(now.as_nanos());
     }
 
-    fn next(&self, share: &Share) -> Option<(Runnable, Lane)> {
-        let mut lanes = self.lanes.borrow_mut();
-        let computes_first = share.first() == Lane::Compute;
-        if computes_first && let Some(task) = lanes.compute.pop() {
-            return Some((task, Lane::Compute));
+    /// Takes local tasks that other threads made ready.
+    fn take_posted(&self) {
+        if self.home.is_rung() {
+            let now = self.switched_at.get();
+            let mut lanes = self.lanes.borrow_mut();
+            for task in self.home.take_posted() {
+                lanes.push(Queued { task, is_local: true }, false, now);
+            }
         }
-        let reaction = lanes.reaction.pop_front().map(|task| (task, Lane::Reaction));
-        reaction.or_else(|| Some((lanes.compute.pop()?, Lane::Compute)))
     }
 }
 
-/// The lanes while they are in the thread's variable; they go back even if the main future panics.
+/// How a wait for the core ended.
+enum Waited<'a, T> {
+    Core(RealGuard<'a, Core>),
+    /// The main future is ready.
+    Ready(T),
+}
+
+/// A thread inside `block_on`.
 struct Installed {
     local: Rc<Local>,
-    shared: Arc<Shared>,
 }
 
 impl Installed {
-    fn new(shared: &Arc<Shared>, lanes: &mut Lanes) -> Self {
+    fn new(shared: &Arc<Shared>) -> Self {
         let local = Rc::new(Local {
             owner: Arc::as_ptr(shared),
-            lanes: RefCell::new(std::mem::take(lanes)),
+            home: shared.homes.of_this_thread(),
+            drives: Cell::new(false),
+            lanes: RefCell::default(),
             cause: Cell::new(Cause::Foreign),
             switched_at: Cell::new(0),
             sampler: Sampler::new(0),
         });
         LOCAL.with(|current| *current.borrow_mut() = Some(Rc::clone(&local)));
-        Self { local, shared: Arc::clone(shared) }
-    }
-
-    fn remove(self, lanes: &mut Lanes) {
-        *lanes = self.local.lanes.take();
+        Self { local }
     }
 }
 
 impl Drop for Installed {
     fn drop(&mut self) {
         let _ = LOCAL.try_with(|current| current.borrow_mut().take());
-        // The poll may have ended in a panic.
-        budget::end();
+        self.local.home.set_stay(Stay::Away);
+        let now = self.local.switched_at.get();
+        let left = self.local.lanes.borrow_mut().split_off_local(now);
+        if !left.is_empty() {
+            self.local.home.keep(left.into_iter());
+        }
+    }
+}
+
+/// The core while the thread has it, with its lanes in the thread's variable; they go back even if the main
+/// future panics.
+struct Driving<'a> {
+    core: RealGuard<'a, Core>,
+    local: &'a Local,
+    shared: &'a Shared,
+    /// Dropped after the core.
+    _successor: Successor<'a>,
+}
+
+impl<'a> Driving<'a> {
+    fn new(shared: &'a Shared, local: &'a Local, mut core: RealGuard<'a, Core>) -> Self {
+        local.home.set_stay(Stay::Driving);
+        local.drives.set(true);
+        let mut lanes = mem::take(&mut core.lanes);
+        {
+            let now = monotonic_now().as_nanos();
+            let mut own = local.lanes.borrow_mut();
+            own.drain().for_each(|queued| lanes.push(queued, false, now));
+            *own = lanes;
+        }
+        Self { core, local, shared, _successor: Successor(shared) }
+    }
+}
+
+impl Drop for Driving<'_> {
+    fn drop(&mut self) {
         // It belongs to this thread.
         self.shared.hog_timer.unbind();
-        // Left here only by a panic of the main future: the next `block_on` finds them again.
+        self.local.drives.set(false);
         let mut lanes = self.local.lanes.take();
-        let computing = std::iter::from_fn(|| lanes.compute.pop());
-        lanes
-            .reaction
-            .into_iter()
-            .chain(computing)
-            .for_each(|task| self.shared.injected.push(task));
+        let now = self.local.switched_at.get();
+        let own = lanes.split_off_local(now);
+        self.core.lanes = lanes;
+        let mut left = self.local.lanes.borrow_mut();
+        for task in own {
+            left.push(Queued { task, is_local: true }, false, now);
+        }
+    }
+}
+
+/// Lets a thread that waits for the core know that it is free.
+struct Successor<'a>(&'a Shared);
+
+impl Drop for Successor<'_> {
+    fn drop(&mut self) {
+        // Paired with the one in `wait_for_core`.
+        fence(Ordering::SeqCst);
+        self.0.homes.ring_waiting(&self.0.server);
     }
 }
 
 /// Wakes the future that `block_on` runs.
 struct MainWaker {
-    /// Set by whoever wakes (release), taken by the loop (acquire).
+    /// Set by whoever wakes, before it rings; taken by the loop (home-1).
     is_woken: AtomicBool,
+    home: Arc<HomeThread>,
     shared: Arc<Shared>,
 }
 
@@ -446,8 +644,14 @@ impl Wake for MainWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if !self.is_woken.swap(true, Ordering::AcqRel) && !runs_here(Some(&self.shared)) {
-            self.shared.server.unpark();
+        let is_here = LOCAL.try_with(|local| {
+            let local = local.borrow();
+            let local = local.as_ref().filter(|local| std::ptr::eq(local.owner, &*self.shared));
+            local.is_some_and(|local| Arc::ptr_eq(&local.home, &self.home))
+        });
+        let is_here = is_here.unwrap_or(false);
+        if !self.is_woken.swap(true, Ordering::SeqCst) && !is_here {
+            self.home.ring(&self.shared.server);
         }
     }
 }

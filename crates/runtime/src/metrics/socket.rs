@@ -6,6 +6,7 @@
 use std::{
     fmt, fs, io,
     io::{Read, Write},
+    mem,
     os::{
         fd::OwnedFd,
         unix::{
@@ -14,18 +15,24 @@ use std::{
         },
     },
     path::{Path, PathBuf},
+    process,
     time::Duration,
 };
 
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
-    fs::{FlockOperation, Mode, OFlags},
+    fs::{FileType, FlockOperation, Mode, OFlags},
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
+    process::geteuid,
 };
 use thiserror::Error;
 use vigie_detect::{Instant, clock::monotonic_now};
 
-use crate::{handle::Handle, sync::thread};
+use crate::{
+    handle::Handle,
+    refusal::{self, Resource},
+    sync::thread,
+};
 
 /// The most readers at a time; one more is told to come again and sent away.
 const READERS_MAX: usize = 8;
@@ -65,11 +72,7 @@ pub enum ServeError {
         path: PathBuf,
     },
     /// The kernel refused.
-    #[error(
-        "cannot serve metrics at {}: the folder must exist and be writable, and a socket's path has \
-         at most 107 bytes",
-        path.display()
-    )]
+    #[error("cannot serve metrics at {}{}", path.display(), cause_of(source))]
     Io {
         /// Where.
         path: PathBuf,
@@ -79,10 +82,23 @@ pub enum ServeError {
     },
 }
 
+/// Returns what a user can do about it, as an addition to the message.
+fn cause_of(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ENOTDIR) => ": the folder must exist",
+        Some(libc::EACCES | libc::EPERM | libc::EROFS) => {
+            ": the folder must be writable, and seccomp filters and security modules must allow the socket"
+        }
+        Some(libc::ENAMETOOLONG) => ": a socket's path has at most 107 bytes",
+        _ => refusal::cause(Resource::Descriptor, error),
+    }
+}
+
 /// Serves the metrics of a runtime until the returned guard is dropped, at a Unix stream socket with
 /// mode 0600: only this user's programs, and root's, can connect. A socket that a dead program left at
-/// `path` is replaced. See [`RuntimeBuilder::metrics_socket`](crate::RuntimeBuilder::metrics_socket)
-/// for one that goes with its runtime.
+/// `path` is replaced; while that is found out, there is a lock file beside it, with `.lock` after its name.
+/// See [`RuntimeBuilder::metrics_socket`](crate::RuntimeBuilder::metrics_socket) for one that goes with its
+/// runtime.
 ///
 /// # Protocol
 /// The reader sends a line, `snapshot`, and gets one line of JSON; as often as it wants. The answer to
@@ -122,7 +138,8 @@ pub fn serve(handle: &Handle, path: impl AsRef<Path>) -> Result<MetricsSocket, S
     let name = "vigie-metrics".to_owned();
     match thread::Builder::new().name(name).spawn(move || service.run()) {
         Ok(thread) => {
-            Ok(MetricsSocket { path: path.to_owned(), identity, stop, thread: Some(thread) })
+            let (path, process) = (path.to_owned(), process::id());
+            Ok(MetricsSocket { path, identity, process, stop, thread: Some(thread) })
         }
         Err(error) => {
             remove(path, identity);
@@ -136,6 +153,8 @@ pub fn serve(handle: &Handle, path: impl AsRef<Path>) -> Result<MetricsSocket, S
 pub struct MetricsSocket {
     path: PathBuf,
     identity: Identity,
+    /// The process that serves.
+    process: u32,
     stop: OwnedFd,
     thread: Option<thread::JoinHandle<()>>,
 }
@@ -150,6 +169,11 @@ impl MetricsSocket {
 
 impl Drop for MetricsSocket {
     fn drop(&mut self) {
+        if self.process != process::id() {
+            // A forked child: file, eventfd and thread are the parent's.
+            mem::forget(self.thread.take());
+            return;
+        }
         remove(&self.path, self.identity);
         // Never full: nobody else writes.
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
@@ -194,7 +218,7 @@ fn bind(path: &Path) -> Result<(UnixListener, Identity), ServeError> {
     let failed = |source: io::Error| ServeError::Io { path: path.to_owned(), source };
     let address = SocketAddrUnix::new(path).map_err(|error| failed(error.into()))?;
     // Two programs that find the same dead socket must not both replace it.
-    let _lock = lock_folder(path).map_err(failed)?;
+    let _lock = Lock::take(path).map_err(failed)?;
     match fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => {
             return Err(ServeError::NotASocket { path: path.to_owned() });
@@ -230,20 +254,65 @@ fn new_socket() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
 }
 
-/// Locks the folder of `path` against others who make sockets there, until the descriptor is closed.
-fn lock_folder(path: &Path) -> io::Result<OwnedFd> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let folder = folder.unwrap_or_else(|| Path::new("."));
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let folder = rustix::fs::open(folder, flags, Mode::empty())?;
-    for _ in 0..LOCK_TRIES {
-        match rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(folder),
-            Err(rustix::io::Errno::WOULDBLOCK) => pause(Duration::from_millis(10)),
-            Err(error) => return Err(error.into()),
+/// A lock against other programs that make a socket at the same path: a file beside it, which is removed
+/// with the lock.
+///
+/// The file has mode 0600, so no other user can open it, and thus lock it. Where one has put something
+/// else in its place, which takes a folder that everybody may write, there is no lock: who may do that can
+/// put something in the place of the socket as well.
+struct Lock {
+    path: PathBuf,
+    file: OwnedFd,
+}
+
+impl Lock {
+    /// Returns none if there can be no lock of ours at this path.
+    fn take(socket: &Path) -> io::Result<Option<Self>> {
+        let Some(name) = socket.file_name() else { return Ok(None) };
+        let mut lock_name = name.to_owned();
+        lock_name.push(".lock");
+        let path = socket.with_file_name(lock_name);
+        for _ in 0..LOCK_TRIES {
+            let Some(file) = open_lock(&path) else { return Ok(None) };
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) if is_at(&file, &path) => return Ok(Some(Self { path, file })),
+                // Its last holder has removed it: others lock a new one.
+                Ok(()) => {}
+                Err(rustix::io::Errno::WOULDBLOCK) => pause(Duration::from_millis(10)),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(io::Error::new(io::ErrorKind::TimedOut, "another program is making a socket there"))
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // While it is still held: whoever waits for it sees that it is gone.
+        if is_at(&self.file, &self.path)
+            && let Err(error) = fs::remove_file(&self.path)
+        {
+            tracing::debug!(%error, path = %self.path.display(), "a lock file stays behind");
         }
     }
-    Err(io::Error::new(io::ErrorKind::TimedOut, "the folder is locked by another program"))
+}
+
+/// Opens the lock file, or makes it. None if something else is there, or somebody else's; and if nothing
+/// can be made there, of which the making of the socket tells.
+fn open_lock(path: &Path) -> Option<OwnedFd> {
+    let flags =
+        OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).ok()?;
+    let found = rustix::fs::fstat(&file).ok()?;
+    let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
+    let is_private = found.st_mode & 0o077 == 0 && found.st_uid == geteuid().as_raw();
+    (is_file && is_private).then_some(file)
+}
+
+/// Returns whether `file` is what stands at `path`.
+fn is_at(file: &OwnedFd, path: &Path) -> bool {
+    let Ok(found) = rustix::fs::fstat(file) else { return false };
+    identity(path).is_ok_and(|at| at == (found.st_dev, found.st_ino))
 }
 
 /// Lets a moment pass, on a thread that serves no tasks.

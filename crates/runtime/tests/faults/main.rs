@@ -15,6 +15,7 @@ mod settle;
 
 mod alive;
 
+mod blocking;
 mod cancellation;
 mod descriptors;
 mod detectors;
@@ -22,4 +23,5 @@ mod fairness;
 mod hogs;
 mod lanes;
 mod panics;
+mod refusals;
 mod storms;

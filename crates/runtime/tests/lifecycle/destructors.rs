@@ -211,7 +211,7 @@ fn panics_in_destructors_of_closures() {
 }
 
 /// Goal: local tasks whose runtime ends on another thread are leaked, and touched no more. Method: an
-/// `Rc` and a drop that would tell; the runtime is dropped there, and in a second round run there.
+/// `Rc` and a drop that would tell; the runtime is dropped there, and in a second round run there before.
 #[test]
 fn local_tasks_on_the_wrong_thread() {
     against_hang(|| {
@@ -239,10 +239,11 @@ fn local_tasks_on_the_wrong_thread() {
             let aside = thread::spawn(move || {
                 if runs_there {
                     runtime.block_on(async {
-                        while runtime.handle().live_task_count() > 0 {
+                        for _ in 0..100 {
                             yield_now().await;
                         }
                     });
+                    assert_eq!(runtime.handle().live_task_count(), 1, "it waits for its thread");
                 }
                 drop(runtime);
             });
@@ -251,8 +252,7 @@ fn local_tasks_on_the_wrong_thread() {
             assert!(!dropped.get(), "leaked, not dropped on the wrong thread");
             let task = task.expect("spawned");
             let Poll::Ready(Err(error)) = poll_once(task) else { panic!("the task is over") };
-            assert_eq!(error.is_panic(), runs_there, "{error}");
-            assert_eq!(error.is_cancelled(), !runs_there, "{error}");
+            assert!(error.is_cancelled(), "{error}");
         }
     });
 }

@@ -16,4 +16,6 @@ mod tasks;
 
 mod block_on;
 mod destructors;
+mod fork;
+mod local;
 mod shutdown;

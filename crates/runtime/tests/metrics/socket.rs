@@ -80,10 +80,83 @@ fn what_is_there_is_told_apart() {
         assert_eq!(fs::read_to_string(&path).expect("it stays"), "precious");
         fs::remove_file(&path).expect("it is ours");
 
-        for bad in ["/no/such/folder/socket".to_owned(), format!("/tmp/{}", "x".repeat(200))] {
-            let refused = serve(runtime.handle(), bad);
-            assert!(matches!(refused, Err(ServeError::Io { .. })), "{refused:?}");
+        for (bad, cause) in [
+            ("/no/such/folder/socket".to_owned(), "the folder must exist"),
+            (format!("/tmp/{}", "x".repeat(200)), "at most 107 bytes"),
+        ] {
+            let refused = serve(runtime.handle(), bad).expect_err("it cannot be");
+            assert!(matches!(refused, ServeError::Io { .. }), "{refused:?}");
+            assert!(refused.to_string().ends_with(cause), "{refused}");
         }
+    });
+}
+
+/// Goal: nobody who can read the folder keeps a socket from being made in it. Method: lock the folder, as
+/// every user may who can open it.
+#[test]
+fn a_locked_folder_is_no_hindrance() {
+    against_hang(|| {
+        let runtime = runtime(FLAVORS[0]);
+        let folder = env::temp_dir().join(format!("vigie-test-{}-locked", process::id()));
+        fs::create_dir(&folder).expect("a folder");
+        let held = fs::File::open(&folder).expect("it can be read");
+        held.lock().expect("nobody else has it");
+        let served = serve(runtime.handle(), folder.join("metrics.sock"));
+        drop(served.expect("it serves all the same"));
+        drop(held);
+        fs::remove_dir(&folder).expect("nothing is left in it");
+    });
+}
+
+/// Goal: of several that find the same dead socket one replaces it, and serves; nothing else is left.
+/// Method: four threads at a time, many times.
+#[test]
+fn a_dead_socket_is_replaced_once() {
+    against_hang(|| {
+        let runtime = runtime(FLAVORS[1]);
+        let folder = env::temp_dir().join(format!("vigie-test-{}-dead", process::id()));
+        fs::create_dir(&folder).expect("a folder");
+        let path = folder.join("metrics.sock");
+        for _ in 0..50 {
+            drop(UnixListener::bind(&path).expect("a socket"));
+            let begin = std::sync::Barrier::new(4);
+            let served: Vec<_> = std::thread::scope(|scope| {
+                let serve_one = || {
+                    begin.wait();
+                    serve(runtime.handle(), &path)
+                };
+                let threads: Vec<_> = (0..4).map(|_| scope.spawn(serve_one)).collect();
+                threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+            });
+            let refused = |served: &Result<_, _>| matches!(served, Err(ServeError::InUse { .. }));
+            assert_eq!(served.iter().filter(|served| refused(served)).count(), 3, "{served:?}");
+            assert_eq!(served.iter().filter(|served| served.is_ok()).count(), 1, "{served:?}");
+            ask(&UnixStream::connect(&path).expect("it is served"));
+        }
+        fs::remove_dir(&folder).expect("nothing is left in it");
+    });
+}
+
+/// Goal: a lock file that is not ours, or no file, neither keeps a socket from being made nor is removed.
+/// Method: a folder, and a link to another file, in its place.
+#[test]
+fn a_foreign_lock_is_passed_over() {
+    against_hang(|| {
+        let runtime = runtime(FLAVORS[1]);
+        let folder = env::temp_dir().join(format!("vigie-test-{}-foreign-lock", process::id()));
+        fs::create_dir(&folder).expect("a folder");
+        let (path, lock) = (folder.join("metrics.sock"), folder.join("metrics.sock.lock"));
+        fs::create_dir(&lock).expect("a folder");
+        drop(serve(runtime.handle(), &path).expect("it serves all the same"));
+        fs::remove_dir(&lock).expect("it is still there");
+        let precious = folder.join("precious");
+        fs::write(&precious, "precious").expect("a file");
+        std::os::unix::fs::symlink(&precious, &lock).expect("a link");
+        drop(serve(runtime.handle(), &path).expect("it serves all the same"));
+        fs::remove_file(&lock).expect("it is still there");
+        assert_eq!(fs::read_to_string(&precious).expect("it is still there"), "precious");
+        fs::remove_file(&precious).expect("it is ours");
+        fs::remove_dir(&folder).expect("nothing is left in it");
     });
 }
 

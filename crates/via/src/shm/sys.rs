@@ -194,6 +194,16 @@ pub(super) fn register_barrier() -> bool {
 }
 
 /// Executes a full memory barrier on every processor that runs a registered process.
+///
+/// # Errors
+/// The kernel's, with what it means: it had allowed the call when this process registered.
 pub(super) fn barrier() -> io::Result<()> {
-    Ok(rustix::thread::membarrier(MembarrierCommand::GlobalExpedited)?)
+    rustix::thread::membarrier(MembarrierCommand::GlobalExpedited).map_err(|errno| {
+        let error = io::Error::from(errno);
+        let what = format!(
+            "membarrier(2) is refused after it was allowed ({error}), so a NIC cannot announce its sleep: a \
+             seccomp filter must allow it, or be installed before the NIC is made"
+        );
+        io::Error::new(error.kind(), what)
+    })
 }

@@ -1,0 +1,89 @@
+//! A process that forks without exec: what becomes of the runtime in the child, where no thread of it runs.
+
+#![expect(unsafe_code, reason = "fork and waitpid have no safe interface")]
+
+use std::{env, fs, os::unix::net::UnixStream, process, time::Duration};
+
+use vigie_runtime::{Flavor, Runtime, spawn, spawn_blocking, yield_now};
+
+use crate::{child::in_child, flavors::FLAVORS};
+
+/// After so many seconds a forked child that hangs is ended by a signal.
+const HANG_SECONDS: u32 = 20;
+
+/// Runs `body` in a forked child. Returns whether it came to its end, without a panic.
+fn ends_in_fork(body: impl FnOnce()) -> bool {
+    // SAFETY: the child calls `body` and `_exit`; glibc makes its allocator usable in the child, and what
+    // else other threads may have held at the moment of the fork is what the test is about.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "no fork");
+    if child == 0 {
+        // SAFETY: no memory is concerned.
+        unsafe { libc::alarm(HANG_SECONDS) };
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
+        // SAFETY: ends the process at once, without destructors that belong to the parent.
+        unsafe { libc::_exit(i32::from(ended.is_err())) };
+    }
+    let mut status = 0;
+    // SAFETY: the child was just made, and `status` is valid for a write.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(waited, child);
+    libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+}
+
+fn build(flavor: Flavor) -> Runtime {
+    // Who waits for threads that are not there waits for an hour.
+    let builder = Runtime::builder().flavor(flavor).workers(2);
+    builder.shutdown_timeout(Duration::from_secs(3600)).build().expect("a runtime")
+}
+
+/// Goal: a forked child can drop the runtime that it has inherited, busy or not, and the parent's goes on.
+/// Method: fork beside a task that waits and an idle blocking thread; in the child drop the runtime, or end
+/// it with a time-out; then use it in the parent.
+#[test]
+fn a_forked_child_leaves_the_runtime() {
+    in_child("fork::a_forked_child_leaves_the_runtime", || {
+        for flavor in FLAVORS {
+            for is_dropped in [true, false] {
+                let runtime = build(flavor);
+                let (send, receive) = tokio::sync::oneshot::channel();
+                let waiting = runtime.spawn(receive);
+                runtime.block_on(async {
+                    spawn_blocking(|| ()).await.expect("it runs");
+                    spawn(yield_now()).await.expect("it runs");
+                });
+                let mut inherited = Some(runtime);
+                let ended = ends_in_fork(|| {
+                    let runtime = inherited.take().expect("it is there");
+                    if is_dropped {
+                        drop(runtime);
+                    } else {
+                        runtime.shutdown_timeout(Duration::from_secs(3600)).expect("nothing to do");
+                    }
+                });
+                assert!(ended, "{flavor}: the child hangs or panics");
+                let runtime = inherited.expect("the parent has it");
+                send.send(3).expect("the task waits");
+                assert_eq!(runtime.block_on(waiting).expect("it ends"), Ok(3), "{flavor}");
+                drop(runtime);
+            }
+        }
+    });
+}
+
+/// Goal: the metrics socket of the parent outlives a child that drops its copy. Method: drop it there, and
+/// ask here.
+#[test]
+fn a_forked_child_leaves_the_metrics_socket() {
+    in_child("fork::a_forked_child_leaves_the_metrics_socket", || {
+        let path = env::temp_dir().join(format!("vigie-test-{}-fork.sock", process::id()));
+        let builder = Runtime::builder().workers(1).metrics_socket(&path);
+        let mut inherited = Some(builder.build().expect("a runtime"));
+        assert!(ends_in_fork(|| drop(inherited.take())), "the child hangs or panics");
+        assert!(fs::exists(&path).expect("the folder is there"), "the child has removed it");
+        // Refused by a socket whose server was stopped.
+        drop(UnixStream::connect(&path).expect("it is served"));
+        drop(inherited);
+        assert!(!fs::exists(&path).expect("the folder is there"));
+    });
+}
