@@ -19,6 +19,9 @@ use crate::{
     sync::Arc,
 };
 
+/// The most requests of one handle: their indices leave room for one that is none.
+pub(crate) const PENDING_MAX: usize = 1 << 31;
+
 /// How a detector is registered.
 ///
 /// # Source
@@ -48,7 +51,7 @@ impl Registration {
     /// Sets how many requests may be pending at once, 1 to 2^31; more are refused with
     /// [`WaitError::TooManyPending`]. Default 2^20.
     pub fn max_pending(mut self, count: usize) -> Self {
-        self.max_pending = count.clamp(1, 1 << 31);
+        self.max_pending = count.clamp(1, PENDING_MAX);
         self
     }
 
@@ -102,8 +105,9 @@ impl<D: Detector> Handle<D> {
     /// [bouge02, §2.2]: `thread_IO_wait(handle, arg)`.
     ///
     /// # Cost
-    /// An event that is there already is returned by the first poll. Otherwise two short locks and,
-    /// once the handle has seen as many requests at a time before, no allocation.
+    /// An event that is there already is returned by the first poll. Otherwise two short locks and
+    /// no allocation, unless more requests are pending than were lately: entries are kept for 1024, or for as
+    /// many again as are pending.
     ///
     /// # Cancel safety
     /// Cancel safe as far as the detector is: a future dropped before its event asks the detector to
@@ -112,13 +116,13 @@ impl<D: Detector> Handle<D> {
     ///
     /// # Errors
     /// [`WaitError`].
-    pub fn wait(&self, request: D::Request) -> Wait<D, &Self> {
-        Wait { handle: self, state: WaitState::New(Some(request)) }
+    pub fn wait(&self, request: impl Into<D::Request>) -> Wait<D, &Self> {
+        Wait { handle: self, state: WaitState::New(Some(request.into())) }
     }
 
     /// Like [`wait`](Self::wait), with a future that keeps the handle alive by itself.
-    pub fn wait_owned(&self, request: D::Request) -> Wait<D> {
-        Wait { handle: self.clone(), state: WaitState::New(Some(request)) }
+    pub fn wait_owned(&self, request: impl Into<D::Request>) -> Wait<D> {
+        Wait { handle: self.clone(), state: WaitState::New(Some(request.into())) }
     }
 
     /// Makes one request with many events (multishot). It is submitted at once and stays pending
