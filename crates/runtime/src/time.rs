@@ -152,7 +152,6 @@ pin_project! {
 
 impl<F> Timeout<F> {
     /// Sets how much later than its deadline the time may be over: see [`Sleep::slack`].
-    #[must_use]
     pub fn slack(mut self, slack: Duration) -> Self {
         self.sleep.set_slack(Some(slack));
         self
