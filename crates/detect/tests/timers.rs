@@ -23,7 +23,7 @@ fn fire(seed: u64, reactivity: Reactivity, timers: &[Timer]) -> Vec<Option<Insta
     let fired = Rc::new(RefCell::new(vec![None; timers.len()]));
     for (index, &timer) in timers.iter().enumerate() {
         let (handle, fired) = (simulation.server().timers().clone(), Rc::clone(&fired));
-        let _ = simulation.spawn(async move {
+        drop(simulation.spawn(async move {
             handle.wait(at(timer.begin)).await?;
             let mut wait = pin!(handle.wait(timer.deadline()));
             if let Some(given_up) = timer.given_up {
@@ -35,18 +35,14 @@ fn fire(seed: u64, reactivity: Reactivity, timers: &[Timer]) -> Vec<Option<Insta
                 return Ok(());
             }
             wait.await?;
-            fired.borrow_mut()[index] = Some(handle_now());
+            fired.borrow_mut()[index] = Some(Instant::now());
             Ok::<_, vigie_detect::WaitError>(())
-        });
+        }));
     }
     simulation.run(Duration::from_secs(10));
     let server = simulation.server();
     assert_eq!(server.timers().pending_count(), 0, "seed {seed}");
     fired.take()
-}
-
-fn handle_now() -> Instant {
-    Instant::now()
 }
 
 #[derive(Clone, Copy, Debug)]
