@@ -6,6 +6,7 @@ use std::{
     future::Future,
     pin::Pin,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use crate::{
@@ -116,13 +117,13 @@ impl<D: Detector> Handle<D> {
     ///
     /// # Errors
     /// [`WaitError`].
-    pub fn wait(&self, request: impl Into<D::Request>) -> Wait<D, &Self> {
-        Wait { handle: self, state: WaitState::New(Some(request.into())) }
+    pub fn wait(&self, request: D::Request) -> Wait<D, &Self> {
+        Wait { handle: self, state: WaitState::New(Some(request)), before_submit: None }
     }
 
     /// Like [`wait`](Self::wait), with a future that keeps the handle alive by itself.
-    pub fn wait_owned(&self, request: impl Into<D::Request>) -> Wait<D> {
-        Wait { handle: self.clone(), state: WaitState::New(Some(request.into())) }
+    pub fn wait_owned(&self, request: D::Request) -> Wait<D> {
+        Wait { handle: self.clone(), state: WaitState::New(Some(request)), before_submit: None }
     }
 
     /// Makes one request with many events (multishot). It is submitted at once and stays pending
@@ -131,7 +132,7 @@ impl<D: Detector> Handle<D> {
     /// # Errors
     /// [`WaitError`] if the detector refuses the request.
     pub fn stream(&self, request: D::Request) -> Result<EventStream<D>, WaitError> {
-        match self.user.inner.submit(request, Mode::Stream)? {
+        match self.user.inner.submit(request, Mode::Stream, None)? {
             Submission::Pending(key, slot) => Ok(EventStream { handle: self.clone(), key, slot }),
             Submission::Ready(_) => unreachable!("invariant: a stream is never over at once"),
         }
@@ -200,7 +201,11 @@ impl<D: Detector> fmt::Debug for Handle<D> {
 pub struct Wait<D: Detector, H: Borrow<Handle<D>> = Handle<D>> {
     handle: H,
     state: WaitState<D>,
+    pub(crate) before_submit: Option<BeforeSubmit<D>>,
 }
+
+/// What a detector of this crate is told before it gets the request, under the same lock.
+pub(crate) type BeforeSubmit<D> = (fn(&mut D, Duration), Duration);
 
 enum WaitState<D: Detector> {
     New(Option<D::Request>),
@@ -223,7 +228,7 @@ impl<D: Detector, H: Borrow<Handle<D>>> Future for Wait<D, H> {
             let request = request.take().expect("invariant: a new wait has its request");
             // Over, should the submission panic.
             this.state = WaitState::Over;
-            match inner.submit(request, Mode::Once) {
+            match inner.submit(request, Mode::Once, this.before_submit) {
                 Ok(Submission::Ready(event)) => return Poll::Ready(Ok(event)),
                 Ok(Submission::Pending(key, slot)) => this.state = WaitState::Pending(key, slot),
                 Err(error) => return Poll::Ready(Err(error)),

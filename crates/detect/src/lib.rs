@@ -107,5 +107,5 @@ pub use server::{Entered, NoServer, Server};
 pub use simulation::{Deadlock, Simulated, Simulation};
 pub use site::{Bell, Site};
 pub use strategies::{Strategies, Watch, strategies};
-pub use timer::{Deadline, Timers};
+pub use timer::Timers;
 pub use wait_point::Interest;

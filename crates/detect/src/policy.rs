@@ -256,7 +256,7 @@ pub struct Adaptive {
     /// 1. Default 8.
     pub poll_share: u32,
     /// How much later than its deadline a timer may fire to share a wake-up with others, unless it says so
-    /// itself ([`Deadline::slack`](crate::Deadline::slack)). Default 50 µs. Matters in the policy that a
+    /// itself ([`Wait::slack`](crate::Wait::slack)). Default 50 µs. Matters in the policy that a
     /// server is made with, and nowhere else.
     pub timer_slack: Duration,
 }

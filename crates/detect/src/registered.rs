@@ -12,7 +12,7 @@ use crate::{
     cost::{Costs, nanos},
     detector::{Armed, Arming, Cancel, Detector, Methods, Notice, Submitted},
     error::{RegisterError, WaitError, caught, discard},
-    handle::Registration,
+    handle::{BeforeSubmit, Registration},
     history::{History, Stakes},
     metrics::{Detection, HandleReport},
     pending::{Batch, Key, Mode, Pending, PendingSet, Round, Trash},
@@ -222,6 +222,7 @@ impl<D: Detector> Inner<D> {
         &self,
         request: D::Request,
         mode: Mode,
+        before: Option<BeforeSubmit<D>>,
     ) -> Result<Submission<D>, WaitError> {
         let mut guard = lock(&self.core);
         let core = &mut *guard;
@@ -238,6 +239,9 @@ impl<D: Detector> Inner<D> {
         let was_idle = core.pending.len() + core.pending.cancelling_count() == 0;
         let key = core.pending.insert(request, mode);
         let slot = core.pending.slot(key);
+        if let Some((tell, value)) = before {
+            tell(detector, value);
+        }
         let submitted = {
             let request = core.pending.request_mut(key).expect("invariant: just inserted");
             caught("submit", || detector.submit(key, request, mode))

@@ -1,4 +1,4 @@
-//! Timers as a detector: a request is a [`Deadline`], its event that the deadline has come.
+//! Timers as a detector: a request is a deadline, its event that the deadline has come.
 //!
 //! Each timer has a *soft expiry*, its deadline, before which it never fires, and a *hard expiry*, the
 //! deadline and its slack, up to which the host may put it off. A poll fires all that have expired
@@ -12,11 +12,12 @@
 //! wheel rounds deadlines to its tick; and appending at the far end of a heap, which is what time-outs
 //! do, takes constant time as well.
 
-use std::time::Duration;
+use std::{borrow::Borrow, time::Duration};
 
 use crate::{
     clock::Instant,
     detector::{Arming, Cancel, Detector, Key, Methods, Mode, Round, Submitted},
+    handle::{Handle, Wait},
     site::Site,
 };
 
@@ -34,61 +35,43 @@ pub struct Timers {
     heap: DeadlineHeap,
     /// Of requests that name none.
     default_slack: Duration,
+    /// Of the request that is submitted next, under the same lock.
+    next_slack: Option<Duration>,
 }
 
-/// What one timer waits for: a point in time, and how late after it the event may be reported to share
-/// a wake-up with others. An [`Instant`] turns into one with the server's slack.
-///
-/// # Examples
-/// ```
-/// use std::time::Duration;
-/// use vigie_detect::{Deadline, Instant, Simulation};
-///
-/// let mut simulation = Simulation::new(0);
-/// let timers = simulation.server().timers().clone();
-/// simulation.block_on(async move {
-///     let deadline = Instant::now() + Duration::from_secs(60);
-///     timers.wait(Deadline::at(deadline).slack(Duration::from_secs(1))).await
-/// })??;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "a deadline is nothing before it is waited for"]
-pub struct Deadline {
-    at: Instant,
-    slack: Option<Duration>,
-}
-
-impl Deadline {
-    /// Returns the deadline `instant`, with the server's slack.
-    pub const fn at(instant: Instant) -> Self {
-        Self { at: instant, slack: None }
-    }
-
-    /// Sets the slack: how much later than the deadline the event may be reported, apart from the
-    /// delays of the machine. Default [`Adaptive::timer_slack`](crate::Adaptive::timer_slack) of the
-    /// server.
-    pub const fn slack(mut self, slack: Duration) -> Self {
-        self.slack = Some(slack);
+impl<H: Borrow<Handle<Timers>>> Wait<Timers, H> {
+    /// Sets the slack: how much later than the deadline the event may be reported to share a wake-up with
+    /// others, apart from the delays of the machine. Default [`Adaptive::timer_slack`] of the server. Set
+    /// after the first poll, it has no effect.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    /// use vigie_detect::{Instant, Simulation};
+    ///
+    /// let mut simulation = Simulation::new(0);
+    /// let timers = simulation.server().timers().clone();
+    /// simulation.block_on(async move {
+    ///     let deadline = Instant::now() + Duration::from_secs(60);
+    ///     timers.wait(deadline).slack(Duration::from_secs(1)).await
+    /// })??;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// [`Adaptive::timer_slack`]: crate::Adaptive::timer_slack
+    pub fn slack(mut self, slack: Duration) -> Self {
+        self.before_submit = Some((Timers::set_next_slack, slack));
         self
-    }
-
-    /// Returns the time before which the event is not reported.
-    #[must_use]
-    pub const fn instant(&self) -> Instant {
-        self.at
-    }
-}
-
-impl From<Instant> for Deadline {
-    fn from(instant: Instant) -> Self {
-        Self::at(instant)
     }
 }
 
 impl Timers {
     pub(crate) fn new(default_slack: Duration) -> Self {
-        Self { site: None, heap: DeadlineHeap::default(), default_slack }
+        Self { site: None, heap: DeadlineHeap::default(), default_slack, next_slack: None }
+    }
+
+    fn set_next_slack(&mut self, slack: Duration) {
+        self.next_slack = Some(slack);
     }
 
     fn now(&self) -> Instant {
@@ -97,7 +80,7 @@ impl Timers {
 }
 
 impl Detector for Timers {
-    type Request = Deadline;
+    type Request = Instant;
     type Event = ();
 
     fn methods(&self) -> Methods {
@@ -113,18 +96,18 @@ impl Detector for Timers {
         Ok(())
     }
 
-    fn submit(&mut self, key: Key, deadline: &mut Deadline, mode: Mode) -> Submitted<()> {
+    fn submit(&mut self, key: Key, deadline: &mut Instant, mode: Mode) -> Submitted<()> {
+        let slack = self.next_slack.take().unwrap_or(self.default_slack);
         // A stream gets its event from a poll, which ends it.
-        if mode == Mode::Once && deadline.at <= self.now() {
+        if mode == Mode::Once && *deadline <= self.now() {
             return Submitted::Ready(());
         }
-        let slack = deadline.slack.unwrap_or(self.default_slack);
-        self.heap.insert(Node { hard: deadline.at + slack, soft: deadline.at, key });
+        self.heap.insert(Node { hard: *deadline + slack, soft: *deadline, key });
         Submitted::Pending
     }
 
-    fn check(&mut self, key: Key, deadline: &mut Deadline) -> Option<()> {
-        let is_over = deadline.at <= self.now();
+    fn check(&mut self, key: Key, deadline: &mut Instant) -> Option<()> {
+        let is_over = *deadline <= self.now();
         if is_over {
             self.heap.remove(key);
         }
@@ -145,7 +128,7 @@ impl Detector for Timers {
         }
     }
 
-    fn cancel(&mut self, key: Key, _: &mut Deadline) -> Cancel {
+    fn cancel(&mut self, key: Key, _: &mut Instant) -> Cancel {
         self.heap.remove(key);
         Cancel::Released
     }

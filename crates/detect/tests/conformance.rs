@@ -15,7 +15,7 @@ use std::{
 };
 
 use vigie_detect::{
-    Deadline, Handle, Instant, Interest, Timers, VirtualClock,
+    Handle, Instant, Interest, Timers, VirtualClock,
     conformance::{
         self, Harness, Hosts, Profile, Recognised, SetupError, Trigger, Unclaimed, World,
     },
@@ -63,8 +63,8 @@ impl Harness for TimersHarness {
         &self.handle
     }
 
-    fn request(&mut self, index: usize) -> Deadline {
-        Self::due(index).into()
+    fn request(&mut self, index: usize) -> Instant {
+        Self::due(index)
     }
 
     fn trigger(&mut self, index: usize) -> Trigger {

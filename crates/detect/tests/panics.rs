@@ -258,7 +258,7 @@ fn expect_panicked(result: Poll<Result<Number, WaitError>>, name: &str) {
 fn closes_the_handle(place: Place, name: &str, registration: Registration) {
     let mut stage = Stage::new(place);
     let handle = stage.register_as(registration, None).expect("a registration");
-    let mut waits = [handle.wait(1_u32), handle.wait(2_u32)];
+    let mut waits = [handle.wait(1), handle.wait(2)];
     for wait in &mut waits {
         assert!(stage.poll(wait).is_pending());
     }
@@ -275,7 +275,7 @@ fn closes_the_handle(place: Place, name: &str, registration: Registration) {
         "{ended:?}"
     );
     assert!(matches!(stream.poll_event(&cx), Poll::Ready(None)));
-    expect_panicked(stage.poll(&mut handle.wait(4_u32)), name);
+    expect_panicked(stage.poll(&mut handle.wait(4)), name);
     assert!(handle.stream(5).is_err());
     assert_eq!(handle.pending_count(), 0);
     stage.expect_alive();
@@ -317,7 +317,7 @@ fn in_attach() {
 fn in_submit() {
     let mut stage = Stage::new(Place::Submit);
     let handle = stage.register().expect("a registration");
-    let mut good = handle.wait(1_u32);
+    let mut good = handle.wait(1);
     assert!(stage.poll(&mut good).is_pending());
     expect_panicked(stage.poll(&mut handle.wait(BAD)), "submit");
     assert!(matches!(handle.stream(BAD), Err(WaitError::Panicked { callback: "submit", .. })));
@@ -335,7 +335,7 @@ fn in_check() {
     let registration = Registration::named("fragile").policy(Fixed(Strategy::CheckEach { every }));
     let handle = stage.register_as(registration, None).expect("a registration");
     let mut bad = handle.wait(BAD);
-    let mut good = handle.wait(1_u32);
+    let mut good = handle.wait(1);
     assert!(stage.poll(&mut bad).is_pending());
     assert!(stage.poll(&mut good).is_pending());
     stage.push(1);
@@ -377,8 +377,8 @@ fn in_next_deadline_after_a_poll() {
 fn in_next_deadline_after_submit() {
     let mut stage = Stage::new(Place::NextDeadlineInSubmit);
     let handle = stage.register().expect("a registration");
-    expect_panicked(stage.poll(&mut handle.wait(1_u32)), "next_deadline");
-    expect_panicked(stage.poll(&mut handle.wait(2_u32)), "next_deadline");
+    expect_panicked(stage.poll(&mut handle.wait(1)), "next_deadline");
+    expect_panicked(stage.poll(&mut handle.wait(2)), "next_deadline");
     stage.expect_alive();
 }
 
@@ -387,7 +387,7 @@ fn in_merge() {
     let mut stage = Stage::new(Place::Merge);
     let handle = stage.register().expect("a registration");
     let stream = handle.stream(1).expect("a stream");
-    let mut wait = handle.wait(2_u32);
+    let mut wait = handle.wait(2);
     assert!(stage.poll(&mut wait).is_pending());
     stage.push(1);
     stage.push(2);
@@ -407,14 +407,14 @@ fn in_notified() {
     let (near, far) = UnixStream::pair().expect("a pair of sockets");
     let registration = Registration::named("fragile");
     let handle = stage.register_as(registration, Some(near)).expect("a registration");
-    let mut wait = handle.wait(1_u32);
+    let mut wait = handle.wait(1);
     assert!(stage.poll(&mut wait).is_pending());
     stage.step();
     assert!(stage.poll(&mut wait).is_pending());
     rustix::io::write(&far, &[1]).expect("room for a byte");
     assert!(matches!(stage.lookout.detect(), Detected::Events(1)));
     expect_panicked(stage.poll(&mut wait), "notified");
-    expect_panicked(stage.poll(&mut handle.wait(2_u32)), "notified");
+    expect_panicked(stage.poll(&mut handle.wait(2)), "notified");
     stage.expect_alive();
 }
 
@@ -423,7 +423,7 @@ fn in_cancel() {
     let mut stage = Stage::new(Place::Cancel);
     let handle = stage.register().expect("a registration");
     let mut bad = handle.wait(BAD);
-    let mut good = handle.wait(1_u32);
+    let mut good = handle.wait(1);
     assert!(stage.poll(&mut bad).is_pending());
     assert!(stage.poll(&mut good).is_pending());
     drop(bad);
@@ -435,7 +435,7 @@ fn in_cancel() {
 
     // At the server's end as well.
     let mut bad = handle.wait(BAD);
-    let mut good = handle.wait(1_u32);
+    let mut good = handle.wait(1);
     assert!(stage.poll(&mut bad).is_pending());
     assert!(stage.poll(&mut good).is_pending());
     stage.server.shutdown();
@@ -447,8 +447,8 @@ fn in_cancel() {
 fn in_unclaimed() {
     let mut stage = Stage::new(Place::Unclaimed);
     let handle = stage.register().expect("a registration");
-    let mut left = handle.wait(1_u32);
-    let mut other = handle.wait(2_u32);
+    let mut left = handle.wait(1);
+    let mut other = handle.wait(2);
     assert!(stage.poll(&mut left).is_pending());
     assert!(stage.poll(&mut other).is_pending());
     stage.push(1);
@@ -456,7 +456,7 @@ fn in_unclaimed() {
     drop(left);
     stage.step();
     expect_panicked(stage.poll(&mut other), "unclaimed");
-    expect_panicked(stage.poll(&mut handle.wait(3_u32)), "unclaimed");
+    expect_panicked(stage.poll(&mut handle.wait(3)), "unclaimed");
     stage.expect_alive();
 }
 
@@ -464,14 +464,14 @@ fn in_unclaimed() {
 fn in_drop() {
     let mut stage = Stage::new(Place::Drop);
     let handle = stage.register().expect("a registration");
-    let mut wait = handle.wait_owned(1_u32);
+    let mut wait = handle.wait_owned(1);
     assert!(stage.poll(&mut wait).is_pending());
     drop(wait);
     // The last user: the detector goes.
     drop(handle);
     stage.expect_alive();
     let handle = stage.register().expect("a registration");
-    let mut wait = handle.wait(1_u32);
+    let mut wait = handle.wait(1);
     assert!(stage.poll(&mut wait).is_pending());
     stage.server.shutdown();
     assert!(matches!(stage.poll(&mut wait), Poll::Ready(Err(WaitError::ServerClosed))));

@@ -12,7 +12,7 @@ use std::{
 };
 
 use vigie_detect::{
-    Deadline, Detected, Fixed, Flavor, Frequency, Interest, Server, Strategy,
+    Detected, Fixed, Flavor, Frequency, Interest, Server, Strategy,
     stock::readiness::{Awaited, Direction},
 };
 
@@ -93,7 +93,7 @@ fn looks_are_for_what_is_watched() {
     assert!(!lookout.is_due(later), "nobody asked for looks");
     let deadline = later + Duration::from_secs(1);
     let slack = Duration::from_millis(3);
-    let mut sleep = pin!(server.timers().wait(Deadline::at(deadline).slack(slack)));
+    let mut sleep = pin!(server.timers().wait(deadline).slack(slack));
     let waker = Waker::noop();
     assert!(sleep.as_mut().poll(&mut Context::from_waker(waker)).is_pending());
     lookout.detect();

@@ -11,7 +11,7 @@ use std::{
 };
 
 use proptest::prelude::*;
-use vigie_detect::{Deadline, Instant, Reactivity, Simulation};
+use vigie_detect::{Handle, Instant, Reactivity, Simulation, Timers, Wait};
 
 fn at(micros: u64) -> Instant {
     Instant::from_nanos(micros * 1_000)
@@ -25,7 +25,7 @@ fn fire(seed: u64, reactivity: Reactivity, timers: &[Timer]) -> Vec<Option<Insta
         let (handle, fired) = (simulation.server().timers().clone(), Rc::clone(&fired));
         drop(simulation.spawn(async move {
             handle.wait(at(timer.begin)).await?;
-            let mut wait = pin!(handle.wait(timer.deadline()));
+            let mut wait = pin!(timer.wait(&handle));
             if let Some(given_up) = timer.given_up {
                 let mut cx = Context::from_waker(Waker::noop());
                 if wait.as_mut().poll(&mut cx).is_pending() {
@@ -55,9 +55,12 @@ struct Timer {
 }
 
 impl Timer {
-    fn deadline(self) -> Deadline {
-        let deadline = Deadline::at(at(self.begin + self.after));
-        self.slack.map_or(deadline, |slack| deadline.slack(Duration::from_micros(slack)))
+    fn wait(self, timers: &Handle<Timers>) -> Wait<Timers, &Handle<Timers>> {
+        let wait = timers.wait(at(self.begin + self.after));
+        match self.slack {
+            Some(slack) => wait.slack(Duration::from_micros(slack)),
+            None => wait,
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
 
 use pin_project_lite::pin_project;
 use thiserror::Error;
-use vigie_detect::{Deadline, Server, Timers, Wait};
+use vigie_detect::{Server, Timers, Wait};
 
 pub use vigie_detect::Instant;
 
@@ -88,8 +88,11 @@ impl Future for Sleep {
         }
         let wait = this.wait.get_or_insert_with(|| match Server::current_timers() {
             Ok(timers) => {
-                let deadline = Deadline::at(this.deadline);
-                timers.wait_owned(this.slack.map_or(deadline, |slack| deadline.slack(slack)))
+                let wait = timers.wait_owned(this.deadline);
+                match this.slack {
+                    Some(slack) => wait.slack(slack),
+                    None => wait,
+                }
             }
             Err(error) => panic!("{error}"),
         });
