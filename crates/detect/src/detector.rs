@@ -213,7 +213,8 @@ impl BitOr for Ready {
 ///    may touch is freed before that.
 /// 7. [`poll`](Self::poll) with nothing pending is harmless.
 /// 8. An event that time alone brings is announced by [`next_deadline`](Self::next_deadline), from
-///    `submit` on, and reported by the first poll at that time.
+///    `submit` on, and reported by the first poll at that time; [`hard_deadline`](Self::hard_deadline) and
+///    [`wakeup`](Self::wakeup) say how long the poll may be put off.
 /// 9. The events of one request are reported in the order in which they happened. What a full waiter
 ///    gave back ([`Emitted::Full`]) is emitted in a later round; none is left out.
 /// 10. When the server ends, every pending request is cancelled once. What is in flight then is
@@ -317,6 +318,20 @@ pub trait Detector: Sized + Send + 'static {
     /// retransmissions.
     fn next_deadline(&self) -> Option<Instant> {
         None
+    }
+
+    /// Returns the latest time to which the host may put off the poll for
+    /// [`next_deadline`](Self::next_deadline) when it has other things to do: not earlier than that, which
+    /// is the default.
+    fn hard_deadline(&self) -> Option<Instant> {
+        self.next_deadline()
+    }
+
+    /// Returns when a host that is about to sleep should wake up and poll, from
+    /// [`next_deadline`](Self::next_deadline) to [`hard_deadline`](Self::hard_deadline): such that one
+    /// wake-up finds several events. Asked once for each sleep. Default `next_deadline`.
+    fn wakeup(&self) -> Option<Instant> {
+        self.next_deadline()
     }
 
     /// Returns a call that blocks until an event may be there ([`Methods::BLOCK`]); asked once, after

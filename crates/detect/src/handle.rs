@@ -6,6 +6,7 @@ use std::{
     future::Future,
     pin::Pin,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use crate::{
@@ -18,6 +19,9 @@ use crate::{
     slot::{End, Slot, Taken},
     sync::Arc,
 };
+
+/// The most requests of one handle: their indices leave room for one that is none.
+pub(crate) const PENDING_MAX: usize = 1 << 31;
 
 /// How a detector is registered.
 ///
@@ -48,7 +52,7 @@ impl Registration {
     /// Sets how many requests may be pending at once, 1 to 2^31; more are refused with
     /// [`WaitError::TooManyPending`]. Default 2^20.
     pub fn max_pending(mut self, count: usize) -> Self {
-        self.max_pending = count.clamp(1, 1 << 31);
+        self.max_pending = count.clamp(1, PENDING_MAX);
         self
     }
 
@@ -102,8 +106,9 @@ impl<D: Detector> Handle<D> {
     /// [bouge02, §2.2]: `thread_IO_wait(handle, arg)`.
     ///
     /// # Cost
-    /// An event that is there already is returned by the first poll. Otherwise two short locks and,
-    /// once the handle has seen as many requests at a time before, no allocation.
+    /// An event that is there already is returned by the first poll. Otherwise two short locks and
+    /// no allocation, unless more requests are pending than were lately: entries are kept for 1024, or for as
+    /// many again as are pending.
     ///
     /// # Cancel safety
     /// Cancel safe as far as the detector is: a future dropped before its event asks the detector to
@@ -113,12 +118,12 @@ impl<D: Detector> Handle<D> {
     /// # Errors
     /// [`WaitError`].
     pub fn wait(&self, request: D::Request) -> Wait<D, &Self> {
-        Wait { handle: self, state: WaitState::New(Some(request)) }
+        Wait { handle: self, state: WaitState::New(Some(request)), before_submit: None }
     }
 
     /// Like [`wait`](Self::wait), with a future that keeps the handle alive by itself.
     pub fn wait_owned(&self, request: D::Request) -> Wait<D> {
-        Wait { handle: self.clone(), state: WaitState::New(Some(request)) }
+        Wait { handle: self.clone(), state: WaitState::New(Some(request)), before_submit: None }
     }
 
     /// Makes one request with many events (multishot). It is submitted at once and stays pending
@@ -127,7 +132,7 @@ impl<D: Detector> Handle<D> {
     /// # Errors
     /// [`WaitError`] if the detector refuses the request.
     pub fn stream(&self, request: D::Request) -> Result<EventStream<D>, WaitError> {
-        match self.user.inner.submit(request, Mode::Stream)? {
+        match self.user.inner.submit(request, Mode::Stream, None)? {
             Submission::Pending(key, slot) => Ok(EventStream { handle: self.clone(), key, slot }),
             Submission::Ready(_) => unreachable!("invariant: a stream is never over at once"),
         }
@@ -196,7 +201,11 @@ impl<D: Detector> fmt::Debug for Handle<D> {
 pub struct Wait<D: Detector, H: Borrow<Handle<D>> = Handle<D>> {
     handle: H,
     state: WaitState<D>,
+    pub(crate) before_submit: Option<BeforeSubmit<D>>,
 }
+
+/// What a detector of this crate is told before it gets the request, under the same lock.
+pub(crate) type BeforeSubmit<D> = (fn(&mut D, Duration), Duration);
 
 enum WaitState<D: Detector> {
     New(Option<D::Request>),
@@ -219,7 +228,7 @@ impl<D: Detector, H: Borrow<Handle<D>>> Future for Wait<D, H> {
             let request = request.take().expect("invariant: a new wait has its request");
             // Over, should the submission panic.
             this.state = WaitState::Over;
-            match inner.submit(request, Mode::Once) {
+            match inner.submit(request, Mode::Once, this.before_submit) {
                 Ok(Submission::Ready(event)) => return Poll::Ready(Ok(event)),
                 Ok(Submission::Pending(key, slot)) => this.state = WaitState::Pending(key, slot),
                 Err(error) => return Poll::Ready(Err(error)),

@@ -11,7 +11,7 @@ use crate::{
     pending::Batch,
     registered::{BeforeSleep, Cause, Registered},
     shared::{Row, Shared},
-    sync::{Arc, MutexGuard, Ordering, lock, try_lock},
+    sync::{Arc, AtomicU64, MutexGuard, Ordering, lock, try_lock},
     wait_point::{Address, Routed, Timeout, WaitPoint},
 };
 
@@ -450,13 +450,16 @@ impl Shared {
         events
     }
 
-    /// Polls the handles whose deadline has come, and finds the next one.
+    /// Polls the handles whose deadline has come, also where that could be put off: now it costs no wake-up.
+    /// Finds the next one.
     fn poll_deadlines(&self, driver: &mut Driver, batch: &mut Batch, now: Instant) -> usize {
-        if now.as_nanos() < self.next_deadline.load(Ordering::Relaxed) {
+        let is_before = |word: &AtomicU64| now.as_nanos() < word.load(Ordering::Relaxed);
+        if is_before(&self.next_due) && is_before(&self.next_deadline) {
             return 0;
         }
-        // Raised first: a deadline that is submitted during the search lowers it again. A swap, so
+        // Raised first: a deadline that is submitted during the search lowers them again. Swaps, so
         // that the first deadline of a handle is seen together with the changed table.
+        self.next_due.swap(u64::MAX, Ordering::SeqCst);
         self.next_deadline.swap(u64::MAX, Ordering::SeqCst);
         self.refresh(driver);
         let mut events = 0;
@@ -468,22 +471,19 @@ impl Shared {
             if handle.watch_state().known_count.load(Ordering::Acquire) == 0 {
                 continue;
             }
-            let Some(mut deadline) = handle.next_deadline() else { continue };
-            if deadline <= now {
-                events += handle.round(Cause::Poll, now, batch);
-                match handle.next_deadline() {
-                    // A detector that leaves its deadline in the past is polled at each look.
-                    Some(next) => deadline = next,
-                    None => continue,
-                }
+            let (count, next) = handle.poll_deadline(now, batch);
+            events += count;
+            if let Some(due) = next {
+                self.next_due.fetch_min(due.soft.as_nanos(), Ordering::SeqCst);
+                self.next_deadline.fetch_min(due.hard.as_nanos(), Ordering::SeqCst);
             }
-            self.next_deadline.fetch_min(deadline.as_nanos(), Ordering::SeqCst);
         }
         events
     }
 
-    /// Finds the next deadline anew, before a sleep: the one that is known may be of something that is over, and would
-    /// end the sleep for nothing. Returns false if a handle came meanwhile.
+    /// Finds anew when deadlines should end the sleep that is prepared: the time that is known may be of
+    /// something that is over, and would end the sleep for nothing; or another one finds more deadlines.
+    /// Returns false if a handle came meanwhile.
     fn find_deadline(&self, driver: &mut Driver) -> bool {
         // As in `poll_deadlines`; whoever lowers it from here on finds the host parked, and rings.
         self.next_deadline.swap(u64::MAX, Ordering::SeqCst);
@@ -492,7 +492,7 @@ impl Shared {
             let row = driver.rows.get(index as usize);
             let Some(handle) = row.and_then(|row| row.handle.as_ref()) else { continue };
             if handle.watch_state().known_count.load(Ordering::Acquire) > 0
-                && let Some(deadline) = handle.next_deadline()
+                && let Some(deadline) = handle.wakeup()
             {
                 self.next_deadline.fetch_min(deadline.as_nanos(), Ordering::SeqCst);
             }
@@ -565,7 +565,11 @@ impl Shared {
         }
         // SeqCst: see `ParkWord::begin_park`.
         let known = self.next_deadline.load(Ordering::SeqCst);
-        if known > now.as_nanos() && known < wake_at && !self.find_deadline(driver) {
+        let due = self.next_due.load(Ordering::SeqCst);
+        if due <= now.as_nanos() {
+            // It could be put off, but a look at once costs no wake-up.
+            wake_at = 0;
+        } else if known > now.as_nanos() && due < wake_at && !self.find_deadline(driver) {
             wake_at = 0;
         }
         wake_at = wake_at.min(self.next_deadline.load(Ordering::SeqCst));

@@ -1,7 +1,8 @@
 //! The pending requests of one handle, and the [`Round`] in which a detector serves them.
 //!
 //! A request lives in an entry. Entries are boxed and reused, so that a request has a stable address
-//! while it is pending and waiting again allocates nothing.
+//! while it is pending and waiting again allocates nothing; those that a burst has left behind are given
+//! back.
 //!
 //! ```text
 //!                 insert (1)           complete, last emit (2)           release (4)
@@ -16,6 +17,8 @@
 //! lock: an ended request waits for its waiter's release, and what is left of a cancelled one goes to
 //! the trash, which the holder of the lock empties after releasing it.
 
+mod entries;
+
 use std::{fmt, mem, task::Waker};
 
 use crate::{
@@ -25,6 +28,7 @@ use crate::{
     slot::{End, Slot},
     sync::Arc,
 };
+use entries::Entries;
 
 /// The name of one pending request: unique within its handle for as long as it is pending, and a
 /// `u64` for devices that carry one along (`user_data`, `wr_id`).
@@ -109,8 +113,7 @@ pub(crate) type Trash<D> = (Option<<D as Detector>::Request>, Option<<D as Detec
 
 /// All requests of one handle.
 pub(crate) struct PendingSet<D: Detector> {
-    entries: Vec<Box<Entry<D>>>,
-    free: Vec<u32>,
+    entries: Entries<D>,
     oldest: u32,
     newest: u32,
     pending_count: usize,
@@ -123,8 +126,7 @@ pub(crate) struct PendingSet<D: Detector> {
 impl<D: Detector> PendingSet<D> {
     pub(crate) fn new() -> Self {
         Self {
-            entries: Vec::new(),
-            free: Vec::new(),
+            entries: Entries::new(),
             oldest: NIL,
             newest: NIL,
             pending_count: 0,
@@ -145,13 +147,10 @@ impl<D: Detector> PendingSet<D> {
     }
 
     pub(crate) fn insert(&mut self, request: D::Request, mode: Mode) -> Key {
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.entries.push(Box::new(Entry::new(0)));
-            u32::try_from(self.entries.len() - 1).expect("invariant: max_pending fits in a u32")
-        });
+        let index = self.entries.insert();
         let newest = mem::replace(&mut self.newest, index);
         let entry = self.entry_mut(index);
-        debug_assert_eq!(entry.phase, Phase::Free, "invariant: the free list holds free entries");
+        debug_assert_eq!(entry.phase, Phase::Free, "invariant: a free entry was handed out");
         entry.request = Some(request);
         entry.phase = Phase::Pending;
         entry.mode = mode;
@@ -168,8 +167,8 @@ impl<D: Detector> PendingSet<D> {
     }
 
     /// Returns the slot in which the waiter of `key` finds its events.
-    pub(crate) fn slot(&self, key: Key) -> Arc<Slot<D::Event>> {
-        Arc::clone(&self.entries[key.index as usize].slot)
+    pub(crate) fn slot(&mut self, key: Key) -> Arc<Slot<D::Event>> {
+        Arc::clone(&self.entry_mut(key.index).slot)
     }
 
     /// Returns the request of `key` if the detector still knows it.
@@ -181,7 +180,7 @@ impl<D: Detector> PendingSet<D> {
     }
 
     fn phase(&self, key: Key) -> Option<Phase> {
-        let entry = self.entries.get(key.index as usize)?;
+        let entry = self.entries.get(key.index)?;
         (entry.generation == key.generation).then_some(entry.phase)
     }
 
@@ -195,7 +194,7 @@ impl<D: Detector> PendingSet<D> {
         match self.phase(key) {
             Some(Phase::Ended) => {
                 let request = self.entry_mut(key.index).request.take();
-                self.free(key.index);
+                self.entries.free(key.index);
                 request
             }
             Some(Phase::Pending) => {
@@ -205,7 +204,7 @@ impl<D: Detector> PendingSet<D> {
                 match answer {
                     Some(Cancel::Released) => {
                         let request = self.entry_mut(key.index).request.take();
-                        self.free(key.index);
+                        self.entries.free(key.index);
                         request
                     }
                     Some(Cancel::InFlight) => {
@@ -279,7 +278,7 @@ impl<D: Detector> PendingSet<D> {
 
     /// Returns the keys of all requests that the detector still knows, pending ones oldest first.
     pub(crate) fn known(&self) -> Vec<Key> {
-        let cancelling = self.entries.iter().zip(0u32..).filter_map(|(entry, index)| {
+        let cancelling = self.entries.iter().filter_map(|(index, entry)| {
             (entry.phase == Phase::Cancelling)
                 .then_some(Key { index, generation: entry.generation })
         });
@@ -287,7 +286,7 @@ impl<D: Detector> PendingSet<D> {
     }
 
     fn entry_mut(&mut self, index: u32) -> &mut Entry<D> {
-        &mut self.entries[index as usize]
+        self.entries.used(index)
     }
 
     fn unlink(&mut self, index: u32) {
@@ -307,18 +306,11 @@ impl<D: Detector> PendingSet<D> {
         self.changed = true;
     }
 
-    fn free(&mut self, index: u32) {
-        let entry = self.entry_mut(index);
-        entry.phase = Phase::Free;
-        entry.generation = entry.generation.wrapping_add(1);
-        self.free.push(index);
-    }
-
     fn finish_cancelled(&mut self, index: u32, event: Option<D::Event>) {
         let request = self.entry_mut(index).request.take();
         self.trash.push((request, event));
         self.cancelling_count -= 1;
-        self.free(index);
+        self.entries.free(index);
     }
 
     /// Gives the entry's memory up for good, since a device may still write to it, and puts a fresh
@@ -332,14 +324,14 @@ impl<D: Detector> PendingSet<D> {
             fresh.mode = entry.mode;
             fresh
         };
-        let leaked = mem::replace(&mut self.entries[index as usize], Box::new(fresh));
+        let leaked = mem::replace(self.entries.used(index), Box::new(fresh));
         mem::forget(leaked);
     }
 
     fn leak(&mut self, index: u32) {
         self.leak_request(index);
         self.entry_mut(index).slot = Arc::new(Slot::new());
-        self.free(index);
+        self.entries.free(index);
     }
 }
 
@@ -390,7 +382,7 @@ impl<'a, D: Detector> Pending<'a, D> {
         let set = self.set;
         let mut index = set.oldest;
         std::iter::from_fn(move || {
-            let entry = set.entries.get(index as usize)?;
+            let entry = set.entries.get(index)?;
             let key = Key { index, generation: entry.generation };
             index = entry.next;
             Some((key, entry.request.as_ref().expect("invariant: pending has a request")))
@@ -482,15 +474,15 @@ impl<'a, D: Detector> Round<'a, D> {
     /// Returns the key of the oldest pending request.
     #[must_use]
     pub fn oldest(&self) -> Option<Key> {
-        let entry = self.set.entries.get(self.set.oldest as usize)?;
+        let entry = self.set.entries.get(self.set.oldest)?;
         Some(Key { index: self.set.oldest, generation: entry.generation })
     }
 
     /// Returns the pending request after `key`, in order of age.
     #[must_use]
     pub fn next_after(&self, key: Key) -> Option<Key> {
-        let index = self.set.entries.get(key.index as usize)?.next;
-        let entry = self.set.entries.get(index as usize)?;
+        let index = self.set.entries.get(key.index)?.next;
+        let entry = self.set.entries.get(index)?;
         Some(Key { index, generation: entry.generation })
     }
 

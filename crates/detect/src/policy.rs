@@ -255,13 +255,17 @@ pub struct Adaptive {
     /// Polls of a detector that cannot announce take at most one in so many microseconds, at least
     /// 1. Default 8.
     pub poll_share: u32,
+    /// How much later than its deadline a timer may fire to share a wake-up with others, unless it says so
+    /// itself ([`Wait::slack`](crate::Wait::slack)). Default 50 µs. Matters in the policy that a
+    /// server is made with, and nowhere else.
+    pub timer_slack: Duration,
 }
 
 impl Adaptive {
     /// Returns the policy for `reactivity`. [`Reactivity`] says what differs.
     #[must_use]
     pub const fn new(reactivity: Reactivity) -> Self {
-        let spin_max = reactivity.spin_max();
+        let (spin_max, timer_slack) = (reactivity.spin_max(), reactivity.timer_slack());
         match reactivity {
             Reactivity::LowCpu => Self {
                 every: Duration::from_micros(100),
@@ -270,6 +274,7 @@ impl Adaptive {
                 interval_max: Duration::from_millis(1),
                 delay_weight: 0,
                 poll_share: 50,
+                timer_slack,
             },
             Reactivity::Balanced => Self {
                 every: Duration::from_micros(50),
@@ -278,6 +283,7 @@ impl Adaptive {
                 interval_max: Duration::from_micros(500),
                 delay_weight: 1,
                 poll_share: 8,
+                timer_slack,
             },
             Reactivity::LowLatency => Self {
                 every: Duration::from_micros(20),
@@ -286,6 +292,7 @@ impl Adaptive {
                 interval_max: Duration::from_micros(100),
                 delay_weight: 8,
                 poll_share: 2,
+                timer_slack,
             },
         }
     }

@@ -5,11 +5,11 @@ use std::{fmt, time::Duration};
 /// How much processor time may be spent on being early: the three settings of
 /// [`Adaptive`](crate::Adaptive).
 ///
-/// | | polls first, before a sleep | a microsecond of delay is worth | looks while tasks run |
-/// | --- | --- | --- | --- |
-/// | `LowCpu` | never | nothing | every 100 µs |
-/// | `Balanced` | up to 10 µs | a microsecond of processor time | every 50 µs |
-/// | `LowLatency` | up to 200 µs | eight of them | every 20 µs |
+/// | | polls first, before a sleep | a microsecond of delay is worth | looks while tasks run | timers' slack |
+/// | --- | --- | --- | --- | --- |
+/// | `LowCpu` | never | nothing | every 100 µs | 1 ms |
+/// | `Balanced` | up to 10 µs | a microsecond of processor time | every 50 µs | 50 µs |
+/// | `LowLatency` | up to 200 µs | eight of them | every 20 µs | none |
 ///
 /// None of them polls first where that did not pay lately, where somebody else has use for the core
 /// ([`Load`](crate::Load)), or twice without an event in between: an idle process sleeps for good.
@@ -33,6 +33,17 @@ impl Reactivity {
             Self::LowCpu => Duration::ZERO,
             Self::Balanced => Duration::from_micros(10),
             Self::LowLatency => Duration::from_micros(200),
+        }
+    }
+
+    /// Returns how much later than its deadline a timer may fire to share a wake-up with others: 1 ms, 50 µs,
+    /// not at all.
+    #[must_use]
+    pub const fn timer_slack(self) -> Duration {
+        match self {
+            Self::LowCpu => Duration::from_millis(1),
+            Self::Balanced => Duration::from_micros(50),
+            Self::LowLatency => Duration::ZERO,
         }
     }
 }

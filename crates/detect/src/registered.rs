@@ -13,7 +13,7 @@ use crate::{
     cost::{Costs, nanos},
     detector::{Armed, Arming, Cancel, Detector, Methods, Notice, Submitted},
     error::{RegisterError, WaitError, caught, discard},
-    handle::Registration,
+    handle::{BeforeSubmit, Registration},
     history::{History, Stakes},
     metrics::{Detection, HandleReport},
     pending::{Batch, Key, Mode, Pending, PendingSet, Round, Trash},
@@ -47,11 +47,21 @@ pub(crate) enum BeforeSleep {
     Until(Option<Instant>),
 }
 
+/// From when on a poll finds a deadline that has come, and the latest time of that poll.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Due {
+    pub(crate) soft: Instant,
+    pub(crate) hard: Instant,
+}
+
 /// What the server sees of a registered detector: dynamic dispatch once per round.
 pub(crate) trait Registered: Send + Sync {
     fn round(&self, cause: Cause<'_>, now: Instant, batch: &mut Batch) -> usize;
     fn before_sleep(&self, now: Instant, batch: &mut Batch) -> BeforeSleep;
-    fn next_deadline(&self) -> Option<Instant>;
+    /// Polls if a deadline has come. Returns how many events were reported, and the next deadline.
+    fn poll_deadline(&self, now: Instant, batch: &mut Batch) -> (usize, Option<Due>);
+    /// Returns when the host should wake up for the next deadline.
+    fn wakeup(&self) -> Option<Instant>;
     /// Asks the policy, if that is due at `now`.
     fn reconsider(&self, now: Instant);
     /// The host has polled for this handle in vain and goes to sleep.
@@ -213,6 +223,7 @@ impl<D: Detector> Inner<D> {
         &self,
         request: D::Request,
         mode: Mode,
+        before: Option<BeforeSubmit<D>>,
     ) -> Result<Submission<D>, WaitError> {
         let mut guard = lock(&self.core);
         let core = &mut *guard;
@@ -229,6 +240,9 @@ impl<D: Detector> Inner<D> {
         let was_idle = core.pending.len() + core.pending.cancelling_count() == 0;
         let key = core.pending.insert(request, mode);
         let slot = core.pending.slot(key);
+        if let Some((tell, value)) = before {
+            tell(detector, value);
+        }
         let submitted = {
             let request = core.pending.request_mut(key).expect("invariant: just inserted");
             caught("submit", || detector.submit(key, request, mode))
@@ -266,7 +280,7 @@ impl<D: Detector> Inner<D> {
                 return Err(panicked);
             }
         }
-        let deadline = match core.detector.as_ref().map_or(Ok(None), deadline_of) {
+        let deadline = match core.detector.as_ref().map_or(Ok(None), due_of) {
             Ok(deadline) => deadline,
             Err(panicked) => {
                 // This request has its error in its slot, like all others.
@@ -292,7 +306,7 @@ impl<D: Detector> Inner<D> {
     }
 
     /// Tells the host of a new request, if it must know before its next look.
-    fn tell_host(&self, deadline: Option<Instant>, is_queued: bool, sleeps_without_it: bool) {
+    fn tell_host(&self, deadline: Option<Due>, is_queued: bool, sleeps_without_it: bool) {
         if let Some(deadline) = deadline {
             self.publish_deadline(deadline);
         }
@@ -413,7 +427,7 @@ impl<D: Detector> Inner<D> {
         has_thread
     }
 
-    fn publish_deadline(&self, deadline: Instant) {
+    fn publish_deadline(&self, deadline: Due) {
         if !self.watch.has_deadlines.load(Ordering::Relaxed) {
             self.watch.has_deadlines.store(true, Ordering::Release);
             self.shared().frequencies_changed();
@@ -509,7 +523,7 @@ impl<D: Detector> Inner<D> {
         if more {
             self.shared.ring(self.site.address());
         }
-        match core.detector.as_ref().map_or(Ok(None), deadline_of) {
+        match core.detector.as_ref().map_or(Ok(None), due_of) {
             Ok(Some(deadline)) => self.publish_deadline(deadline),
             Ok(None) => {}
             Err(panicked) => return reported + self.give_up(core, &panicked, batch),
@@ -610,11 +624,28 @@ impl<D: Detector> Registered for Inner<D> {
         if reported > 0 { BeforeSleep::Events(reported) } else { BeforeSleep::Until(next) }
     }
 
-    fn next_deadline(&self) -> Option<Instant> {
+    fn poll_deadline(&self, now: Instant, batch: &mut Batch) -> (usize, Option<Due>) {
+        let mut guard = lock(&self.core);
+        // A poll meets a panic again, and ends what is pending.
+        let next = |core: &Core<D>| {
+            let at_once = |_| Some(Due { soft: now, hard: now });
+            core.detector.as_ref().and_then(|detector| due_of(detector).unwrap_or_else(at_once))
+        };
+        let Some(due) = next(&guard).filter(|_| is_known(&guard)) else { return (0, None) };
+        if due.soft > now {
+            return (0, Some(due));
+        }
+        let reported = self.poll_core(&mut guard, Cause::Poll, now, batch);
+        let due = next(&guard);
+        self.finish_round(guard);
+        // A detector that leaves its deadline in the past is polled at each look.
+        (reported, due)
+    }
+
+    fn wakeup(&self) -> Option<Instant> {
         let core = lock(&self.core);
-        // The round that follows at once meets the panic again, and ends what is pending.
-        let due = |_| Some(Instant::from_nanos(0));
-        core.detector.as_ref().and_then(|detector| deadline_of(detector).unwrap_or_else(due))
+        let detector = core.detector.as_ref()?;
+        caught("wakeup", || detector.wakeup()).unwrap_or(Some(Instant::from_nanos(0)))
     }
 
     fn reconsider(&self, now: Instant) {
@@ -767,8 +798,16 @@ const COLLECT_ROUNDS_MAX: u32 = 1_000_000;
 /// How often a handle is polled at switches while its blocking call waits for idleness.
 const POLL_MEANWHILE: Duration = Duration::from_micros(50);
 
-fn deadline_of<D: Detector>(detector: &D) -> Result<Option<Instant>, WaitError> {
-    caught("next_deadline", || detector.next_deadline())
+fn due_of<D: Detector>(detector: &D) -> Result<Option<Due>, WaitError> {
+    caught("next_deadline", || {
+        let soft = detector.next_deadline()?;
+        Some(Due { soft, hard: detector.hard_deadline().unwrap_or(soft) })
+    })
+}
+
+/// Returns whether a request is pending, or in cancellation.
+fn is_known<D: Detector>(core: &Core<D>) -> bool {
+    core.pending.len() + core.pending.cancelling_count() > 0
 }
 
 /// Asks the policy, and the default one if its answer does not fit the methods, or if it panics.

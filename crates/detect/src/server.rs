@@ -15,7 +15,7 @@
 //!  future polled again ◀───── waker ◀──── slot ◀── event ◀───  then, without locks: wake
 //! ```
 
-use std::{cell::RefCell, fmt, io, marker::PhantomData, mem, os::fd::RawFd};
+use std::{cell::RefCell, fmt, io, marker::PhantomData, mem, os::fd::RawFd, time::Duration};
 
 use thiserror::Error;
 
@@ -23,7 +23,7 @@ use crate::{
     clock::{Clock, ClockSource, Instant},
     detector::Detector,
     error::RegisterError,
-    handle::{Handle, Registration},
+    handle::{Handle, PENDING_MAX, Registration},
     lookout::Lookout,
     metrics::{HandleReport, Snapshot},
     policy::{Adaptive, Flavor, Policy},
@@ -103,8 +103,18 @@ impl Server {
     }
 
     pub(crate) fn new_virtual(flavor: Flavor, clock: Arc<dyn Clock>) -> io::Result<Self> {
+        // A wake-up costs nothing here.
+        let default = Adaptive { timer_slack: Duration::ZERO, ..Adaptive::default() };
+        Self::new_virtual_with(flavor, clock, default)
+    }
+
+    pub(crate) fn new_virtual_with(
+        flavor: Flavor,
+        clock: Arc<dyn Clock>,
+        default: Adaptive,
+    ) -> io::Result<Self> {
         let points = (WaitPoint::Virtual, Gate::Virtual);
-        let policies = (Adaptive::default(), Box::new(Adaptive::default()) as Box<dyn Policy>);
+        let policies = (default, Box::new(default) as Box<dyn Policy>);
         Self::build(flavor, ClockSource::Other(clock), points, policies)
     }
 
@@ -115,9 +125,16 @@ impl Server {
         (default, policy): (Adaptive, Box<dyn Policy>),
     ) -> io::Result<Self> {
         let shared = Arc::new(Shared::new(flavor, clock, wait_point, gate, default));
-        let timers = Shared::register(&shared, Timers::new(), Registration::named("timers"), None)
+        // Neither is bounded before memory is: each request is one that a task waits for.
+        let registration = |name| Registration::named(name).max_pending(PENDING_MAX);
+        // When a timer fires is known: there is nothing to poll for unless it must not be late at all.
+        let slack = default.timer_slack;
+        let spin_max = if slack.is_zero() { default.spin_max } else { Duration::ZERO };
+        let timer_policy: Box<dyn Policy> = Box::new(Adaptive { spin_max, ..default });
+        let (timers, timers_named) = (Timers::new(slack), registration("timers"));
+        let timers = Shared::register(&shared, timers, timers_named, Some(timer_policy))
             .map_err(io::Error::other)?;
-        let registration = Registration::named("readiness");
+        let registration = registration("readiness");
         let readiness = Shared::register(&shared, Readiness::new(), registration, Some(policy))
             .map_err(io::Error::other)?;
         Ok(Self { owner: Arc::new(Owner { shared, timers, readiness }) })
@@ -144,6 +161,14 @@ impl Server {
     /// [`NoServer`] if there is none.
     pub fn current() -> Result<Self, NoServer> {
         with_current(|server| server.cloned()).ok_or(NoServer)
+    }
+
+    /// Returns the [timers](Self::timers) of the [current](Self::current) server.
+    ///
+    /// # Errors
+    /// [`NoServer`] if there is none.
+    pub fn current_timers() -> Result<Handle<Timers>, NoServer> {
+        with_current(|server| server.map(|server| server.timers().clone())).ok_or(NoServer)
     }
 
     /// Makes this the [current](Self::current) server of the thread until the guard is dropped.

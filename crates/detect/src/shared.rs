@@ -16,7 +16,7 @@ use crate::{
     park::ParkWord,
     pending::Batch,
     policy::{Adaptive, Decision, Flavor, Policy, Situation},
-    registered::{Inner, Registered},
+    registered::{Due, Inner, Registered},
     signals::{Listener, Listening, Signals},
     site::Site,
     strategies::strategies,
@@ -35,8 +35,12 @@ pub(crate) struct Shared {
     /// Raised with every change of `table`; the driver copies the table when its own copy is older.
     pub(crate) version: AtomicUsize,
     pub(crate) driver: Mutex<Driver>,
-    /// Nanoseconds; `u64::MAX` for none. Lowered by submitters, recomputed by the driver.
+    /// The latest time of the next look that deadlines need, in nanoseconds; `u64::MAX` for none. Lowered
+    /// by submitters, recomputed by the driver.
     pub(crate) next_deadline: AtomicU64,
+    /// The time from which on a look finds a deadline that has come, written likewise. Not after
+    /// `next_deadline`, but for a moment.
+    pub(crate) next_due: AtomicU64,
     /// When the next look is due while tasks run.
     pub(crate) next_look: AtomicU64,
     /// The looking interval as the driver last computed it, in nanoseconds; `u64::MAX` for none.
@@ -89,6 +93,7 @@ impl Shared {
             version: AtomicUsize::new(0),
             driver: Mutex::new(Driver::new(wait_point)),
             next_deadline: AtomicU64::new(u64::MAX),
+            next_due: AtomicU64::new(u64::MAX),
             next_look: AtomicU64::new(0),
             look_every_ns: AtomicU64::new(u64::MAX),
             last_look: AtomicU64::new(0),
@@ -280,9 +285,19 @@ impl Shared {
         }
     }
 
-    /// Makes sure that the host does not sleep past `deadline`.
-    pub(crate) fn publish_deadline(&self, deadline: Instant) {
-        if self.word.lower(&self.next_deadline, deadline.as_nanos()) {
+    /// Makes sure that the host does not sleep past the deadline. Called after the detector has taken the
+    /// request, so that the driver, which raises both words before it asks the detectors, either finds it
+    /// there or is followed by this.
+    pub(crate) fn publish_deadline(&self, due: Due) {
+        let (soft, hard) = (due.soft.as_nanos(), due.hard.as_nanos());
+        // Most are later than what is known. A load that sees a lower word has happened before the driver
+        // raised it; then the handle's lock, which the driver takes after that, has shown it the request.
+        if soft < self.next_due.load(Ordering::Relaxed) {
+            self.next_due.fetch_min(soft, Ordering::SeqCst);
+        }
+        if hard < self.next_deadline.load(Ordering::Relaxed)
+            && self.word.lower(&self.next_deadline, hard)
+        {
             self.unpark();
         }
     }

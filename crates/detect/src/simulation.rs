@@ -18,7 +18,7 @@ use thiserror::Error;
 use crate::{
     clock::{Clock, Instant, VirtualClock},
     lookout::{Detected, Lookout},
-    policy::Flavor,
+    policy::{Adaptive, Flavor},
     server::Server,
     sync::{Arc, AtomicBool, Mutex, Ordering, lock},
 };
@@ -134,9 +134,19 @@ impl Simulation {
     /// Never in practice: a virtual server needs no descriptor.
     #[must_use]
     pub fn new(seed: u64) -> Self {
+        Self::with_policy(seed, Adaptive { timer_slack: Duration::ZERO, ..Adaptive::default() })
+    }
+
+    /// Like [`new`](Self::new), with the policy for everything that says none of its own; and so with
+    /// slack for timers, which by default fire exactly at their deadlines.
+    ///
+    /// # Panics
+    /// Never in practice: a virtual server needs no descriptor.
+    #[must_use]
+    pub fn with_policy(seed: u64, policy: impl Into<Adaptive>) -> Self {
         let clock = Arc::new(VirtualClock::new());
         let shared: Arc<dyn Clock> = Arc::<VirtualClock>::clone(&clock);
-        let server = Server::new_virtual(Flavor::UserLevel, shared)
+        let server = Server::new_virtual_with(Flavor::UserLevel, shared, policy.into())
             .expect("invariant: a virtual server asks the kernel for nothing");
         Self {
             lookout: server.lookout(),

@@ -1,26 +1,81 @@
 //! Timers as a detector: a request is a deadline, its event that the deadline has come.
 //!
+//! Each timer has a *soft expiry*, its deadline, before which it never fires, and a *hard expiry*, the
+//! deadline and its slack, up to which the host may put it off. A poll fires all that have expired
+//! softly, up to the first one, in the order of hard expiry, that has not; so timers close to one another
+//! share a wake-up. [`Detector::wakeup`] says when that should be: at the last soft expiry before the
+//! first hard one, and so without delay for a timer that is alone. Linux's own timers have both expiries
+//! (`hrtimer_set_expires_range`); there, the wake-up is at the hard one.
+//!
 //! Deadlines are exact to the nanosecond and kept in a four-ary heap that knows where each timer
 //! stands, so that a cancelled one leaves at once. *Deviation* from the hashed wheel of [wheels87]: a
 //! wheel rounds deadlines to its tick; and appending at the far end of a heap, which is what time-outs
 //! do, takes constant time as well.
 
+use std::{borrow::Borrow, time::Duration};
+
 use crate::{
     clock::Instant,
     detector::{Arming, Cancel, Detector, Key, Methods, Mode, Round, Submitted},
+    handle::{Handle, Wait},
     site::Site,
 };
 
+mod heap;
+
+use heap::{DeadlineHeap, Node};
+
 /// The timers of a server: see [`Server::timers`](crate::Server::timers).
-#[derive(Debug, Default)]
+///
+/// A deadline that has come already is ready at once, without a wait. There is no bound on how many
+/// timers may be pending, but memory and 2^31.
+#[derive(Debug)]
 pub struct Timers {
     site: Option<Site>,
     heap: DeadlineHeap,
+    /// Of requests that name none.
+    default_slack: Duration,
+    /// Of the request that is submitted next, under the same lock.
+    next_slack: Option<Duration>,
+}
+
+impl<H: Borrow<Handle<Timers>>> Wait<Timers, H> {
+    /// Sets the slack: how much later than the deadline the event may be reported to share a wake-up with
+    /// others, apart from the delays of the machine. Default [`Adaptive::timer_slack`] of the server. Set
+    /// after the first poll, it has no effect.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    /// use vigie_detect::{Instant, Simulation};
+    ///
+    /// let mut simulation = Simulation::new(0);
+    /// let timers = simulation.server().timers().clone();
+    /// simulation.block_on(async move {
+    ///     let deadline = Instant::now() + Duration::from_secs(60);
+    ///     timers.wait(deadline).slack(Duration::from_secs(1)).await
+    /// })??;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// [`Adaptive::timer_slack`]: crate::Adaptive::timer_slack
+    pub fn slack(mut self, slack: Duration) -> Self {
+        self.before_submit = Some((Timers::set_next_slack, slack));
+        self
+    }
 }
 
 impl Timers {
-    pub(crate) fn new() -> Self {
-        Self::default()
+    pub(crate) fn new(default_slack: Duration) -> Self {
+        Self { site: None, heap: DeadlineHeap::default(), default_slack, next_slack: None }
+    }
+
+    fn set_next_slack(&mut self, slack: Duration) {
+        self.next_slack = Some(slack);
+    }
+
+    fn now(&self) -> Instant {
+        self.site.as_ref().expect("invariant: attached before the first request").now()
     }
 }
 
@@ -41,14 +96,18 @@ impl Detector for Timers {
         Ok(())
     }
 
-    fn submit(&mut self, key: Key, deadline: &mut Instant, _: Mode) -> Submitted<()> {
-        self.heap.insert(*deadline, key);
+    fn submit(&mut self, key: Key, deadline: &mut Instant, mode: Mode) -> Submitted<()> {
+        let slack = self.next_slack.take().unwrap_or(self.default_slack);
+        // A stream gets its event from a poll, which ends it.
+        if mode == Mode::Once && *deadline <= self.now() {
+            return Submitted::Ready(());
+        }
+        self.heap.insert(Node { hard: *deadline + slack, soft: *deadline, key });
         Submitted::Pending
     }
 
     fn check(&mut self, key: Key, deadline: &mut Instant) -> Option<()> {
-        let site = self.site.as_ref().expect("invariant: attached before the first request");
-        let is_over = *deadline <= site.now();
+        let is_over = *deadline <= self.now();
         if is_over {
             self.heap.remove(key);
         }
@@ -56,16 +115,16 @@ impl Detector for Timers {
     }
 
     fn poll(&mut self, round: &mut Round<'_, Self>) {
-        while let Some((deadline, key)) = self.heap.first() {
-            if deadline > round.now() {
+        while let Some(first) = self.heap.first() {
+            if first.soft > round.now() {
                 break;
             }
             if round.is_full() {
                 round.more();
                 break;
             }
-            self.heap.remove(key);
-            round.complete(key, ());
+            self.heap.remove(first.key);
+            round.complete(first.key, ());
         }
     }
 
@@ -75,120 +134,14 @@ impl Detector for Timers {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.heap.first().map(|(deadline, _)| deadline)
-    }
-}
-
-const ARITY: usize = 4;
-const ABSENT: u32 = u32::MAX;
-
-/// A heap of deadlines, earliest first, that knows where each key stands.
-#[derive(Debug, Default)]
-struct DeadlineHeap {
-    nodes: Vec<(Instant, Key)>,
-    /// By the key's index: where in `nodes` it stands.
-    places: Vec<u32>,
-}
-
-impl DeadlineHeap {
-    fn first(&self) -> Option<(Instant, Key)> {
-        self.nodes.first().copied()
+        self.heap.first().map(|first| first.soft)
     }
 
-    fn insert(&mut self, deadline: Instant, key: Key) {
-        if key.index() >= self.places.len() {
-            self.places.resize(key.index() + 1, ABSENT);
-        }
-        self.nodes.push((deadline, key));
-        self.rise(self.nodes.len() - 1);
+    fn hard_deadline(&self) -> Option<Instant> {
+        self.heap.first().map(|first| first.hard)
     }
 
-    /// Removes `key`, if it is there.
-    fn remove(&mut self, key: Key) {
-        let Some(&place) = self.places.get(key.index()) else { return };
-        let place = place as usize;
-        if self.nodes.get(place).is_none_or(|&(_, found)| found != key) {
-            return;
-        }
-        self.places[key.index()] = ABSENT;
-        let last = self.nodes.pop().expect("invariant: the heap holds the key");
-        if place < self.nodes.len() {
-            self.nodes[place] = last;
-            let settled = self.rise(place);
-            self.sink(settled);
-        }
-    }
-
-    /// Moves the node at `place` up to where it belongs and returns that place.
-    fn rise(&mut self, mut place: usize) -> usize {
-        let node = self.nodes[place];
-        while place > 0 {
-            let parent = (place - 1) / ARITY;
-            if self.nodes[parent] <= node {
-                break;
-            }
-            self.put(place, self.nodes[parent]);
-            place = parent;
-        }
-        self.put(place, node);
-        place
-    }
-
-    /// Moves the node at `place` down to where it belongs.
-    fn sink(&mut self, mut place: usize) {
-        let node = self.nodes[place];
-        loop {
-            let children = place * ARITY + 1..(place * ARITY + 1 + ARITY).min(self.nodes.len());
-            let Some(least) = children.min_by_key(|&child| self.nodes[child]) else { break };
-            if node <= self.nodes[least] {
-                break;
-            }
-            self.put(place, self.nodes[least]);
-            place = least;
-        }
-        self.put(place, node);
-    }
-
-    fn put(&mut self, place: usize, node: (Instant, Key)) {
-        self.nodes[place] = node;
-        self.places[node.1.index()] =
-            u32::try_from(place).expect("invariant: no more timers than keys");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        /// Goal: the heap is a set ordered by deadline. Method: random insertions and removals
-        /// against a `BTreeSet`.
-        #[test]
-        fn the_heap_agrees_with_a_set(operations in prop::collection::vec((0u64..50, 0u64..40, any::<bool>()), 0..300)) {
-            let mut heap = DeadlineHeap::default();
-            let mut oracle = BTreeSet::new();
-            for (nanos, index, inserts) in operations {
-                let key = Key::from_bits(index);
-                let held = oracle.iter().find(|(_, held)| *held == key).copied();
-                match (inserts, held) {
-                    (true, None) => {
-                        heap.insert(Instant::from_nanos(nanos), key);
-                        oracle.insert((Instant::from_nanos(nanos), key));
-                    }
-                    (false, Some(held)) => {
-                        heap.remove(key);
-                        oracle.remove(&held);
-                    }
-                    (false, None) => heap.remove(key),
-                    (true, Some(_)) => {}
-                }
-                prop_assert_eq!(heap.first(), oracle.first().copied());
-                prop_assert_eq!(heap.nodes.len(), oracle.len());
-            }
-        }
+    fn wakeup(&self) -> Option<Instant> {
+        self.heap.wakeup()
     }
 }

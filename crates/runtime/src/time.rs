@@ -14,30 +14,34 @@ use vigie_detect::{Server, Timers, Wait};
 
 pub use vigie_detect::Instant;
 
-/// Waits for `duration`, counted from this call.
+/// Waits for `duration`, counted from this call. Without a wait if that is over, as zero is at once.
 ///
 /// # Cost
-/// Wakes late by what the kernel's timer takes, some 50 µs on an idle machine; never early. No
-/// allocation once as many timers were pending at a time before.
+/// Wakes late by what the kernel's timer takes, some 50 µs on an idle machine, and by its
+/// [slack](Sleep::slack) at most; never early. No allocation, unless more timers are pending than were
+/// lately.
 ///
 /// # Cancel safety
 /// Cancel safe.
 ///
 /// # Panics
-/// The future panics if it is polled where no detection server is, or after its shutdown.
+/// The future panics if it has to wait where no detection server is, or after its shutdown.
 pub fn sleep(duration: Duration) -> Sleep {
     sleep_until(Instant::now() + duration)
 }
 
 /// Waits until `deadline`: see [`sleep`].
 pub fn sleep_until(deadline: Instant) -> Sleep {
-    Sleep { deadline, wait: None }
+    Sleep { deadline, slack: None, wait: None }
 }
 
 /// The future of [`sleep`] and [`sleep_until`].
 #[must_use = "nothing is waited for before the future is polled"]
 pub struct Sleep {
     deadline: Instant,
+    /// That of the runtime if there is none.
+    slack: Option<Duration>,
+    /// While it waits.
     wait: Option<Wait<Timers>>,
 }
 
@@ -46,6 +50,24 @@ impl Sleep {
     #[must_use]
     pub const fn deadline(&self) -> Instant {
         self.deadline
+    }
+
+    /// Sets how much later than the deadline the sleep may end, apart from the delays of the machine, so
+    /// that one wake-up serves several timers. Default [`Reactivity::timer_slack`] of the runtime: 50 µs, none
+    /// for low latency, 1 ms for low use of the processor.
+    ///
+    /// The more of it there is, the less many timers cost; a timer that is alone is not put off, nor is one
+    /// that would end while tasks run and events are looked for anyway.
+    ///
+    /// [`Reactivity::timer_slack`]: crate::Reactivity::timer_slack
+    pub fn slack(mut self, slack: Duration) -> Self {
+        self.set_slack(Some(slack));
+        self
+    }
+
+    fn set_slack(&mut self, slack: Option<Duration>) {
+        self.slack = slack;
+        self.wait = None;
     }
 
     /// Moves the end of the sleep, also of one that has ended.
@@ -59,12 +81,24 @@ impl Future for Sleep {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let deadline = self.deadline;
-        let wait = self.wait.get_or_insert_with(|| match Server::current() {
-            Ok(server) => server.timers().wait_owned(deadline),
+        let this = &mut *self;
+        if this.wait.is_none() && this.deadline <= Instant::now() {
+            // A budget for each poll is charged here: a loop of such sleeps waits for nothing.
+            return Poll::Ready(());
+        }
+        let wait = this.wait.get_or_insert_with(|| match Server::current_timers() {
+            Ok(timers) => {
+                let wait = timers.wait_owned(this.deadline);
+                match this.slack {
+                    Some(slack) => wait.slack(slack),
+                    None => wait,
+                }
+            }
             Err(error) => panic!("{error}"),
         });
-        match ready!(Pin::new(wait).poll(cx)) {
+        let ended = ready!(Pin::new(wait).poll(cx));
+        this.wait = None;
+        match ended {
             Ok(()) => Poll::Ready(()),
             Err(error) => panic!("a timer cannot end: {error}"),
         }
@@ -116,6 +150,14 @@ pin_project! {
         #[pin]
         future: F,
         sleep: Sleep,
+    }
+}
+
+impl<F> Timeout<F> {
+    /// Sets how much later than its deadline the time may be over: see [`Sleep::slack`].
+    pub fn slack(mut self, slack: Duration) -> Self {
+        self.sleep.set_slack(Some(slack));
+        self
     }
 }
 
@@ -179,6 +221,13 @@ impl Interval {
         self
     }
 
+    /// Sets how much later than it is due each tick may come: see [`Sleep::slack`]. The rhythm stays the same.
+    #[must_use]
+    pub fn slack(mut self, slack: Duration) -> Self {
+        self.sleep.set_slack(Some(slack));
+        self
+    }
+
     /// Returns the period.
     #[must_use]
     pub const fn period(&self) -> Duration {
@@ -221,6 +270,10 @@ impl Interval {
 
 #[cfg(test)]
 mod tests {
+    use std::task::Waker;
+
+    use vigie_detect::{Reactivity, Simulation};
+
     use super::*;
 
     fn at(nanos: u64) -> Instant {
@@ -238,5 +291,61 @@ mod tests {
         assert_eq!(with(MissedTicks::Skip).next_after(at(100), at(350)), at(400));
         assert_eq!(with(MissedTicks::Skip).next_after(at(100), at(300)), at(400));
         assert_eq!(with(MissedTicks::Delay).next_after(at(100), at(150)), at(200));
+    }
+
+    /// Goal: what is over needs no wait, no registration and no server, and may be polled again. Method: polls
+    /// outside any runtime, then of a sleep in virtual time after its end.
+    #[test]
+    fn a_sleep_that_is_over_is_ready_at_once() {
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(Pin::new(&mut sleep(Duration::ZERO)).poll(&mut cx).is_ready());
+        assert!(Pin::new(&mut sleep_until(at(1))).poll(&mut cx).is_ready());
+        let mut simulation = Simulation::new(1);
+        let server = simulation.server().clone();
+        let ended = simulation.block_on(async move {
+            let mut sleep = sleep(Duration::from_millis(1));
+            (&mut sleep).await;
+            (&mut sleep).await;
+            sleep.reset(at(5));
+            sleep.await;
+            (Instant::now(), server.timers().pending_count())
+        });
+        assert_eq!(ended, Ok((at(1_000_000), 0)));
+    }
+
+    /// Goal: slack is used where it saves a wake-up, a period keeps its rhythm, and a sleep that is put off
+    /// afterwards forgets its earlier end. Method: in virtual time, a sleep and an interval that share
+    /// wake-ups, and one sleep without slack.
+    #[test]
+    fn slack_is_shared() {
+        let micros = Duration::from_micros;
+        let mut simulation = Simulation::with_policy(3, Reactivity::LowLatency);
+        let ticks = simulation.spawn(async move {
+            let mut interval = interval_at(at(100_000), micros(100)).slack(micros(20));
+            let mut ticks = Vec::new();
+            for _ in 0..3 {
+                let due = interval.tick().await;
+                ticks.push((due.as_nanos() / 1000, Instant::now().as_nanos() / 1000));
+            }
+            ticks
+        });
+        let late = simulation.spawn(async move {
+            sleep(micros(115)).slack(micros(30)).await;
+            Instant::now()
+        });
+        let exact = simulation.spawn(async move {
+            let mut sleep = sleep(micros(50)).slack(micros(500));
+            std::future::poll_fn(|cx| Poll::Ready(Pin::new(&mut sleep).poll(cx).is_pending()))
+                .await;
+            let mut sleep = sleep.slack(Duration::ZERO);
+            sleep.reset(at(220_000));
+            sleep.await;
+            Instant::now()
+        });
+        let ended = simulation.block_on(async { (ticks.await, late.await, exact.await) });
+        let ended = ended.expect("all of them end");
+        // The first tick waits for the sleep, the others for nobody.
+        assert_eq!(ended.0, [(100, 115), (200, 220), (300, 300)]);
+        assert_eq!((ended.1, ended.2), (at(115_000), at(220_000)));
     }
 }
