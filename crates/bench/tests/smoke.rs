@@ -110,6 +110,7 @@ fn slowdown_has_a_curve_for_each_system() {
     let more = ["--budget", "100ms", "--connections", "8", "--peers", "vigie,threads"];
     let report = measure("slowdown", &[&arguments[..], &more].concat());
     let rows = report["rows"].as_array().expect("rows are a list");
+    let is_simulated = |system: &str| ["oracle", "sharing"].contains(&system);
     for system in ["oracle", "sharing", "vigie", "threads"] {
         let of = |case: &str| -> Vec<_> {
             rows.iter().filter(|row| row["system"] == system && row["case"] == case).collect()
@@ -117,6 +118,11 @@ fn slowdown_has_a_curve_for_each_system() {
         let curve = of("slowdown");
         assert_eq!((curve.len(), of("slowdown-holds").len()), (2, 1), "{system}");
         for row in curve {
+            assert_eq!(
+                row["figures"]["client_late_p50_us"].is_number(),
+                !is_simulated(system),
+                "{row}"
+            );
             // No answer takes less than what is computed for it, but for the clock's own error.
             assert!(row["figures"]["slowdown_p99.9"].as_f64() > Some(0.9), "{row}");
         }

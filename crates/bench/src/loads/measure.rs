@@ -47,6 +47,8 @@ pub(crate) struct Figures {
     pub(crate) opened: Vec<u64>,
     pub(crate) requests: Vec<u64>,
     pub(crate) slowdowns: Vec<u64>,
+    /// How late the client's requests left, by its own doing.
+    pub(crate) lateness: Vec<u64>,
     pub(crate) unanswered: u64,
     /// Cores that computation got.
     pub(crate) compute_cores: f64,
@@ -88,7 +90,12 @@ impl Figures {
     pub(crate) fn to_map(&self) -> Map<String, Value> {
         let mut map = Map::new();
         map.insert("samples".to_owned(), json!(self.probes.len()));
-        let kinds = [("event", &self.probes), ("new", &self.opened), ("requests", &self.requests)];
+        let kinds = [
+            ("event", &self.probes),
+            ("new", &self.opened),
+            ("requests", &self.requests),
+            ("client_late", &self.lateness),
+        ];
         for (name, times) in kinds {
             map.insert(format!("{name}_samples"), json!(times.len()));
             for (key, q) in [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999), ("max", 1.0)] {
@@ -199,6 +206,7 @@ impl Run {
             &mut answers.opened,
             &mut answers.requests,
             &mut answers.slowdowns,
+            &mut answers.lateness,
         ] {
             times.sort_unstable();
         }
@@ -209,6 +217,7 @@ impl Run {
             opened: answers.opened,
             requests: answers.requests,
             slowdowns: answers.slowdowns,
+            lateness: answers.lateness,
             unanswered: answers.unanswered,
             compute_cores: self.pace.cores(used.work, span),
             cpu_cores: used.cpu_ns as f64 / used.at_ns.max(1) as f64,

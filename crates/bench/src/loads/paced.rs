@@ -68,6 +68,8 @@ pub(crate) struct Answers {
     pub(crate) slowdowns: Vec<u64>,
     /// Requests among them without an answer.
     pub(crate) unanswered: u64,
+    /// How late requests left, by the client's own doing.
+    pub(crate) lateness: Vec<u64>,
     /// Processor time of this process while it measured.
     pub(crate) cpu_ns: u64,
 }
@@ -104,12 +106,13 @@ impl PacedClient {
         let mut answers = received.answers;
         for (index, connection) in connections.streams.iter().enumerate() {
             // Answers come in the order of the requests.
-            for due in sent[index].iter().skip(received.counted[index]) {
+            for (due, _) in sent[index].iter().skip(received.counted[index]) {
                 answers.unanswered += 1;
                 let request = Request { due_ns: due.at_ns, time_ns: due.service_ns };
                 self.note(&groups[connection.group], request, received.end_ns, &mut answers);
             }
         }
+        answers.lateness = sent.iter().flatten().map(|(_, late_ns)| *late_ns).collect();
         answers.opened = opener.times.into_inner().unwrap_or_else(PoisonError::into_inner);
         Message::Answers(answers).print();
         Ok(())
@@ -141,6 +144,7 @@ impl PacedClient {
             if !pause.is_zero() {
                 clock::sleep(pause);
             }
+            let late_ns = clock::nanoseconds(start.elapsed()).saturating_sub(due.at_ns);
             if !self.counts_from_due {
                 // That the client woke late is not the server's doing, and what it sends does not
                 // depend on answers.
@@ -155,7 +159,7 @@ impl PacedClient {
                     Message::MeasurementBegins.print();
                 }
                 has_begun = true;
-                sent[connections.index(due)].push(due);
+                sent[connections.index(due)].push((due, late_ns));
             }
             connections.send(due)?;
         }
@@ -228,8 +232,9 @@ impl PacedClient {
     }
 }
 
-/// For each connection: its requests in the order in which they were sent.
-type Sent = Vec<Vec<Due>>;
+/// For each connection: its requests in the order in which they were sent, and by how many nanoseconds
+/// each was late.
+type Sent = Vec<Vec<(Due, u64)>>;
 
 /// What the receiver saw.
 struct Received {

@@ -231,7 +231,23 @@ impl SlowdownPlan {
         held.collect()
     }
 
-    /// Returns a table for each distribution, and one of the loads that hold.
+    /// Says what the client and the machine's host have added to the times of a distribution.
+    fn floor(&self, service: Service, rows: &[Row]) -> String {
+        let own = |row: &&Row| row.parameters.get("service") == Some(&json!(service.name));
+        let most = |key: &'static str| {
+            let figures = rows.iter().filter(own).filter_map(move |row| row.figure(key));
+            figures.fold(0.0, f64::max)
+        };
+        let (middle, late) = (most("client_late_p50_us"), most("client_late_p99.9_us"));
+        format!(
+            "the client's own lateness, which counts: p50 up to {}, p99.9 up to {}; stolen by the host up to {:.1} %",
+            time(middle * 1e3),
+            time(late * 1e3),
+            100.0 * most("stolen"),
+        )
+    }
+
+    /// Returns a table for each distribution, with what each system holds.
     #[must_use]
     pub fn tables(&self, rows: &[Row]) -> String {
         let mut shown = String::new();
@@ -256,7 +272,7 @@ impl SlowdownPlan {
                 let label = held.system.label().to_owned();
                 table.row([label].into_iter().chain(cells).chain([load]));
             }
-            shown.push_str(&format!("{table}\n\n"));
+            shown.push_str(&format!("{table}\n{}\n\n", self.floor(*service, rows)));
         }
         shown
     }
@@ -292,6 +308,9 @@ fn row(subject: Subject, service: Service, load: f64, rate: f64, figures: &Figur
     for (key, q) in [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)] {
         if let Some(slowdown) = quantile(&figures.slowdowns, q) {
             row = row.with_figure(&format!("slowdown_{key}"), slowdown as f64 / 1e3);
+        }
+        if let Some(late) = quantile(&figures.lateness, q) {
+            row = row.with_figure(&format!("client_late_{key}_us"), late as f64 / 1e3);
         }
         if let Some(time) = quantile(&figures.requests, q) {
             row = row.with_figure(&format!("{key}_us"), time as f64 / 1e3);
