@@ -6,6 +6,7 @@ mod datagrams;
 mod forward;
 mod loads;
 mod messages;
+mod slowdown;
 mod soak;
 
 use std::fs::{self, File};
@@ -68,6 +69,8 @@ enum Command {
     Forward(forward::Forward),
     /// Random mixes of behaviour, drawn by seed, judged by what kernel threads make of them.
     Loads(loads::Loads),
+    /// Tail slowdown against offered load, with service times that differ widely, beside an oracle (5 minutes).
+    Slowdown(slowdown::Slowdown),
     /// Everything at once, with faults, for a long time: measures nothing, checks everything.
     Soak(soak::Soak),
     /// Measures what the goals need, and shows goal and figure side by side.
@@ -183,7 +186,7 @@ struct Pending {
 struct Goals {
     /// Check the goals of this area only: reaction, hogs, service, fairness, echo, pending, idle,
     /// costs, messages, remote, barrier-sim, barrier-local, barrier-net, forward-model, forward-via, forward-live,
-    /// forward-nic or forward-relay.
+    /// forward-nic, forward-relay, loads or slowdown.
     area: Option<Area>,
     #[command(flatten)]
     output: Output,
@@ -228,6 +231,7 @@ impl Cli {
             Command::Barrier(command) => command.run(machine),
             Command::Forward(command) => command.run(machine),
             Command::Loads(command) => command.run(machine),
+            Command::Slowdown(command) => command.run(machine),
             Command::Soak(command) => Ok(command.run()),
             Command::Goals(command) => command.run(machine),
             Command::Watch(watch) => watch.run(),
@@ -262,6 +266,7 @@ impl Command {
             Self::Datagrams(command) => Some(&command.output),
             Self::Barrier(command) => Some(&command.output),
             Self::Forward(command) => Some(&command.output),
+            Self::Slowdown(command) => Some(&command.output),
             Self::Goals(command) => Some(&command.output),
             Self::Watch(_) | Self::Soak(_) | Self::Loads(_) => None,
         }

@@ -93,9 +93,8 @@ impl Pace {
         units as f64 * (self.unit_ps as f64 / 1e12) / time.as_secs_f64()
     }
 
-    const fn units(self, time: Duration) -> u64 {
-        // Loads compute for seconds at most, so this is far below 2^64.
-        (time.as_nanos() * 1_000 / self.unit_ps as u128) as u64
+    fn units(self, time: Duration) -> u64 {
+        u64::try_from(time.as_nanos() * 1_000 / u128::from(self.unit_ps)).unwrap_or(u64::MAX)
     }
 }
 

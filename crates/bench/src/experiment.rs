@@ -21,6 +21,8 @@ use crate::forward::{
     via::{Carrier, ViaPlan},
 };
 use crate::idle::{self, IdlePlan};
+use crate::loads::{self, LoadsPlan, Mix};
+use crate::machine::Machine;
 use crate::messages;
 use crate::messages::plan::{PingPongPlan, absent};
 use crate::messages::remote::{remote_carriers, remote_plan};
@@ -28,6 +30,7 @@ use crate::pending::{self, PendingPlan};
 use crate::progress::Progress;
 use crate::reaction::{self, ReactionPlan};
 use crate::report::{Outcome, Row, find};
+use crate::slowdown::SlowdownPlan;
 use crate::switches::{self, SwitchKind, SwitchesPlan};
 use crate::system::System;
 
@@ -89,10 +92,14 @@ pub(crate) enum Experiment {
     ForwardNic,
     /// Relays of streams, beside others.
     ForwardRelay,
+    /// Loads with names, and random ones.
+    Loads,
+    /// Tail slowdown against offered load.
+    Slowdown,
 }
 
 impl Experiment {
-    pub(crate) const ALL: [Self; 28] = [
+    pub(crate) const ALL: [Self; 30] = [
         Self::Quantum,
         Self::FineYields,
         Self::SeldomYields,
@@ -121,6 +128,8 @@ impl Experiment {
         Self::ForwardLive,
         Self::ForwardNic,
         Self::ForwardRelay,
+        Self::Loads,
+        Self::Slowdown,
     ];
 
     /// Measures this experiment, under a progress bar.
@@ -267,8 +276,33 @@ impl Experiment {
                 let plan = RelayMeasurement::new(RelayPeer::ALL.to_vec());
                 with_progress(1, |progress| plan.run(progress))
             }
+            Self::Loads => loads(seed),
+            Self::Slowdown => {
+                let cores = Machine::probe().cores;
+                let mut plan = SlowdownPlan::new(vec![Vigie, Threads, Tokio], cores);
+                plan.services.truncate(1);
+                plan.seed = seed;
+                with_progress(plan.cases(), |progress| plan.run(progress))
+            }
         }
     }
+}
+
+/// All loads with names, and random ones whose seeds this commit has drawn.
+fn loads(seed: u64) -> Result<Outcome, BenchError> {
+    const RANDOM: u64 = 40;
+    let first = loads::seed_of(&Machine::probe().commit) + seed;
+    let named = loads::CASES.iter().filter_map(|case| Mix::named(case.0));
+    let mixes: Vec<_> = named.chain((first..first + RANDOM).map(Mix::draw)).collect();
+    let count = mixes.len();
+    let plan = LoadsPlan::new(mixes, vec![System::Vigie, System::Tokio]);
+    with_progress(count, |progress| {
+        let outcome = plan.run(&mut |mix| {
+            progress.case(mix.mix.name.clone());
+            progress.case_done();
+        })?;
+        Ok(Outcome { rows: outcome.rows(), priority: outcome.priority })
+    })
 }
 
 /// Numbers of compute tasks beside which vigie is to react as kernel threads do.

@@ -101,11 +101,15 @@ pub enum Area {
     ForwardNic,
     /// Relays of streams, beside others.
     ForwardRelay,
+    /// Mixes of behaviour that nobody chose, and those of the promise's table.
+    Loads,
+    /// Tail slowdown against offered load.
+    Slowdown,
 }
 
 impl Area {
     /// All areas.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 20] = [
         Self::Reaction,
         Self::Hogs,
         Self::Service,
@@ -124,6 +128,8 @@ impl Area {
         Self::ForwardLive,
         Self::ForwardNic,
         Self::ForwardRelay,
+        Self::Loads,
+        Self::Slowdown,
     ];
 
     /// Returns the name on the command line and in results.
@@ -148,6 +154,8 @@ impl Area {
             Self::ForwardLive => "forward-live",
             Self::ForwardNic => "forward-nic",
             Self::ForwardRelay => "forward-relay",
+            Self::Loads => "loads",
+            Self::Slowdown => "slowdown",
         }
     }
 }

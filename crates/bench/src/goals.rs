@@ -9,6 +9,7 @@ mod barrier_net;
 mod barrier_sim;
 mod forward;
 mod forward_relay;
+mod loads;
 mod remote;
 
 use crate::cases::{self, container, crowd, echo, periodic, service};
@@ -818,6 +819,7 @@ pub fn all_goals() -> impl Iterator<Item = &'static Goal> {
         .chain(forward::LIVE_GOALS)
         .chain(forward::NIC_GOALS)
         .chain(forward_relay::GOALS)
+        .chain(loads::GOALS)
 }
 
 /// Processor time of a rank that waits and to which nothing comes: it wakes up for nothing, but the

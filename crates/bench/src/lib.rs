@@ -91,6 +91,7 @@ pub mod cases;
 pub mod forward;
 pub mod loads;
 pub mod messages;
+pub mod slowdown;
 
 mod chart;
 pub mod machine;

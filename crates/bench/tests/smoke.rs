@@ -72,6 +72,64 @@ fn rows(name: &str, systems: &str, arguments: &[&str]) -> Vec<Value> {
 }
 
 #[test]
+fn a_load_runs_and_is_judged() {
+    // Goal: a named load runs on threads, vigie and tokio, and each but the first is judged. Method: a
+    // small load for a moment; nothing is said of who holds.
+    let arguments = ["loads", "--case", "flood-1", "--seconds", "0.1", "--peers", "vigie,tokio"];
+    let report = measure("loads", &arguments);
+    let rows = report["rows"].as_array().expect("rows are a list");
+    let systems: Vec<_> = rows.iter().map(|row| row["system"].as_str().unwrap_or("")).collect();
+    assert_eq!(systems, ["threads", "vigie", "tokio", "threads"]);
+    for row in rows {
+        let figures = &row["figures"];
+        assert!(figures["holds"].is_boolean() && figures["missed"].is_array(), "{row}");
+        let counts = ["event_samples", "new_samples", "closed_per_s", "compute_cores"];
+        assert!(counts.iter().all(|key| figures[*key].as_f64() > Some(0.0)), "{row}");
+    }
+}
+
+#[test]
+fn a_seed_stands_for_a_mix() {
+    // Goal: the words of a mix are those of its seed, wherever a run begins, and no name is made up.
+    // Method: two runs that overlap, without measuring; a name that nobody has.
+    let words = |seed: &str, count: &str| {
+        let output = bench(&["loads", "--dry-run", "--seed", seed, "--count", count]);
+        let text = String::from_utf8(output.stdout).expect("the output is UTF-8");
+        text.lines().filter(|line| line.starts_with("seed ")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let (three, one) = (words("40", "3"), words("42", "1"));
+    assert_eq!((three.len(), &three[2..]), (3, &one[..]));
+    assert!(!bench(&["loads", "--case", "none"]).status.success());
+}
+
+#[test]
+fn slowdown_has_a_curve_for_each_system() {
+    // Goal: the oracle and the systems have a row for each load and one for the load that holds.
+    // Method: one distribution at two loads, for a moment.
+    let arguments = ["slowdown", "--service", "exponential-25", "--loads", "0.1,0.2"];
+    let more = ["--budget", "100ms", "--connections", "8", "--peers", "vigie,threads"];
+    let report = measure("slowdown", &[&arguments[..], &more].concat());
+    let rows = report["rows"].as_array().expect("rows are a list");
+    let is_simulated = |system: &str| ["oracle", "sharing"].contains(&system);
+    for system in ["oracle", "sharing", "vigie", "threads"] {
+        let of = |case: &str| -> Vec<_> {
+            rows.iter().filter(|row| row["system"] == system && row["case"] == case).collect()
+        };
+        let curve = of("slowdown");
+        assert_eq!((curve.len(), of("slowdown-holds").len()), (2, 1), "{system}");
+        for row in curve {
+            assert_eq!(
+                row["figures"]["client_late_p50_us"].is_number(),
+                !is_simulated(system),
+                "{row}"
+            );
+            // No answer takes less than what is computed for it, but for the clock's own error.
+            assert!(row["figures"]["slowdown_p99.9"].as_f64() > Some(0.9), "{row}");
+        }
+    }
+}
+
+#[test]
 fn reaction_reports_the_work_of_its_hogs() {
     // Goal: compute tasks that have not yielded yet are seen working. Method: steps longer than the run.
     let arguments = ["--compute", "1", "--yield-every", "60s", "--samples", "2", "--spread", "1ms"];

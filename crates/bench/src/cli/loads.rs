@@ -18,8 +18,8 @@ pub(super) struct Loads {
     /// replays one mix. Default: drawn from the commit's hash.
     #[arg(long)]
     seed: Option<u64>,
-    /// Number of mixes. 200 take about half an hour: each runs for about 2 s on threads, on threads
-    /// again, and on each of `--peers`.
+    /// Number of mixes. 200 take about half an hour: each runs for about 2 s on threads, on each
+    /// of `--peers`, and on threads again; once more if the host of this machine took time away.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
     /// Loads with names instead of drawn ones, or `all`; see below.
@@ -72,8 +72,9 @@ impl Loads {
             return Ok((0..u64::from(self.count)).map(|index| Mix::draw(first + index)).collect());
         }
         let all = self.case.iter().any(|name| name == "all");
-        let named =
-            |name: &str| Mix::named(name).ok_or(BenchError::NoCase { name: name.to_owned() });
+        let named = |name: &str| {
+            Mix::named(name).ok_or_else(|| BenchError::NoCase { name: name.to_owned() })
+        };
         if all {
             return CASES.iter().map(|case| named(case.0)).collect();
         }

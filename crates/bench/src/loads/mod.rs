@@ -2,7 +2,7 @@
 //! them.
 //!
 //! ```text
-//!   parent (LoadsPlan) ── for each mix: threads, threads again, vigie, tokio, one after another
+//!   parent (LoadsPlan) ── for each mix: threads, vigie, tokio, threads again, one after another
 //!      │
 //!      ├─▶ server process: the mix on one system          tasks.rs, or threads.rs
 //!      ├─▶ paced client: probes, requests, connections    schedule.rs, paced.rs; real-time priority
@@ -36,13 +36,15 @@ pub use self::behaviour::{Behaviour, Call, Stage};
 pub(crate) use self::closed::ClosedClients;
 use self::judge::judge;
 pub use self::judge::{Judged, Measure};
-pub(crate) use self::measure::Figures;
-use self::measure::Run;
+pub(crate) use self::measure::{Figures, Run, quantile};
 pub use self::mix::{CASES, Case, Mix};
 pub(crate) use self::paced::{Answers, PacedClient};
+pub(crate) use self::schedule::arrivals;
 pub(crate) use self::server::LoadServer;
 pub use self::service_time::ServiceTime;
-pub use self::tables::Summary;
+#[cfg(test)]
+pub(crate) use self::service_time::exponential;
+pub use self::tables::{Summary, SystemSummary};
 pub(crate) use self::tasks::serve as serve_on;
 pub(crate) use self::threads::serve as serve_on_threads;
 use crate::compute::Pace;
@@ -79,7 +81,7 @@ pub struct LoadsPlan {
 pub struct MixOutcome {
     /// The mix.
     pub mix: Mix,
-    /// Threads, threads again, and the systems.
+    /// Threads, the systems, and threads again.
     pub runs: Vec<LoadRun>,
 }
 
@@ -141,7 +143,8 @@ impl LoadRun {
                 })
             })
             .collect();
-        row.with_figure("missed", missed).with_figure("holds", self.holds())
+        let row = row.with_figure("missed", missed).with_figure("holds", self.holds());
+        row.with_figure("worst", self.worst())
     }
 }
 
@@ -176,9 +179,12 @@ impl LoadsPlan {
         priority: &mut Option<Priority>,
     ) -> Result<MixOutcome, BenchError> {
         let mut runs: Vec<LoadRun> = Vec::new();
-        let threads = [(System::Threads, false), (System::Threads, true)];
         let others = self.systems.iter().filter(|system| **system != System::Threads);
-        let all = threads.into_iter().chain(others.map(|system| (*system, false)));
+        // Threads come first and last, so that a drift of the machine shows between them.
+        let all = [(System::Threads, false)]
+            .into_iter()
+            .chain(others.map(|system| (*system, false)))
+            .chain([(System::Threads, true)]);
         for (system, is_again) in all {
             let run = Run {
                 system,
@@ -187,9 +193,9 @@ impl LoadsPlan {
                 warm_up: self.warm_up,
                 span: self.span,
                 opened_per_s: OPENED_PER_S,
-                reports_slowdowns: false,
+                counts_from_due: false,
             };
-            let figures = match run.measure(mix) {
+            let figures = match run.measure_undisturbed(mix) {
                 Ok((figures, found)) => {
                     *priority = Some(found);
                     Ok(figures)

@@ -1,11 +1,12 @@
 //! The client of a load that sends by the clock and times the answers: probes, requests, new
 //! connections. It has real-time priority where that is allowed.
 
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,7 @@ use crate::clock;
 use crate::error::Failure;
 use crate::limits;
 use crate::realtime;
+use crate::usage::Usage;
 
 /// How long an answer may take before a connection counts as dead.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -50,11 +52,13 @@ pub(crate) struct PacedClient {
     pub(super) span: Duration,
     /// New connections per second beside those of the mix.
     pub(super) opened_per_s: u32,
-    /// Whether the requests' slowdowns are reported.
-    pub(super) reports_slowdowns: bool,
+    /// Whether a request's time begins when it was due, its slowdown is reported, it takes the connection
+    /// that is idle for longest, and there are no probes; otherwise its time begins when it leaves, and
+    /// its connection is drawn.
+    pub(super) counts_from_due: bool,
 }
 
-/// What the client has measured: nanoseconds from when a request was due until its answer was there.
+/// What the client has measured: nanoseconds until answers were there.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Answers {
     pub(crate) probes: Vec<u64>,
@@ -64,16 +68,20 @@ pub(crate) struct Answers {
     pub(crate) slowdowns: Vec<u64>,
     /// Requests among them without an answer.
     pub(crate) unanswered: u64,
+    /// How late requests left, by the client's own doing.
+    pub(crate) lateness: Vec<u64>,
+    /// Processor time of this process while it measured.
+    pub(crate) cpu_ns: u64,
 }
 
 impl PacedClient {
     /// Sends in this process, and prints what was measured.
     pub(crate) fn run(&self) -> Result<(), Failure> {
-        let groups = Group::of(&self.mix);
+        let groups = Group::of(&self.mix, !self.counts_from_due);
         let count = groups.iter().map(|group| group.connections).sum::<u32>();
         limits::allow_connections(count + 2 * OPENERS)?;
         let priority = realtime::raise();
-        let connections = Connections::open(self.address, &groups)?;
+        let connections = Connections::open(self.address, &groups, self.counts_from_due)?;
         let mut starter = open(self.address, Hello::Begin)?;
         Message::Ready { priority }.print();
         child::wait_for_go();
@@ -98,12 +106,13 @@ impl PacedClient {
         let mut answers = received.answers;
         for (index, connection) in connections.streams.iter().enumerate() {
             // Answers come in the order of the requests.
-            for due in sent[index].iter().skip(received.counted[index]) {
+            for (due, _) in sent[index].iter().skip(received.counted[index]) {
                 answers.unanswered += 1;
                 let request = Request { due_ns: due.at_ns, time_ns: due.service_ns };
                 self.note(&groups[connection.group], request, received.end_ns, &mut answers);
             }
         }
+        answers.lateness = sent.iter().flatten().map(|(_, late_ns)| *late_ns).collect();
         answers.opened = opener.times.into_inner().unwrap_or_else(PoisonError::into_inner);
         Message::Answers(answers).print();
         Ok(())
@@ -127,7 +136,7 @@ impl PacedClient {
     ) -> Result<Sent, Failure> {
         let mut sent: Sent = vec![Vec::new(); connections.streams.len()];
         let mut has_begun = false;
-        for due in Schedule::new(groups, self.mix.seed) {
+        for mut due in Schedule::new(groups, self.mix.seed) {
             if due.at_ns >= self.end_ns() {
                 break;
             }
@@ -135,12 +144,22 @@ impl PacedClient {
             if !pause.is_zero() {
                 clock::sleep(pause);
             }
+            let late_ns = clock::nanoseconds(start.elapsed()).saturating_sub(due.at_ns);
+            if !self.counts_from_due {
+                // That the client woke late is not the server's doing, and what it sends does not
+                // depend on answers.
+                due.at_ns = clock::nanoseconds(start.elapsed());
+            } else if let Some(index) = connections.take_idle() {
+                // Each group of a slowdown has all connections, since there is one only.
+                due.connection = u32::try_from(index).unwrap_or(due.connection);
+            }
             if due.at_ns >= self.begin_ns() {
                 if !has_begun {
+                    connections.cpu_before.store(cpu_ns(), Ordering::Relaxed);
                     Message::MeasurementBegins.print();
                 }
                 has_begun = true;
-                sent[connections.index(due)].push(due);
+                sent[connections.index(due)].push((due, late_ns));
             }
             connections.send(due)?;
         }
@@ -180,6 +199,7 @@ impl PacedClient {
                 for bytes in partial.drain(..whole).as_slice().chunks_exact(REQUEST_BYTES) {
                     let answer = Request::from_bytes(bytes.try_into().unwrap_or_default());
                     connections.answered.fetch_add(1, Ordering::Relaxed);
+                    connections.note_answer(index);
                     if answer.due_ns >= self.begin_ns() {
                         *counted += 1;
                         self.note(&groups[connection.group], answer, now, &mut answers);
@@ -187,6 +207,7 @@ impl PacedClient {
                 }
             }
         }
+        answers.cpu_ns = cpu_ns() - connections.cpu_before.load(Ordering::Relaxed);
         Ok(Received { answers, counted, end_ns: clock::nanoseconds(start.elapsed()) })
     }
 
@@ -203,7 +224,7 @@ impl PacedClient {
                     time = answer.time_ns;
                 }
                 answers.requests.push(time);
-                if self.reports_slowdowns && answer.time_ns > 0 {
+                if self.counts_from_due && answer.time_ns > 0 {
                     answers.slowdowns.push(time.saturating_mul(1_000) / answer.time_ns);
                 }
             }
@@ -211,8 +232,9 @@ impl PacedClient {
     }
 }
 
-/// For each connection: its requests in the order in which they were sent.
-type Sent = Vec<Vec<Due>>;
+/// For each connection: its requests in the order in which they were sent, and by how many nanoseconds
+/// each was late.
+type Sent = Vec<Vec<(Due, u64)>>;
 
 /// What the receiver saw.
 struct Received {
@@ -232,6 +254,17 @@ struct Connections {
     /// Requests sent by the sender, and answered as the receiver saw; each only adds.
     sent: AtomicU64,
     answered: AtomicU64,
+    /// Processor time of this process when the measurement began.
+    cpu_before: AtomicU64,
+    /// If requests take idle connections.
+    idle: Option<Mutex<Idle>>,
+}
+
+/// Connections without a request, in the order in which they became idle.
+struct Idle {
+    queue: VecDeque<usize>,
+    /// Requests that each connection has not answered.
+    outstanding: Vec<u32>,
 }
 
 struct Connection {
@@ -240,7 +273,7 @@ struct Connection {
 }
 
 impl Connections {
-    fn open(address: SocketAddr, groups: &[Group]) -> Result<Self, Failure> {
+    fn open(address: SocketAddr, groups: &[Group], has_idle: bool) -> Result<Self, Failure> {
         let doing = || Failure::io("creating an epoll instance");
         let poll = epoll::create(CreateFlags::CLOEXEC).map_err(|error| doing()(error.into()))?;
         let (mut streams, mut first) = (Vec::new(), Vec::new());
@@ -256,8 +289,35 @@ impl Connections {
                 streams.push(Connection { stream, group: index });
             }
         }
-        let (sent, answered) = (AtomicU64::new(0), AtomicU64::new(0));
-        Ok(Self { streams, first, poll, sent, answered })
+        let count = streams.len();
+        Ok(Self {
+            streams,
+            first,
+            poll,
+            sent: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
+            cpu_before: AtomicU64::new(cpu_ns()),
+            idle: has_idle.then(|| {
+                Mutex::new(Idle { queue: (0..count).collect(), outstanding: vec![0; count] })
+            }),
+        })
+    }
+
+    /// Takes the connection that has been idle for longest, if one is.
+    fn take_idle(&self) -> Option<usize> {
+        self.idle()?.queue.pop_front()
+    }
+
+    fn idle(&self) -> Option<MutexGuard<'_, Idle>> {
+        Some(self.idle.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn note_answer(&self, index: usize) {
+        let Some(mut idle) = self.idle() else { return };
+        idle.outstanding[index] = idle.outstanding[index].saturating_sub(1);
+        if idle.outstanding[index] == 0 {
+            idle.queue.push_back(index);
+        }
     }
 
     fn index(&self, due: Due) -> usize {
@@ -268,6 +328,9 @@ impl Connections {
         let index = self.index(due);
         let request = Request { due_ns: due.at_ns, time_ns: due.service_ns };
         self.sent.fetch_add(1, Ordering::Relaxed);
+        if let Some(mut idle) = self.idle() {
+            idle.outstanding[index] += 1;
+        }
         match (&self.streams[index].stream).write_all(&request.to_bytes()) {
             // A socket's buffer holds thousands of requests: the server is dead, and this one is lost.
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
@@ -279,6 +342,11 @@ impl Connections {
         let answered = self.answered.load(Ordering::Relaxed);
         self.sent.load(Ordering::Relaxed).saturating_sub(answered)
     }
+}
+
+/// Processor time of this process so far.
+fn cpu_ns() -> u64 {
+    Usage::of_this_process().cpu_ns
 }
 
 fn read_available(mut stream: &TcpStream, into: &mut Vec<u8>) -> Result<(), Failure> {
@@ -328,6 +396,8 @@ fn no_echo(doing: String) -> impl FnOnce(io::Error) -> Failure {
 struct Opener<'a> {
     client: &'a PacedClient,
     start: Instant,
+    /// When nobody waits any more.
+    end: Duration,
     per_s: u32,
     next: AtomicU64,
     times: Mutex<Vec<u64>>,
@@ -340,7 +410,9 @@ impl<'a> Opener<'a> {
             _ => 0,
         });
         let per_s = client.opened_per_s + of_mix.sum::<u32>();
-        Self { client, start, per_s, next: AtomicU64::new(0), times: Mutex::new(Vec::new()) }
+        let (next, times) = (AtomicU64::new(0), Mutex::new(Vec::new()));
+        let end = client.warm_up + client.span + GRACE;
+        Self { client, start, end, per_s, next, times }
     }
 
     /// Takes the next connection that nobody has taken, waits until it is due, and so on.
@@ -356,23 +428,29 @@ impl<'a> Opener<'a> {
                 return;
             }
             let pause = due.saturating_sub(self.start.elapsed());
+            let mut from = due;
             if !pause.is_zero() {
                 clock::sleep(pause);
+                // That the client woke late is not the server's doing. That no opener was free is.
+                from = self.start.elapsed();
             }
-            // One that fails has waited for as long as it took to fail.
-            let _ = self.round_trip();
+            let left = self.end.saturating_sub(self.start.elapsed());
+            if !left.is_zero() {
+                // One that fails has waited for as long as it took to fail.
+                let _ = self.round_trip(left.min(PATIENCE));
+            }
             if due >= self.client.warm_up {
-                let time = self.start.elapsed().saturating_sub(due);
+                let time = self.start.elapsed().saturating_sub(from);
                 let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
                 times.push(clock::nanoseconds(time));
             }
         }
     }
 
-    fn round_trip(&self) -> io::Result<()> {
-        let mut stream = TcpStream::connect_timeout(&self.client.address, PATIENCE)?;
+    fn round_trip(&self, patience: Duration) -> io::Result<()> {
+        let mut stream = TcpStream::connect_timeout(&self.client.address, patience)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(patience))?;
         let mut bytes = [0; HELLO_BYTES + REQUEST_BYTES];
         bytes[..HELLO_BYTES].copy_from_slice(&Hello::Compute.to_bytes());
         stream.write_all(&bytes)?;

@@ -5,6 +5,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::time::Duration;
 
 use super::behaviour::Behaviour;
 use super::mix::Mix;
@@ -40,8 +41,8 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Returns the groups of a mix, the probes first.
-    pub(super) fn of(mix: &Mix) -> Vec<Self> {
+    /// Returns the groups of a mix, the probes first if there are to be any.
+    pub(super) fn of(mix: &Mix, has_probes: bool) -> Vec<Self> {
         let probes = Self {
             purpose: Purpose::Probe,
             hello: Hello::Compute,
@@ -56,7 +57,7 @@ impl Group {
             let index = u8::try_from(index).ok()?;
             Self::of_behaviour(index, behaviour)
         });
-        [probes].into_iter().chain(groups).collect()
+        has_probes.then_some(probes).into_iter().chain(groups).collect()
     }
 
     fn of_behaviour(index: u8, behaviour: &Behaviour) -> Option<Self> {
@@ -96,6 +97,14 @@ pub(super) struct Due {
     pub(super) connection: u32,
     /// How long the server is to compute.
     pub(super) service_ns: u64,
+}
+
+/// Returns when the requests of a mix come within `span`, without probes, and how long each computes,
+/// both in nanoseconds.
+pub(crate) fn arrivals(mix: &Mix, span: Duration) -> impl Iterator<Item = (u64, u64)> + use<> {
+    let end = clock::nanoseconds(span);
+    let schedule = Schedule::new(&Group::of(mix, false), mix.seed);
+    schedule.take_while(move |due| due.at_ns < end).map(|due| (due.at_ns, due.service_ns))
 }
 
 /// All requests in the order in which they are due; they never end.
@@ -157,7 +166,7 @@ mod tests {
         let service = ServiceTime::Exponential { mean_us: 50.0 };
         let service = Behaviour::Service { connections: 3, per_s: 2_000, service };
         let mix = Mix { name: "test".to_owned(), seed: 5, behaviours: vec![service] };
-        let groups = Group::of(&mix);
+        let groups = Group::of(&mix, true);
         let of = |seed| -> Vec<_> {
             let schedule = Schedule::new(&groups, seed);
             schedule.take_while(|due| due.at_ns < 10_000_000_000).collect()

@@ -36,11 +36,11 @@ impl LoadServer {
         matches!(behaviour, Some(Behaviour::WakeThenCompute { .. }))
     }
 
-    /// Returns how many threads of this process are the measurement's own: the one that answers
-    /// questions, and those outside of the runtime that spawn.
+    /// Returns how many threads of this process are not the system's: the main thread, the one that
+    /// answers questions, and those outside of the runtime that spawn.
     pub(super) fn own_threads(&self) -> usize {
         let foreign =
             |behaviour: &&Behaviour| matches!(behaviour, Behaviour::Burst { is_foreign: true, .. });
-        1 + self.mix.behaviours.iter().filter(foreign).count()
+        2 + self.mix.behaviours.iter().filter(foreign).count()
     }
 }

@@ -27,6 +27,7 @@ impl MixOutcome {
             "threads",
             "early",
             "cpu",
+            "stolen",
             "verdict",
         ];
         let mut table = Table::new(self.mix.to_string(), headings.map(str::to_owned));
@@ -91,6 +92,7 @@ fn cells(figures: &Figures) -> Vec<String> {
         figures.threads.to_string(),
         figures.threads_early.to_string(),
         format!("{:.2}", figures.cpu_cores),
+        format!("{:.1} %", 100.0 * figures.stolen),
     ]
 }
 
@@ -98,34 +100,56 @@ fn absent() -> String {
     "–".to_owned()
 }
 
-/// Shares of mixes that hold, by system; shows itself as a few lines.
-#[derive(Clone, Debug, PartialEq)]
+/// How many mixes one system holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SystemSummary {
+    /// The system's name.
+    pub label: String,
+    /// Mixes that were measured.
+    pub mixes: usize,
+    /// Mixes of which all bounds hold.
+    pub hold: usize,
+    /// Mixes that are beyond five times a bound, or failed.
+    pub marked: usize,
+    /// Mixes in which the machine's host disturbed neither the system nor the reference.
+    pub undisturbed: usize,
+    /// Mixes among these of which all bounds hold.
+    pub undisturbed_hold: usize,
+}
+
+/// How many mixes hold, by system; shows itself as a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Summary {
-    /// For each system: its label, mixes that hold, mixes beyond five times a bound, and all.
-    pub systems: Vec<(String, usize, usize, usize)>,
+    /// The systems, in the order of the table.
+    pub systems: Vec<SystemSummary>,
 }
 
 impl LoadsOutcome {
     /// Counts the mixes that hold. A mix whose reference failed counts for nobody.
     #[must_use]
     pub fn summary(&self) -> Summary {
-        let mut systems: Vec<(String, usize, usize, usize)> = Vec::new();
+        let mut systems: Vec<SystemSummary> = Vec::new();
         for mix in &self.mixes {
-            if mix.runs.first().is_none_or(|reference| reference.figures.is_err()) {
-                continue;
-            }
+            let reference = mix.runs.first().and_then(|run| run.figures.as_ref().ok());
+            let Some(reference) = reference else { continue };
             for run in mix.runs.iter().skip(1) {
                 let label = run.label();
-                let index = systems.iter().position(|system| system.0 == label);
+                let index = systems.iter().position(|system| system.label == label);
                 let index = index.unwrap_or_else(|| {
-                    systems.push((label, 0, 0, 0));
+                    systems.push(SystemSummary { label, ..SystemSummary::default() });
                     systems.len() - 1
                 });
-                let (_, holds, marked, all) = &mut systems[index];
-                *holds += usize::from(run.holds());
-                *marked += usize::from(run.worst() > MARK);
-                *all += 1;
+                let system = &mut systems[index];
+                let is_disturbed = |figures: &Figures| figures.is_disturbed();
+                let disturbs =
+                    is_disturbed(reference) || run.figures.as_ref().is_ok_and(is_disturbed);
+                system.mixes += 1;
+                system.hold += usize::from(run.holds());
+                system.marked += usize::from(run.worst() > MARK);
+                system.undisturbed += usize::from(!disturbs);
+                system.undisturbed_hold += usize::from(!disturbs && run.holds());
             }
         }
         Summary { systems }
@@ -134,13 +158,25 @@ impl LoadsOutcome {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let headings = ["system", "mixes", "hold", "share", "beyond 5x"].map(str::to_owned);
-        let mut table = Table::new("Mixes within all bounds", headings);
-        for (label, holds, marked, all) in &self.systems {
-            let share = 100.0 * *holds as f64 / (*all).max(1) as f64;
-            let share = format!("{} %", three_digits(share));
-            let cells = [all.to_string(), holds.to_string(), share, marked.to_string()];
-            table.row([label.clone()].into_iter().chain(cells));
+        let headings =
+            ["system", "mixes", "hold", "share", "beyond 5x", "undisturbed", "hold", "share"];
+        let mut table = Table::new("Mixes within all bounds", headings.map(str::to_owned));
+        let share = |part: usize, all: usize| {
+            if all == 0 { absent() } else { format!("{:.0} %", 100.0 * part as f64 / all as f64) }
+        };
+        for system in &self.systems {
+            let SystemSummary { label, mixes, hold, marked, undisturbed, undisturbed_hold } =
+                system;
+            table.row([
+                label.clone(),
+                mixes.to_string(),
+                hold.to_string(),
+                share(*hold, *mixes),
+                marked.to_string(),
+                undisturbed.to_string(),
+                undisturbed_hold.to_string(),
+                share(*undisturbed_hold, *undisturbed),
+            ]);
         }
         write!(f, "{table}")
     }

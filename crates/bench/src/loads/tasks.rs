@@ -202,26 +202,7 @@ fn start_behaviour<S: AsyncSystem>(behaviour: &Behaviour, pace: Pace) {
             });
         }),
         Behaviour::Burst { tasks, step_us, every_us, is_foreign } => {
-            let task = move || async move {
-                pace.spend_counted(us(step_us));
-                note_operation();
-            };
-            if is_foreign {
-                let spawn = S::spawner();
-                thread::spawn(move || {
-                    loop {
-                        clock::sleep(us(every_us));
-                        each(tasks, || spawn(Box::pin(task())));
-                    }
-                });
-            } else {
-                S::spawn(async move {
-                    loop {
-                        S::sleep(us(every_us)).await;
-                        each(tasks, || S::spawn(task()));
-                    }
-                });
-            }
+            start_bursts::<S>(tasks, us(step_us), us(every_us), is_foreign, pace);
         }
         Behaviour::Calls { tasks, call, span_us } => each(tasks, || {
             S::spawn(async move {
@@ -253,6 +234,36 @@ fn start_behaviour<S: AsyncSystem>(behaviour: &Behaviour, pace: Pace) {
             });
         }
         _ => start_messages::<S>(behaviour, pace),
+    }
+}
+
+/// Spawns `tasks` tasks of `step` again and again, from a thread outside of the runtime or from a task.
+fn start_bursts<S: AsyncSystem>(
+    tasks: u32,
+    step: Duration,
+    every: Duration,
+    is_foreign: bool,
+    pace: Pace,
+) {
+    let task = move || async move {
+        pace.spend_counted(step);
+        note_operation();
+    };
+    if is_foreign {
+        let spawn = S::spawner();
+        thread::spawn(move || {
+            loop {
+                clock::sleep(every);
+                each(tasks, || spawn(Box::pin(task())));
+            }
+        });
+    } else {
+        S::spawn(async move {
+            loop {
+                S::sleep(every).await;
+                each(tasks, || S::spawn(task()));
+            }
+        });
     }
 }
 
