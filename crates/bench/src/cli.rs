@@ -4,6 +4,7 @@ mod barrier;
 mod cases;
 mod datagrams;
 mod forward;
+mod interrupts;
 mod messages;
 mod soak;
 
@@ -65,6 +66,8 @@ enum Command {
     /// Forwarding: the paper's model beside its simulation (calculated, in a second); or live: messages through a
     /// node in the middle (a minute per 300 messages and cell), paths between interfaces, relays of streams.
     Forward(forward::Forward),
+    /// Calls that sleep and are cut short, by each source of signals; what a signal costs (about 3 minutes).
+    Interrupts(interrupts::Interrupts),
     /// Everything at once, with faults, for a long time: measures nothing, checks everything.
     Soak(soak::Soak),
     /// Measures what the goals need, and shows goal and figure side by side.
@@ -224,6 +227,7 @@ impl Cli {
             Command::Datagrams(command) => command.run(machine),
             Command::Barrier(command) => command.run(machine),
             Command::Forward(command) => command.run(machine),
+            Command::Interrupts(command) => Ok(command.run()),
             Command::Soak(command) => Ok(command.run()),
             Command::Goals(command) => command.run(machine),
             Command::Watch(watch) => watch.run(),
@@ -259,7 +263,7 @@ impl Command {
             Self::Barrier(command) => Some(&command.output),
             Self::Forward(command) => Some(&command.output),
             Self::Goals(command) => Some(&command.output),
-            Self::Watch(_) | Self::Soak(_) => None,
+            Self::Watch(_) | Self::Soak(_) | Self::Interrupts(_) => None,
         }
     }
 }

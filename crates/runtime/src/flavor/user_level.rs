@@ -23,7 +23,6 @@ use crate::{
     context,
     handle::{Handle, Scheduler},
     join::JoinHandle,
-    kernel_help::{HogTimer, Serves},
     lane::{self, Cause, Lane, Share},
     metrics::{Counters, Hogs, Metrics, Sampler, ThreadMetrics, foreign_ready_time},
     panics::contained,
@@ -36,9 +35,6 @@ pub(crate) struct Shared {
     live: Arc<LiveTasks>,
     pool: Arc<BlockingPool>,
     options: Options,
-    /// The signal into the thread while it hogs; its number, or none.
-    signal: Option<i32>,
-    hog_timer: HogTimer,
     /// Tasks that other threads made ready.
     reaction_inject: Injector<Runnable>,
     compute_inject: Injector<Runnable>,
@@ -84,8 +80,6 @@ impl Shared {
             server,
             live: Arc::new(LiveTasks::new()),
             pool: Arc::new(pool),
-            signal: options.kernel_help.usable_signal(),
-            hog_timer: HogTimer::new(),
             options,
             reaction_inject: Injector::new(),
             compute_inject: Injector::new(),
@@ -187,7 +181,6 @@ impl Shared {
                 core.share.record(lane, end.saturating_sub(now.as_nanos()));
                 now = vigie_detect::Instant::from_nanos(end);
             } else if !main.is_woken.load(Ordering::Acquire) {
-                self.hog_timer.stop();
                 self.counters.count_sleep();
                 local.cause.set(Cause::Detection);
                 contained("a sleep", || {
@@ -207,17 +200,6 @@ impl Shared {
         if task.metadata().is_aborted() {
             drop_task(task);
             return monotonic_now().as_nanos();
-        }
-        // A known hog: the signal tells its checkpoints of events.
-        if task.metadata().is_on_probation() {
-            if !self.hog_timer.is_set()
-                && let (Some(signal), Some(descriptor)) = (self.signal, self.server.wait_point())
-            {
-                self.hog_timer.bind_once(signal, descriptor, Serves::SameThread);
-                self.hog_timer.start();
-            }
-        } else {
-            self.hog_timer.stop();
         }
         self.counters.begin_poll(task.metadata().ready_time(), now);
         context::begin_poll(now, self.options.quantum, self.options.long_poll);
@@ -402,8 +384,6 @@ impl Installed {
 impl Drop for Installed {
     fn drop(&mut self) {
         let _ = LOCAL.try_with(|current| current.borrow_mut().take());
-        // It belongs to this thread.
-        self.shared.hog_timer.unbind();
         // Left here only by a panic of the main future: the next `block_on` finds them again.
         let lanes = self.local.lanes.take();
         for task in lanes.reaction {
