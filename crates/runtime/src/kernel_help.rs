@@ -112,7 +112,7 @@ impl KernelHelp {
         let usable = if signal >= libc::SIGRTMIN() {
             Err(NoSignal::RealTime(signal))
         } else {
-            task_clock::probe(signal).map_err(NoSignal::from).and_then(|()| install(signal))
+            task_clock::probe().map_err(NoSignal::from).and_then(|()| install(signal))
         };
         usable.inspect_err(NoSignal::report).ok().map(|()| signal)
     }
@@ -363,14 +363,14 @@ impl HogTimer {
 }
 
 impl Bound {
-    /// Returns whether the signal may be sent; if it is not ours any more, it never is again.
+    /// Returns whether the signal may be sent by now; if it is not ours any more, it never is again.
     fn is_usable(&mut self) -> bool {
         if !self.is_refused && !is_ours(self.signal) {
             self.close();
             self.is_refused = true;
             NoSignal::Handled(self.signal).report();
         }
-        !self.is_refused
+        !self.is_refused && task_clock::is_ready()
     }
 
     fn start(&mut self) -> bool {
@@ -422,11 +422,14 @@ mod tests {
     /// parent, the event still counts.
     #[test]
     fn a_forked_process_leaves_events_alone() {
-        if let Err(error) = task_clock::probe(libc::SIGURG) {
+        if let Err(error) = task_clock::probe() {
             println!("SKIPPED: {error}");
             return;
         }
         install(libc::SIGURG).unwrap();
+        while !task_clock::is_ready() {
+            crate::sync::thread::yield_now();
+        }
         let timer = HogTimer::new();
         timer.bind(libc::SIGURG, -1);
         timer.start();

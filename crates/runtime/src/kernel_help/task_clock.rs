@@ -15,6 +15,8 @@ use std::{
 
 use thiserror::Error;
 
+use crate::sync::{OnceLock, Ordering, RealAtomicBool, thread};
+
 /// Why there can be no such event.
 #[derive(Debug, Error)]
 pub(crate) enum NoTaskClock {
@@ -72,16 +74,50 @@ fn is_filtered(status: &str) -> bool {
         .is_some_and(|mode| mode.trim() != "0")
 }
 
-/// Makes sure that events can be made, by making one for the calling thread.
-pub(crate) fn probe(signal: c_int) -> Result<(), NoTaskClock> {
+/// A number that no thread has: the kernel's bound is 2^22.
+const NOBODY: u32 = i32::MAX.cast_unsigned();
+
+/// Makes sure that events can be made, by asking for one of a thread that does not exist: the kernel checks
+/// the permission first, and this is quick.
+pub(crate) fn probe() -> Result<(), NoTaskClock> {
     // A filter refuses the call, or ends the process: systemd's `SystemCallFilter=` does.
     let status = fs::read_to_string("/proc/self/status").map_err(NoTaskClock::Unknown)?;
     if is_filtered(&status) {
         return Err(NoTaskClock::Filtered);
     }
-    let thread = super::thread_number();
-    TaskClock::open(thread, signal, Duration::from_millis(1))?;
-    Ok(())
+    match open(NOBODY, Duration::from_millis(1)) {
+        Err(error) if error.raw_os_error() != Some(libc::ESRCH) => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Whether events can be made quickly.
+///
+/// The first event of a machine switches the kernel's own hooks on, and waits until every processor
+/// knows (`synchronize_rcu`): 7 to 16 ms, against 13 µs for the next ones. So a thread of its own makes one,
+/// which stays for as long as the process lives; meanwhile nobody waits.
+static KEPT: OnceLock<Option<OwnedFd>> = OnceLock::new();
+
+/// Returns whether events can be made quickly. The first call sees to it that this becomes so.
+pub(crate) fn is_ready() -> bool {
+    static HAS_BEGUN: RealAtomicBool = RealAtomicBool::new(false);
+    if let Some(kept) = KEPT.get() {
+        return kept.is_some();
+    }
+    if !HAS_BEGUN.swap(true, Ordering::Relaxed) {
+        let keep = || {
+            let opened = open(super::thread_number(), Duration::from_secs(1));
+            let opened = opened.map_err(NoTaskClock::from).map_err(super::NoSignal::from);
+            drop(KEPT.set(opened.inspect_err(super::NoSignal::report).ok()));
+        };
+        let spawned = thread::Builder::new().name("vigie-perf".into()).spawn(keep);
+        if let Err(error) = spawned {
+            // Asked again at the next start.
+            HAS_BEGUN.store(false, Ordering::Relaxed);
+            tracing::debug!(%error, "no thread to prepare perf events");
+        }
+    }
+    false
 }
 
 /// The part of the kernel's `struct perf_event_attr` that its first version has.
@@ -131,6 +167,40 @@ pub(crate) const CODE_PERIODIC: c_int = 1;
 /// The signal of an event that fired for the last time; its `si_code`.
 pub(crate) const CODE_LAST: c_int = 6;
 
+/// Makes an event of the thread `thread`, which is off and sends no signal.
+fn open(thread: u32, period: Duration) -> io::Result<OwnedFd> {
+    let flags = FLAG_DISABLED | FLAG_EXCLUDE_KERNEL | FLAG_EXCLUDE_HV;
+    let attributes = Attributes {
+        kind: TYPE_SOFTWARE,
+        size: ATTRIBUTES_BYTES,
+        config: COUNT_TASK_CLOCK,
+        sample_period: u64::try_from(period.as_nanos()).unwrap_or(u64::MAX),
+        sample_type: 0,
+        read_format: 0,
+        // Bit fields of C, which begin at the other end there.
+        flags: if cfg!(target_endian = "big") { flags.reverse_bits() } else { flags },
+        wakeup_events: 0,
+        bp_type: 0,
+        config1: 0,
+    };
+    let every_processor: c_int = -1;
+    let no_group: c_int = -1;
+    // SAFETY: `attributes` is valid for reads of its `size`, and the kernel does not keep it.
+    let descriptor = unsafe {
+        libc::syscall(
+            libc::SYS_perf_event_open,
+            &raw const attributes,
+            thread,
+            every_processor,
+            no_group,
+            FD_CLOEXEC,
+        )
+    };
+    let descriptor = checked(c_int::try_from(descriptor).unwrap_or(-1))?;
+    // SAFETY: the kernel has just made it for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
 /// An event, which is off at first. It stands for its thread and not for the process: a process that is
 /// forked has its descriptor, and must not use it.
 #[derive(Debug)]
@@ -139,37 +209,8 @@ pub(crate) struct TaskClock(OwnedFd);
 impl TaskClock {
     /// Makes the event of the thread `thread` of this process.
     pub(crate) fn open(thread: u32, signal: c_int, period: Duration) -> io::Result<Self> {
-        let flags = FLAG_DISABLED | FLAG_EXCLUDE_KERNEL | FLAG_EXCLUDE_HV;
-        let attributes = Attributes {
-            kind: TYPE_SOFTWARE,
-            size: ATTRIBUTES_BYTES,
-            config: COUNT_TASK_CLOCK,
-            sample_period: u64::try_from(period.as_nanos()).unwrap_or(u64::MAX),
-            sample_type: 0,
-            read_format: 0,
-            // Bit fields of C, which begin at the other end there.
-            flags: if cfg!(target_endian = "big") { flags.reverse_bits() } else { flags },
-            wakeup_events: 0,
-            bp_type: 0,
-            config1: 0,
-        };
-        let every_processor: c_int = -1;
-        let no_group: c_int = -1;
-        // SAFETY: `attributes` is valid for reads of its `size`, and the kernel does not keep it.
-        let descriptor = unsafe {
-            libc::syscall(
-                libc::SYS_perf_event_open,
-                &raw const attributes,
-                thread,
-                every_processor,
-                no_group,
-                FD_CLOEXEC,
-            )
-        };
-        let descriptor = checked(c_int::try_from(descriptor).unwrap_or(-1))?;
-        // SAFETY: the kernel has just made it for us.
-        let event = Self(unsafe { OwnedFd::from_raw_fd(descriptor) });
-
+        let event = Self(open(thread, period)?);
+        let descriptor = event.0.as_raw_fd();
         let owner = Owner { kind: F_OWNER_TID, number: libc::pid_t::try_from(thread).unwrap_or(0) };
         // SAFETY: the descriptor is open, and `owner` is valid for reads.
         checked(unsafe { libc::fcntl(descriptor, F_SETOWN_EX, &raw const owner) })?;
