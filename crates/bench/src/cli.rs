@@ -4,6 +4,7 @@ mod barrier;
 mod cases;
 mod datagrams;
 mod forward;
+mod interrupts;
 mod loads;
 mod messages;
 mod slowdown;
@@ -71,6 +72,8 @@ enum Command {
     Loads(loads::Loads),
     /// Tail slowdown against offered load, with service times that differ widely, beside an oracle (5 minutes).
     Slowdown(slowdown::Slowdown),
+    /// Calls that sleep and are cut short, by each source of signals; what a signal costs (about 3 minutes).
+    Interrupts(interrupts::Interrupts),
     /// Everything at once, with faults, for a long time: measures nothing, checks everything.
     Soak(soak::Soak),
     /// Measures what the goals need, and shows goal and figure side by side.
@@ -232,6 +235,7 @@ impl Cli {
             Command::Forward(command) => command.run(machine),
             Command::Loads(command) => command.run(machine),
             Command::Slowdown(command) => command.run(machine),
+            Command::Interrupts(command) => Ok(command.run()),
             Command::Soak(command) => Ok(command.run()),
             Command::Goals(command) => command.run(machine),
             Command::Watch(watch) => watch.run(),
@@ -268,7 +272,7 @@ impl Command {
             Self::Forward(command) => Some(&command.output),
             Self::Slowdown(command) => Some(&command.output),
             Self::Goals(command) => Some(&command.output),
-            Self::Watch(_) | Self::Soak(_) | Self::Loads(_) => None,
+            Self::Watch(_) | Self::Soak(_) | Self::Loads(_) | Self::Interrupts(_) => None,
         }
     }
 }

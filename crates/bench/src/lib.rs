@@ -78,6 +78,7 @@ mod workload;
 
 pub mod counting;
 pub mod idle;
+pub mod interrupts;
 pub mod pending;
 pub mod reaction;
 pub mod switches;

@@ -185,9 +185,8 @@ impl RuntimeBuilder {
         self
     }
 
-    /// Sets what the runtime may ask of the kernel's scheduler while a task hogs its thread. Default:
-    /// everything that needs no privilege, see [`KernelHelp`]. The timer signal may end blocking calls
-    /// of foreign code inside a long poll with `EINTR`, where the kernel cannot restart them.
+    /// Sets what a runtime of the hybrid flavor may ask of the kernel's scheduler while a task hogs its
+    /// thread. Default: everything that needs no privilege, see [`KernelHelp`].
     pub fn kernel_help(mut self, help: KernelHelp) -> Self {
         self.options.kernel_help = help;
         self

@@ -1,6 +1,6 @@
 //! Checkpoints: how a loop that computes lets events through.
 //!
-//! Most calls count down and load a flag. When the count is over, the clock is read; when enough time
+//! Most calls count down. When the count is over, the clock is read; when enough time
 //! has passed since the last look, the wait point is asked, which is a system call that does not block.
 //! The count adapts to how often checkpoints come, so that the clock is read about every 2 µs.
 
@@ -13,7 +13,7 @@ use std::{
 
 use vigie_detect::clock::monotonic_now;
 
-use crate::{flavor, kernel_help, sync::thread_local};
+use crate::{flavor, sync::thread_local};
 
 thread_local! {
     static COUNTER: Counter = const {
@@ -37,8 +37,8 @@ const CLOCK_EVERY: u64 = 2_000;
 /// How often the wait point is asked, in nanoseconds.
 const ASK_EVERY: u64 = 20_000;
 
-/// The most calls between two readings of the clock, should they become rarer at once.
-const RELOAD_MAX: u64 = 1_024;
+/// The most calls between two readings of the clock. So many go by unasked when they become rarer at once.
+const RELOAD_MAX: u64 = 128;
 
 /// Returns whether the running task should yield, because an event waits that nobody else serves. For
 /// loops that cannot await; see [`checkpoint`] for those that can. Outside of a task, `false`.
@@ -71,7 +71,7 @@ const RELOAD_MAX: u64 = 1_024;
 pub fn need_yield() -> bool {
     COUNTER.with(|counter| {
         let left = counter.left.get();
-        if left > 0 && !kernel_help::is_awaited() {
+        if left > 0 {
             counter.left.set(left - 1);
             return false;
         }
@@ -90,8 +90,7 @@ impl Counter {
         let reload = u32::try_from(reload).unwrap_or(0);
         self.reload.set(reload);
         self.left.set(reload);
-        // An event was seen by the signal's handler: whoever it woke may have served it since.
-        if kernel_help::take_awaited() || now.saturating_sub(self.asked.get()) >= ASK_EVERY {
+        if now.saturating_sub(self.asked.get()) >= ASK_EVERY {
             self.asked.set(now);
             return flavor::is_awaited(vigie_detect::Instant::from_nanos(now));
         }

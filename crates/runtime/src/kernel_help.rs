@@ -3,44 +3,69 @@
 //! Two things, without privilege:
 //! - **A short slice** (`sched_setattr`, Linux 6.12 and later): a reserve thread asks for turns of
 //!   0.1 ms, so that the kernel lets it go first when it wakes up. It is reset in what the thread forks.
-//! - **A timer signal** into a thread that is caught in a long poll: its handler asks with `poll(2)`
-//!   whether an event waits at the wait point, and gives up the processor only if one does, or if a
-//!   thread was [called](note_call) that has not run yet. So a thread that woke up for an event need not
-//!   wait for the kernel's next tick, up to 4 ms; and a program that computes keeps its share against
-//!   others, which an unconditional `sched_yield` would give away.
+//! - **A signal** into a thread that is caught in a long poll, after each millisecond in which it has computed: its
+//!   handler asks with `poll(2)` whether an event waits at the wait point, and gives up the processor only
+//!   if one does, or if a thread was [called](note_call) that has not run yet. So a thread that woke up
+//!   for an event need not wait for the kernel's next tick, up to 4 ms; and a program that computes keeps
+//!   its share against others, which an unconditional `sched_yield` would give away.
 //!
-//! The handler runs on the alternative stack if there is one, and keeps `errno`. System calls are
-//! restarted after it where the kernel can; those that it cannot restart (`nanosleep`, `poll`,
-//! `epoll_wait`, …) end with `EINTR` when foreign code makes them inside a poll that is longer than
-//! [`RuntimeBuilder::long_poll`](crate::RuntimeBuilder::long_poll). Rust's standard library handles
-//! that. The signal is SIGURG by default, which is ignored where no handler is installed: so nothing
-//! happens to a program that a task executes while the signal is pending.
+//! The signal comes from a perf event that counts the thread's processor time and fires in user mode alone
+//! (`task_clock.rs`), so it never meets a thread that sleeps in the kernel: no call of foreign code ends
+//! with `EINTR`. Where perf events are refused there is no signal. No other source is used instead:
+//! timers of the wall, and signals by a supervisor, interrupt calls; clocks of threads have the grain of
+//! the kernel's tick, which is what the signal is to beat (`vigie-bench interrupts` measures them all).
+//!
+//! The handler runs on the alternative stack if there is one, and keeps `errno`. The signal is SIGURG by
+//! default, which is ignored where no handler is installed: so nothing happens to a program that a task
+//! executes while the signal is pending.
 
-#![expect(unsafe_code, reason = "signals and scheduling attributes have no safe interface")]
+#![expect(unsafe_code, reason = "signals have no safe interface")]
+
+mod slice;
+mod task_clock;
 
 use std::{
     ffi::{c_int, c_void},
     io, mem,
     os::fd::RawFd,
-    ptr,
+    process, ptr,
     time::Duration,
 };
 
+use thiserror::Error;
 use vigie_detect::{Instant, clock::monotonic_now};
 
+pub(crate) use self::slice::{restore_slice, shorten_slice};
+use self::task_clock::{CODE_LAST, CODE_PERIODIC, NoTaskClock, TaskClock};
 use crate::sync::{
-    AtomicBool, Ordering, PoisonError, RealAtomicBool, RealAtomicU64, RealMutex, thread_local,
+    AtomicBool, Ordering, PoisonError, RealAtomicBool, RealAtomicI32, RealAtomicU64, RealMutex,
+    thread_local,
 };
 
-/// Which help of the kernel a runtime may use.
+/// Which help of the kernel a runtime of the hybrid flavor may use. The other flavors use none.
+///
+/// What the machine does not allow is left out, and a warning names the reason, once for the process.
+/// Nothing of it interrupts code that sleeps in the kernel: `nanosleep`, `poll`, a `read` with
+/// `SO_RCVTIMEO` and the like never end with `EINTR` because of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "callers must be able to make one")]
 pub struct KernelHelp {
-    /// Reserve threads ask for short turns. Default `true`.
+    /// Reserve threads ask for turns of 0.1 ms. Default `true`. They keep the scheduling policy and the nice
+    /// value of the process; under `SCHED_FIFO`, `SCHED_RR`, `SCHED_IDLE` and `SCHED_DEADLINE`, and with a
+    /// nice value below zero, they do not ask. Kernels before Linux 6.12 ignore it.
     pub short_slices: bool,
     /// The signal that makes a thread inside a long poll look whether it holds somebody up. Default
-    /// SIGURG; `None` for no signal. One that the program handles itself is left to it, which is
-    /// reported.
+    /// SIGURG; `None` for no signal.
+    ///
+    /// It is raised by a perf event, after each millisecond that the thread has computed in user mode. It needs
+    /// `kernel.perf_event_paranoid` of 2 or less (or `CAP_PERFMON`), and a process without seccomp filter. Where
+    /// that is refused, as in most containers, there is no signal, and short slices alone remain: then an
+    /// event may wait for the kernel's next tick (1 to 10 ms, by the kernel's `HZ`) while every
+    /// processor computes.
+    ///
+    /// A signal that the program handles is left to it: when the runtime is built, and also if the
+    /// handler is installed later. Real-time signals are refused, since the kernel replaces one
+    /// that it cannot queue by SIGIO, which ends a process.
     pub signal: Option<i32>,
 }
 
@@ -50,77 +75,46 @@ impl Default for KernelHelp {
     }
 }
 
-impl KernelHelp {
-    /// No help at all.
-    pub const NONE: Self = Self { short_slices: false, signal: None };
+/// Why no signal goes into threads that hog.
+#[derive(Debug, Error)]
+enum NoSignal {
+    #[error("the program handles signal {0} itself: choose another one in `KernelHelp`")]
+    Handled(i32),
+    #[error("{0} is a real-time signal: choose another one in `KernelHelp`")]
+    RealTime(i32),
+    #[error("signal {0} cannot be handled: choose another one in `KernelHelp`")]
+    Refused(i32, #[source] io::Error),
+    #[error(transparent)]
+    TaskClock(#[from] NoTaskClock),
+}
 
-    /// Installs the handler of the signal. Returns its number if it is there.
-    pub(crate) fn usable_signal(self) -> Option<i32> {
-        let signal = self.signal?;
-        match install(signal) {
-            Ok(()) => Some(signal),
-            Err(error) => {
-                tracing::warn!(
-                    %error,
-                    signal,
-                    "no signal goes into threads that hog: choose another one in `KernelHelp`; an \
-                     event may wait for the kernel's next tick, 4 ms, until then"
-                );
-                None
-            }
+impl NoSignal {
+    /// Says so, once for the process: every thread and every runtime finds the same.
+    fn report(&self) {
+        static IS_TOLD: RealAtomicBool = RealAtomicBool::new(false);
+        if !IS_TOLD.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                error = self as &dyn std::error::Error,
+                "no signal goes into threads that hog: an event may wait for the kernel's next tick \
+                 while every processor computes"
+            );
         }
     }
 }
 
-/// The kernel's `struct sched_attr`, as of its first version.
-#[repr(C)]
-struct SchedAttr {
-    size: u32,
-    sched_policy: u32,
-    sched_flags: u64,
-    sched_nice: i32,
-    sched_priority: u32,
-    sched_runtime: u64,
-    sched_deadline: u64,
-    sched_period: u64,
-}
+impl KernelHelp {
+    /// No help at all.
+    pub const NONE: Self = Self { short_slices: false, signal: None };
 
-const SCHED_ATTR_BYTES: u32 = 48;
-const _: () = assert!(size_of::<SchedAttr>() == 48, "the kernel knows this size");
-
-const SCHED_FLAG_RESET_ON_FORK: u64 = 1;
-
-/// The shortest slice that the kernel grants.
-const SLICE: Duration = Duration::from_micros(100);
-
-/// Asks for short turns for the calling thread. A kernel that does not know them ignores this.
-pub(crate) fn shorten_slice() {
-    set_slice(0, u64::try_from(SLICE.as_nanos()).unwrap_or(0));
-}
-
-/// Gives the thread `thread` the kernel's default turns again.
-pub(crate) fn restore_slice(thread: u32) {
-    set_slice(thread, 0);
-}
-
-fn set_slice(thread: u32, nanos: u64) {
-    // SAFETY: the call takes no memory of ours. It may return -1 for a valid nice value.
-    let nice = unsafe { libc::getpriority(libc::PRIO_PROCESS, thread) };
-    let attr = SchedAttr {
-        size: SCHED_ATTR_BYTES,
-        sched_policy: libc::SCHED_OTHER.cast_unsigned(),
-        sched_flags: SCHED_FLAG_RESET_ON_FORK,
-        sched_nice: nice,
-        sched_priority: 0,
-        sched_runtime: nanos,
-        sched_deadline: 0,
-        sched_period: 0,
-    };
-    // SAFETY: `attr` is valid for reads of its `size`, and the kernel does not keep it.
-    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, thread, &raw const attr, 0) };
-    if result != 0 {
-        let error = io::Error::last_os_error();
-        tracing::debug!(%error, "the kernel grants no slice of our own");
+    /// Installs the handler of the signal, if something can raise it. Returns its number then.
+    pub(crate) fn usable_signal(self) -> Option<i32> {
+        let signal = self.signal?;
+        let usable = if signal >= libc::SIGRTMIN() {
+            Err(NoSignal::RealTime(signal))
+        } else {
+            task_clock::probe().map_err(NoSignal::from).and_then(|()| install(signal))
+        };
+        usable.inspect_err(NoSignal::report).ok().map(|()| signal)
     }
 }
 
@@ -128,22 +122,6 @@ fn set_slice(thread: u32, nanos: u64) {
 pub(crate) fn thread_number() -> u32 {
     // SAFETY: the call has no arguments and cannot fail.
     u32::try_from(unsafe { libc::gettid() }).unwrap_or(0)
-}
-
-thread_local! {
-    /// The handler saw an event that waits while this thread computes.
-    static IS_AWAITED: RealAtomicBool = const { RealAtomicBool::new(false) };
-}
-
-/// Returns whether the signal's handler has left a mark: an event waited while this thread computed.
-#[inline]
-pub(crate) fn is_awaited() -> bool {
-    IS_AWAITED.with(|mark| mark.load(Ordering::Relaxed))
-}
-
-/// Takes the mark of the signal's handler.
-pub(crate) fn take_awaited() -> bool {
-    is_awaited() && IS_AWAITED.with(|mark| mark.swap(false, Ordering::Relaxed))
 }
 
 /// How long a call counts: longer than the kernel lets a thread wait where few compute, and so short that
@@ -190,36 +168,32 @@ pub(crate) fn is_somebody_called() -> bool {
     CALL.is_waiting(monotonic_now)
 }
 
-/// Beside the descriptor in the value of a signal: another thread may serve the event, and should have
-/// the processor.
-const YIELDS: usize = 1 << 31;
+thread_local! {
+    /// The descriptor of the wait point that is asked when this thread gets the signal; below zero if none.
+    static WAIT_POINT: RealAtomicI32 = const { RealAtomicI32::new(-1) };
+}
 
-/// Leaves a mark if an event waits at the descriptor that came with the signal, and yields.
-extern "C" fn on_timer(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
+/// Yields if an event waits, or a thread that was called.
+extern "C" fn on_signal(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     // SAFETY: `errno` of this thread; valid in a handler.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     let saved = unsafe { *errno };
     // SAFETY: the kernel gives a valid `siginfo_t` to a handler that was installed with SA_SIGINFO.
-    let info = unsafe { &*info };
-    // Sent by somebody else, the signal carries no descriptor.
-    if info.si_code == libc::SI_TIMER {
-        // SAFETY: a timer's signal carries the value that `timer_create` was given.
-        let value = unsafe { info.si_value() };
-        let word = value.sival_ptr as usize;
+    let code = unsafe { (*info).si_code };
+    // Sent by somebody else, the signal has another code.
+    if matches!(code, CODE_PERIODIC | CODE_LAST) {
+        // A thread variable without destructor, initialised at compile time: an address. `bind` has
+        // touched it in this thread.
+        let fd = WAIT_POINT.with(|descriptor| descriptor.load(Ordering::Relaxed));
         // Below zero, `poll` leaves it out.
-        let fd = c_int::try_from(word & !YIELDS).unwrap_or(-1);
         let mut descriptor = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         // SAFETY: `poll` is async-signal-safe and writes to `descriptor` alone. If the descriptor was
         // closed meanwhile, it says so in `revents`; if it stands for something else by now, nothing
         // is done with that but asking.
         let ready = unsafe { libc::poll(&raw mut descriptor, 1, 0) };
         let has_event = ready > 0 && descriptor.revents & libc::POLLIN != 0;
-        if has_event {
-            // A thread variable without destructor, initialised at compile time: an address.
-            IS_AWAITED.with(|mark| mark.store(true, Ordering::Relaxed));
-        }
-        if word & YIELDS != 0 && (has_event || is_somebody_called()) {
+        if has_event || is_somebody_called() {
             // SAFETY: a system call without arguments, which takes no lock.
             unsafe { libc::sched_yield() };
         }
@@ -228,102 +202,104 @@ extern "C" fn on_timer(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     unsafe { *errno = saved };
 }
 
-/// Installs the handler, once for the process and each signal.
-pub(crate) fn install(signal: i32) -> io::Result<()> {
-    static INSTALLED: RealMutex<Vec<i32>> = RealMutex::new(Vec::new());
-    let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
-    if installed.contains(&signal) {
-        return Ok(());
-    }
+/// Returns what the process does at `signal`.
+fn action(signal: i32) -> io::Result<libc::sighandler_t> {
     // SAFETY: zeroes are valid for this plain structure.
     let mut present: libc::sigaction = unsafe { mem::zeroed() };
     // SAFETY: no new action is given; the old one is written to valid memory.
     if unsafe { libc::sigaction(signal, ptr::null(), &raw mut present) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    if present.sa_sigaction != libc::SIG_DFL && present.sa_sigaction != libc::SIG_IGN {
-        return Err(io::Error::new(
-            io::ErrorKind::AddrInUse,
-            "the program handles this signal itself",
-        ));
+    Ok(present.sa_sigaction)
+}
+
+/// Returns whether the process handles `signal` by our handler.
+fn is_ours(signal: i32) -> bool {
+    action(signal).is_ok_and(|action| action == on_signal as *const () as usize)
+}
+
+/// Installs the handler, once for the process and each signal. A program that has replaced it since
+/// keeps its own.
+fn install(signal: i32) -> Result<(), NoSignal> {
+    static INSTALLING: RealMutex<()> = RealMutex::new(());
+    let _installing = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
+    if is_ours(signal) {
+        return Ok(());
+    }
+    let present = action(signal).map_err(|error| NoSignal::Refused(signal, error))?;
+    if present != libc::SIG_DFL && present != libc::SIG_IGN {
+        return Err(NoSignal::Handled(signal));
     }
     // SAFETY: zeroes are valid for this plain structure.
     let mut action: libc::sigaction = unsafe { mem::zeroed() };
-    action.sa_sigaction = on_timer as *const () as usize;
+    action.sa_sigaction = on_signal as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
     // SAFETY: the mask is ours and valid for writes.
     unsafe { libc::sigemptyset(&raw mut action.sa_mask) };
     // SAFETY: the handler is async-signal-safe: it polls, yields, and keeps `errno`.
     if unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) } != 0 {
-        return Err(io::Error::last_os_error());
+        return Err(NoSignal::Refused(signal, io::Error::last_os_error()));
     }
-    installed.push(signal);
     Ok(())
 }
 
-/// How often a thread that is caught in a long poll is asked.
+/// How much a thread that is caught in a long poll computes between two signals.
 const EVERY: Duration = Duration::from_millis(1);
 
-/// When it is asked that should be at once.
+/// How much it computes before the signal that should come at once. The kernel allows no less than 10 µs.
 const SOON: Duration = Duration::from_micros(10);
 
-/// Who serves events while a thread hogs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Serves {
-    /// The hogging thread itself, at its next checkpoint or switch.
-    SameThread,
-    OtherThread,
-}
-
-/// The timer that sends the signal to one thread. It can be set by any thread.
+/// What sends the signal to one thread. Any thread can start it.
 #[derive(Debug)]
 pub(crate) struct HogTimer {
-    /// The kernel's number of it; gone when its thread ends.
-    timer: RealMutex<Option<usize>>,
+    /// Gone when its thread ends.
+    bound: RealMutex<Option<Bound>>,
+    /// The process that has bound it. One that is forked has a copy that does nothing: the events
+    /// are those of a thread of its parent.
+    process: RealAtomicU64,
     is_set: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Bound {
+    signal: i32,
+    thread: u32,
+    /// The event that fires every millisecond, from the first start on: a thread with an event costs a
+    /// little more at each of the kernel's switches.
+    every: Option<TaskClock>,
+    /// The event that fires once, from the first use on.
+    soon: Option<TaskClock>,
+    /// It cannot be started any more.
+    is_refused: bool,
 }
 
 impl HogTimer {
     /// A timer that does nothing until its thread binds it.
     pub(crate) fn new() -> Self {
-        Self { timer: RealMutex::new(None), is_set: AtomicBool::new(false) }
-    }
-
-    /// Makes the timer for the calling thread: `signal` asks about `descriptor`, and yields the processor
-    /// to the thread that serves it if there is one.
-    pub(crate) fn bind(&self, signal: i32, descriptor: RawFd, serves: Serves) {
-        // SAFETY: zeroes are valid for this plain structure.
-        let mut event: libc::sigevent = unsafe { mem::zeroed() };
-        event.sigev_notify = libc::SIGEV_THREAD_ID;
-        event.sigev_signo = signal;
-        let word = usize::try_from(descriptor).unwrap_or(0)
-            | if serves == Serves::OtherThread { YIELDS } else { 0 };
-        event.sigev_value = libc::sigval { sival_ptr: word as *mut c_void };
-        event.sigev_notify_thread_id = i32::try_from(thread_number()).unwrap_or(0);
-        let mut timer: libc::timer_t = ptr::null_mut();
-        // SAFETY: both structures are valid for the call, which keeps neither.
-        let result =
-            unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) };
-        if result == 0 {
-            *self.lock() = Some(timer as usize);
-        } else {
-            let error = io::Error::last_os_error();
-            tracing::debug!(%error, "no timer for a thread that computes");
+        Self {
+            bound: RealMutex::new(None),
+            process: RealAtomicU64::new(0),
+            is_set: AtomicBool::new(false),
         }
     }
 
-    /// Like [`bind`](Self::bind), unless that was done.
-    pub(crate) fn bind_once(&self, signal: i32, descriptor: RawFd, serves: Serves) {
-        if self.lock().is_none() {
-            self.bind(signal, descriptor, serves);
-        }
+    /// Makes it the timer of the calling thread: `signal` asks about `descriptor`, and yields the processor
+    /// to the thread that serves it.
+    pub(crate) fn bind(&self, signal: i32, descriptor: RawFd) {
+        WAIT_POINT.with(|place| place.store(descriptor, Ordering::Relaxed));
+        let (every, soon) = (None, None);
+        let bound = Bound { signal, thread: thread_number(), every, soon, is_refused: false };
+        self.process.store(process::id().into(), Ordering::Relaxed);
+        *self.lock() = Some(bound);
     }
 
     /// The thread ends.
     pub(crate) fn unbind(&self) {
-        if let Some(timer) = self.lock().take() {
-            // SAFETY: made by `bind` and deleted once: the number is gone from its place.
-            unsafe { libc::timer_delete(timer as libc::timer_t) };
+        WAIT_POINT.with(|place| place.store(-1, Ordering::Relaxed));
+        if self.is_of_this_process()
+            && let Some(mut bound) = self.lock().take()
+        {
+            bound.close();
         }
         self.is_set.store(false, Ordering::Relaxed);
     }
@@ -334,48 +310,159 @@ impl HogTimer {
         self.is_set.load(Ordering::Relaxed)
     }
 
-    /// Starts the timer, unless it runs.
+    /// Starts the timer, unless it runs. If the program has installed a handler of its own meanwhile, the timer
+    /// stops for good instead; so it is worth calling now and then while it runs.
     pub(crate) fn start(&self) {
-        if !self.is_set() {
-            self.set(EVERY, EVERY);
-        }
+        self.with(|bound| {
+            if bound.is_usable() && !self.is_set() {
+                let is_set = bound.start();
+                self.is_set.store(is_set, Ordering::Relaxed);
+            } else if bound.is_refused {
+                self.is_set.store(false, Ordering::Relaxed);
+            }
+        });
     }
 
-    /// Starts the timer such that it asks at once, and then as usual.
+    /// Lets the signal come as soon as the thread computes, once. The timer goes on as it did.
     pub(crate) fn ask_now(&self) {
-        self.set(SOON, EVERY);
+        self.with(|bound| {
+            if bound.is_usable() {
+                bound.ask_now();
+            }
+        });
     }
 
     /// Stops the timer, if it runs.
     pub(crate) fn stop(&self) {
         if self.is_set() {
-            self.set(Duration::ZERO, Duration::ZERO);
+            self.with(|bound| {
+                if let Some(every) = &bound.every {
+                    every.stop();
+                }
+                self.is_set.store(false, Ordering::Relaxed);
+            });
         }
     }
 
-    fn set(&self, first: Duration, every: Duration) {
-        let timer = self.lock();
-        let Some(number) = *timer else { return };
-        let time = |time: Duration| libc::timespec {
-            tv_sec: 0,
-            tv_nsec: libc::c_long::from(i32::try_from(time.subsec_nanos()).unwrap_or(0)),
-        };
-        let value = libc::itimerspec { it_interval: time(every), it_value: time(first) };
-        // SAFETY: the timer exists as long as its number stands in the place that is locked here.
-        unsafe {
-            libc::timer_settime(number as libc::timer_t, 0, &raw const value, ptr::null_mut())
-        };
-        self.is_set.store(!every.is_zero(), Ordering::Relaxed);
+    /// Not in a process that was forked, in which another thread may hold the lock for ever.
+    fn with(&self, change: impl FnOnce(&mut Bound)) {
+        if self.is_of_this_process()
+            && let Some(bound) = &mut *self.lock()
+        {
+            change(bound);
+        }
     }
 
-    fn lock(&self) -> crate::sync::RealGuard<'_, Option<usize>> {
-        self.timer.lock().unwrap_or_else(PoisonError::into_inner)
+    fn is_of_this_process(&self) -> bool {
+        self.process.load(Ordering::Relaxed) == u64::from(process::id())
+    }
+
+    fn lock(&self) -> crate::sync::RealGuard<'_, Option<Bound>> {
+        self.bound.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Bound {
+    /// Returns whether the signal may be sent by now; if it is not ours any more, it never is again.
+    fn is_usable(&mut self) -> bool {
+        if !self.is_refused && !is_ours(self.signal) {
+            self.close();
+            self.is_refused = true;
+            NoSignal::Handled(self.signal).report();
+        }
+        !self.is_refused && task_clock::is_ready()
+    }
+
+    fn start(&mut self) -> bool {
+        let every = Self::open(&mut self.every, self.thread, self.signal, EVERY);
+        if let Some(every) = every {
+            every.start();
+        }
+        self.is_refused = every.is_none();
+        !self.is_refused
+    }
+
+    fn ask_now(&mut self) {
+        if let Some(soon) = Self::open(&mut self.soon, self.thread, self.signal, SOON) {
+            soon.start_once();
+        }
+    }
+
+    fn open(
+        event: &mut Option<TaskClock>,
+        thread: u32,
+        signal: i32,
+        period: Duration,
+    ) -> Option<&TaskClock> {
+        if event.is_none() {
+            let opened = TaskClock::open(thread, signal, period);
+            *event = opened
+                .map_err(NoTaskClock::from)
+                .map_err(NoSignal::from)
+                .inspect_err(NoSignal::report)
+                .ok();
+        }
+        event.as_ref()
+    }
+
+    /// Stops what runs, before its descriptor is closed.
+    fn close(&mut self) {
+        for event in [self.every.take(), self.soon.take()].into_iter().flatten() {
+            event.stop();
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Goal: a process that is forked does no harm to the events of its parent, which are those of the same
+    /// thread. Method: the child stops and unbinds the timer as a thread does that rests and ends; in the
+    /// parent, the event still counts.
+    #[test]
+    fn a_forked_process_leaves_events_alone() {
+        if let Err(error) = task_clock::probe() {
+            println!("SKIPPED: {error}");
+            return;
+        }
+        install(libc::SIGURG).unwrap();
+        while !task_clock::is_ready() {
+            crate::sync::thread::yield_now();
+        }
+        let timer = HogTimer::new();
+        timer.bind(libc::SIGURG, -1);
+        timer.start();
+        assert!(timer.is_set());
+        // SAFETY: the child calls what takes no lock and allocates nothing, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            timer.stop();
+            timer.unbind();
+            // SAFETY: the call does not return.
+            unsafe { libc::_exit(i32::from(timer.is_set())) };
+        }
+        assert!(child > 0);
+        let mut status = 1;
+        // SAFETY: `status` is valid for writes.
+        while unsafe { libc::waitpid(child, &raw mut status, 0) } != child {}
+        assert_eq!(status, 0);
+        let counted = || timer.lock().as_ref().unwrap().every.as_ref().unwrap().count().unwrap();
+        let begin = counted();
+        let was_on = (0..10_000_000).any(|_| counted() > begin);
+        timer.unbind();
+        assert!(was_on, "the child has switched the event off");
+    }
+
+    /// Goal: a real-time signal, which the kernel may replace by a deadly one, is refused, and one that
+    /// cannot be handled. Method: both.
+    #[test]
+    fn deadly_signals_are_refused() {
+        for signal in [libc::SIGRTMIN(), libc::SIGRTMAX(), libc::SIGKILL] {
+            let help = KernelHelp { signal: Some(signal), ..KernelHelp::default() };
+            assert_eq!(help.usable_signal(), None);
+        }
+    }
 
     /// Goal: hogs give way to a thread that was called until it runs, and not for ever to one that never
     /// does. Method: calls at given times.

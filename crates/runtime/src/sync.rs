@@ -9,8 +9,10 @@ pub(crate) use loom::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
-/// For marks of signal handlers, which are never part of a model.
-pub(crate) use std::sync::atomic::{AtomicBool as RealAtomicBool, AtomicU64 as RealAtomicU64};
+/// For what signal handlers share, which is never part of a model.
+pub(crate) use std::sync::atomic::{
+    AtomicBool as RealAtomicBool, AtomicI32 as RealAtomicI32, AtomicU64 as RealAtomicU64,
+};
 /// For what blocks whole threads and is never part of a model.
 pub(crate) use std::sync::{Condvar, Mutex as RealMutex, MutexGuard as RealGuard, TryLockError};
 /// For counters that one thread writes and anybody reads, which no order depends on: loom need not know.

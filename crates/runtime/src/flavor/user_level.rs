@@ -26,7 +26,6 @@ use crate::{
     context,
     handle::{Handle, Scheduler},
     join::JoinHandle,
-    kernel_help::{HogTimer, Serves},
     lane::{Cause, Credit, Lane, Rank, Ranked, Share, SharedCredit},
     metrics::{Counters, Hogs, Metrics, Sampler, ThreadMetrics, foreign_ready_time},
     panics::contained,
@@ -42,9 +41,6 @@ pub(crate) struct Shared {
     live: Arc<LiveTasks>,
     pool: Arc<BlockingPool>,
     options: Options,
-    /// The signal into the thread while it hogs; its number, or none.
-    signal: Option<i32>,
-    hog_timer: HogTimer,
     /// Tasks that other threads made ready.
     injected: Injector<Runnable>,
     /// What pays the tasks that no task spawns.
@@ -105,8 +101,6 @@ impl Shared {
             server,
             live: Arc::new(LiveTasks::new()),
             pool: Arc::new(pool),
-            signal: options.kernel_help.usable_signal(),
-            hog_timer: HogTimer::new(),
             options,
             injected: Injector::new(),
             foreign_credit: SharedCredit::new(),
@@ -285,7 +279,6 @@ impl Shared {
                 core.share.record(lane, end.saturating_sub(now.as_nanos()), reacting, computing);
                 now = vigie_detect::Instant::from_nanos(end);
             } else if !main.is_woken.load(Ordering::SeqCst) {
-                self.hog_timer.stop();
                 self.counters.count_sleep();
                 local.cause.set(Cause::Detection);
                 contained("a sleep", || {
@@ -309,18 +302,6 @@ impl Shared {
         if info.is_aborted() {
             drop_task(task);
             return monotonic_now().as_nanos();
-        }
-        // A known hog: the signal tells its checkpoints of events.
-        let quantum = self.options.quantum.as_nanos();
-        if info.account.usual_ns().is_some_and(|usual| u128::from(usual) > quantum) {
-            if !self.hog_timer.is_set()
-                && let (Some(signal), Some(descriptor)) = (self.signal, self.server.wait_point())
-            {
-                self.hog_timer.bind_once(signal, descriptor, Serves::SameThread);
-                self.hog_timer.start();
-            }
-        } else {
-            self.hog_timer.stop();
         }
         self.counters.begin_poll(info.ready_time(), now);
         context::begin_poll(now, info.account.credit(), self.options.long_poll);
@@ -583,7 +564,6 @@ impl Drop for Installed {
 struct Driving<'a> {
     core: RealGuard<'a, Core>,
     local: &'a Local,
-    shared: &'a Shared,
     /// Dropped after the core.
     _successor: Successor<'a>,
 }
@@ -599,14 +579,12 @@ impl<'a> Driving<'a> {
             own.drain().for_each(|queued| lanes.push(queued, false, now));
             *own = lanes;
         }
-        Self { core, local, shared, _successor: Successor(shared) }
+        Self { core, local, _successor: Successor(shared) }
     }
 }
 
 impl Drop for Driving<'_> {
     fn drop(&mut self) {
-        // It belongs to this thread.
-        self.shared.hog_timer.unbind();
         self.local.drives.set(false);
         let mut lanes = self.local.lanes.take();
         let now = self.local.switched_at.get();

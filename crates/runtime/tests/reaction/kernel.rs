@@ -1,20 +1,31 @@
 //! The kernel's help: what it does to the threads, and what it does not do to others.
 
 use std::{
-    io::Read,
+    io::{ErrorKind, Read},
+    net::UdpSocket,
     process::Command,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
 
-use vigie_detect::clock::monotonic_now;
-use vigie_runtime::{KernelHelp, Runtime, time};
+use rustix::{
+    event::{Timespec, epoll, poll},
+    io::Errno,
+    process::{Resource, Rlimit, getrlimit, setrlimit},
+    thread::{NanosleepRelativeResult, futex, nanosleep},
+};
+use vigie_detect::{
+    Server,
+    clock::monotonic_now,
+    stock::signal::{SignalKind, signal},
+};
+use vigie_runtime::{KernelHelp, Runtime, RuntimeBuilder, time};
 
 use crate::{
-    child::in_child,
+    child::{command, in_child, is_child, run},
     guard::against_hang,
     hogs::{Hogs, each_with, eventually},
     settle,
@@ -71,8 +82,214 @@ fn slices_are_not_inherited() {
     });
 }
 
-/// A millisecond.
-const NAP: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+/// Whether this machine lets an unprivileged process have perf events.
+fn has_perf_events() -> bool {
+    let paranoid = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid");
+    let is_allowed = paranoid.is_ok_and(|text| text.trim().parse::<i32>().is_ok_and(|it| it <= 2));
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    is_allowed && status.lines().any(|line| line == "Seccomp:\t0")
+}
+
+/// Perf events of this process that stand for a thread to be signalled. One more is kept, so that making
+/// others is quick.
+fn perf_events() -> usize {
+    let descriptors = std::fs::read_dir("/proc/self/fd").expect("mounted").flatten();
+    let targets = descriptors.flat_map(|entry| std::fs::read_link(entry.path()));
+    targets
+        .filter(|target| target.to_string_lossy().contains("[perf_event]"))
+        .count()
+        .saturating_sub(1)
+}
+
+/// Runs `body` in a task, while events come all the time.
+fn beside_events<T: Send + 'static>(
+    runtime: &Runtime,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    let is_over = Arc::new(AtomicBool::new(false));
+    let ticking = Arc::clone(&is_over);
+    let ticks = runtime.spawn(async move {
+        while !ticking.load(Ordering::SeqCst) {
+            time::sleep(Duration::from_micros(100)).await;
+        }
+    });
+    let value = runtime.block_on(runtime.spawn(async { body() })).expect("no panic");
+    is_over.store(true, Ordering::SeqCst);
+    runtime.block_on(ticks).expect("no panic");
+    value
+}
+
+/// Computes for two milliseconds in user mode, after which a thread inside this poll has been helped.
+fn compute() {
+    let begin = monotonic_now();
+    while monotonic_now() - begin < Duration::from_millis(2) {
+        std::hint::spin_loop();
+    }
+}
+
+/// A millisecond and a half: longer than the time between two signals.
+const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_500_000 };
+
+/// Sleeps in the kernel in every way that a signal ends, each after some computation. Returns which were
+/// ended.
+fn sleeps() -> Vec<&'static str> {
+    let mut ended = Vec::new();
+    let mut note = |name, is_ended| ended.extend(Some(name).filter(|_| is_ended));
+    let socket = UdpSocket::bind("127.0.0.1:0").expect("loopback");
+    socket.set_read_timeout(Some(Duration::from_millis(1))).expect("not zero");
+    let group = epoll::create(epoll::CreateFlags::CLOEXEC).expect("a descriptor");
+    let word = AtomicU32::new(0);
+    for _ in 0..20 {
+        compute();
+        note("nanosleep", !matches!(nanosleep(&NAP), NanosleepRelativeResult::Ok));
+        compute();
+        note("poll", poll(&mut [], Some(&NAP)) != Ok(0));
+        compute();
+        let mut events = [epoll::Event {
+            flags: epoll::EventFlags::empty(),
+            data: epoll::EventData::new_u64(0),
+        }];
+        note("epoll_wait", epoll::wait(&group, &mut events[..], Some(&NAP)) != Ok(0));
+        compute();
+        let waited = futex::wait(&word, futex::Flags::PRIVATE, 0, Some(&NAP));
+        note("futex", waited != Err(Errno::TIMEDOUT));
+        compute();
+        let error = socket.recv(&mut [0]).expect_err("nobody sends");
+        note("recv", error.kind() != ErrorKind::WouldBlock);
+    }
+    ended
+}
+
+/// Goal: no call of foreign code that sleeps in the kernel is interrupted by the help against hogs. Method:
+/// a task sleeps in many ways beside hogs that are sent signals, and computes before each sleep, so that it
+/// counts as one of them.
+#[test]
+fn sleepers_are_not_interrupted() {
+    in_child("kernel::sleepers_are_not_interrupted", || {
+        if !has_perf_events() {
+            println!("SKIPPED: no perf events here, so there is no signal that could interrupt");
+            return;
+        }
+        let set = |builder: RuntimeBuilder| builder.long_poll(Duration::from_micros(50));
+        each_with(set, &mut |runtime| {
+            let hogs = Hogs::everywhere(runtime);
+            let ended = beside_events(runtime, || {
+                eventually(|| perf_events() > 0);
+                sleeps()
+            });
+            drop(hogs);
+            assert!(ended.is_empty(), "ended early: {ended:?}");
+        });
+    });
+}
+
+/// Goal: the handler keeps `errno`. Method: with a limit of no descriptors, the call in the handler fails; a
+/// hog that has an error of its own finds that one after many signals.
+#[test]
+fn errors_of_hogs_are_kept() {
+    in_child("kernel::errors_of_hogs_are_kept", || {
+        if !has_perf_events() {
+            println!("SKIPPED: no perf events here, so there is no handler that runs");
+            return;
+        }
+        let runtime = Runtime::builder().workers(1).build().expect("a runtime");
+        let found = beside_events(&runtime, || {
+            // The only hog: the event is this thread's.
+            settle::until(|| perf_events() > 0);
+            let usual = getrlimit(Resource::Nofile);
+            setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..usual }).expect("lower");
+            let own = std::fs::read("/").expect_err("no descriptor is allowed");
+            for _ in 0..10 {
+                compute();
+            }
+            let later = std::io::Error::last_os_error();
+            setrlimit(Resource::Nofile, usual).expect("as before");
+            (own.raw_os_error(), later.raw_os_error())
+        });
+        assert_eq!(found.0, Some(Errno::MFILE.raw_os_error()));
+        assert_eq!(found.1, found.0);
+    });
+}
+
+/// Goal: a program that installs a handler of its own later gets its signals alone. Method: it does so while
+/// hogs are sent ours; the events that raise them disappear.
+#[test]
+fn the_programs_own_handler_is_respected() {
+    in_child("kernel::the_programs_own_handler_is_respected", || {
+        if !has_perf_events() {
+            println!("SKIPPED: no perf events here, so there is no signal");
+            return;
+        }
+        let kind = SignalKind::WINDOW_CHANGE;
+        let help = KernelHelp { signal: Some(kind.as_raw()), ..KernelHelp::default() };
+        let runtime = Runtime::builder().workers(2).kernel_help(help).build().expect("a runtime");
+        let hogs = Hogs::everywhere(&runtime);
+        let ticks = runtime.spawn(async {
+            loop {
+                time::sleep(Duration::from_micros(100)).await;
+            }
+        });
+        eventually(|| perf_events() > 0);
+        let host = Server::spawn_thread().expect("a host");
+        let _signals = signal(host.server(), kind).expect("a handler");
+        eventually(|| perf_events() == 0);
+        drop(ticks);
+        drop(hogs);
+    });
+}
+
+/// Returns the fields of `/proc/…/stat` behind the name, of the threads whose name begins with `prefix`.
+fn stats(prefix: &str) -> Vec<Vec<i64>> {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("mounted").flatten();
+    let texts = tasks.filter_map(|task| {
+        let name = std::fs::read_to_string(task.path().join("comm")).ok()?;
+        let text = std::fs::read_to_string(task.path().join("stat")).ok()?;
+        name.starts_with(prefix).then_some(text)
+    });
+    let fields = |text: String| {
+        let rest = text.rsplit_once(") ").expect("a name in parentheses").1.to_owned();
+        rest.split(' ').map(|field| field.trim().parse().unwrap_or(0)).collect()
+    };
+    texts.map(fields).collect()
+}
+
+/// Goal: reserve threads keep the scheduling policy and the nice value of the process. Method: a child under
+/// each policy that needs no privilege; `/proc` shows what its threads have.
+#[test]
+fn the_scheduling_class_is_kept() {
+    const TEST: &str = "kernel::the_scheduling_class_is_kept";
+    if is_child(TEST) {
+        against_hang(|| {
+            let expected = stats("");
+            let runtime =
+                Runtime::builder().workers(1).thread_name("class").build().expect("a runtime");
+            let hogs = Hogs::start(runtime.handle(), 1, 1);
+            // Served by the reserve thread, since the worker hogs.
+            runtime.block_on(runtime.spawn(async {})).expect("no panic");
+            let found = stats("class-reserve");
+            // Of the fields from the third on, the 19th is the nice value and the 41st the policy.
+            let class = |fields: &Vec<i64>| (fields[19 - 3], fields[41 - 3]);
+            assert!(!found.is_empty());
+            assert!(found.iter().all(|it| class(it) == class(&expected[0])), "{found:?}");
+            println!("policy {} nice {}", class(&expected[0]).1, class(&expected[0]).0);
+            drop(hogs);
+        });
+        return;
+    }
+    let programs: [&[&str]; 4] = [
+        &["chrt", "--other", "0"],
+        &["chrt", "--batch", "0"],
+        &["chrt", "--idle", "0"],
+        &["nice", "-n", "5", "chrt", "--batch", "0"],
+    ];
+    for program in programs {
+        if Command::new(program[0]).arg("--version").output().is_err() {
+            println!("SKIPPED: there is no {}", program[0]);
+            continue;
+        }
+        run(command(program, TEST), TEST);
+    }
+}
 
 /// Goal: tasks that hog, block, and execute programs do so correctly while the signal comes. Method: a
 /// hog on every thread, which also sleeps and reads from a child's pipe, with events all the while.
@@ -97,8 +314,7 @@ fn signals_disturb_nobody() {
                                 settle::until(|| {
                                     monotonic_now() - begin > Duration::from_millis(1)
                                 });
-                                // In the kernel's own sleep, which a signal may end early.
-                                let _ = rustix::thread::nanosleep(&NAP);
+                                let _ = nanosleep(&NAP);
                                 let mut child = Command::new("echo")
                                     .arg("undisturbed")
                                     .stdout(std::process::Stdio::piped())

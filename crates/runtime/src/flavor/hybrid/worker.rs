@@ -10,7 +10,7 @@ use crate::{
     context,
     flavor::user_level::drop_task,
     handle::{Handle, Scheduler},
-    kernel_help::{self, Serves},
+    kernel_help,
     lane::{ComputeQueue, Lane, Share},
     metrics::Sampler,
     panics::contained,
@@ -96,7 +96,7 @@ impl Worker {
         let remote = &shared.remotes[index];
         remote.seat.take();
         if let (Some(signal), Some(descriptor)) = (shared.signal, shared.server.wait_point()) {
-            remote.hog_timer.bind(signal, descriptor, Serves::OtherThread);
+            remote.hog_timer.bind(signal, descriptor);
         }
         if is_reserve && shared.options.kernel_help.short_slices {
             kernel_help::shorten_slice();

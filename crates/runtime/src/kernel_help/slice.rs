@@ -1,0 +1,112 @@
+//! The turns that the kernel's scheduler gives to a thread.
+
+#![expect(unsafe_code, reason = "scheduling attributes have no safe interface")]
+
+use std::{io, time::Duration};
+
+/// The kernel's `struct sched_attr`, as of its first version.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct SchedAttr {
+    size: u32,
+    sched_policy: u32,
+    sched_flags: u64,
+    sched_nice: i32,
+    sched_priority: u32,
+    sched_runtime: u64,
+    sched_deadline: u64,
+    sched_period: u64,
+}
+
+const SCHED_ATTR_BYTES: u32 = 48;
+const _: () = assert!(size_of::<SchedAttr>() == 48, "the kernel knows this size");
+
+const SCHED_FLAG_RESET_ON_FORK: u64 = 1;
+
+/// The shortest slice that the kernel grants.
+const SLICE: Duration = Duration::from_micros(100);
+
+/// Asks for short turns for the calling thread. Its policy and its nice value stay as they are. A thread that
+/// is neither `SCHED_OTHER` nor `SCHED_BATCH`, or has a nice value below zero, is left alone, and so does a
+/// kernel that does not know slices.
+pub(crate) fn shorten_slice() {
+    set_slice(0, u64::try_from(SLICE.as_nanos()).unwrap_or(0));
+}
+
+/// Gives the thread `thread` the kernel's default turns again.
+pub(crate) fn restore_slice(thread: u32) {
+    set_slice(thread, 0);
+}
+
+fn set_slice(thread: u32, nanos: u64) {
+    if let Err(error) = attributes(thread).and_then(|present| match with_slice(present, nanos) {
+        Some(attributes) => set_attributes(thread, &attributes),
+        None => Ok(()),
+    }) {
+        tracing::debug!(%error, "the kernel grants no slice of our own");
+    }
+}
+
+/// Returns `present` with a slice of `nanos`, the kernel's default for zero; `None` if the thread has to be
+/// left alone.
+fn with_slice(present: SchedAttr, nanos: u64) -> Option<SchedAttr> {
+    let has_slices = [libc::SCHED_OTHER, libc::SCHED_BATCH]
+        .iter()
+        .any(|policy| present.sched_policy == policy.cast_unsigned());
+    // The flag that resets the slice of what the thread forks would reset the nice value there as well.
+    if !has_slices || present.sched_nice < 0 {
+        return None;
+    }
+    Some(SchedAttr {
+        size: SCHED_ATTR_BYTES,
+        sched_policy: present.sched_policy,
+        sched_flags: SCHED_FLAG_RESET_ON_FORK,
+        sched_nice: present.sched_nice,
+        sched_runtime: nanos,
+        ..SchedAttr::default()
+    })
+}
+
+fn attributes(thread: u32) -> io::Result<SchedAttr> {
+    let mut attributes = SchedAttr::default();
+    // SAFETY: `attributes` is valid for writes of the size that is given.
+    let result = unsafe {
+        libc::syscall(libc::SYS_sched_getattr, thread, &raw mut attributes, SCHED_ATTR_BYTES, 0)
+    };
+    if result == 0 { Ok(attributes) } else { Err(io::Error::last_os_error()) }
+}
+
+fn set_attributes(thread: u32, attributes: &SchedAttr) -> io::Result<()> {
+    let attributes: *const SchedAttr = attributes;
+    // SAFETY: `attributes` is valid for reads of its `size`, and the kernel does not keep it.
+    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, thread, attributes, 0) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: only threads that share the processor by slices are changed, and keep policy and nice value.
+    /// Method: every policy of the kernel, with nice values on both sides of zero.
+    #[test]
+    fn policies_are_kept() {
+        let present = |policy: i32, nice| SchedAttr {
+            sched_policy: policy.cast_unsigned(),
+            sched_nice: nice,
+            ..SchedAttr::default()
+        };
+        for policy in [libc::SCHED_OTHER, libc::SCHED_BATCH] {
+            for nice in [0, 7] {
+                let changed = with_slice(present(policy, nice), 100_000).unwrap();
+                let kept = (changed.sched_policy.cast_signed(), changed.sched_nice);
+                assert_eq!((kept, changed.sched_runtime), ((policy, nice), 100_000));
+            }
+            assert!(with_slice(present(policy, -1), 100_000).is_none());
+        }
+        let others = [libc::SCHED_FIFO, libc::SCHED_RR, libc::SCHED_IDLE, libc::SCHED_DEADLINE];
+        for policy in others {
+            assert!(with_slice(present(policy, 0), 100_000).is_none(), "policy {policy}");
+        }
+    }
+}

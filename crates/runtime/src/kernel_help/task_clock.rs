@@ -1,0 +1,285 @@
+//! Perf events on the clock of one thread: a signal to it whenever it has computed for some time.
+//!
+//! The kernel counts while the thread runs, and lets the event fire only if it runs in user mode at that
+//! moment. The signal is sent before the thread goes on, so it never meets one that sleeps. That needs no
+//! privilege up to `perf_event_paranoid` 2.
+
+#![expect(unsafe_code, reason = "perf events have no safe interface")]
+
+use std::{
+    ffi::{c_int, c_ulong},
+    fs, io,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    time::Duration,
+};
+
+use thiserror::Error;
+
+use crate::sync::{OnceLock, Ordering, RealAtomicBool, thread};
+
+/// Why there can be no such event.
+#[derive(Debug, Error)]
+pub(crate) enum NoTaskClock {
+    #[error(
+        "a seccomp filter is in force, which may end a process that makes perf events; they are not tried"
+    )]
+    Filtered,
+    #[error("/proc/self/status does not tell whether a seccomp filter is in force")]
+    Unknown(#[source] io::Error),
+    #[error(
+        "perf events are refused to this user: kernel.perf_event_paranoid is {level}, and up to 2 it works \
+         without CAP_PERFMON"
+    )]
+    Paranoid { level: i32 },
+    #[error("perf events are refused by a security policy")]
+    Policy(#[source] io::Error),
+    #[error("this kernel has no perf events")]
+    Unsupported,
+    #[error("there is no descriptor left for a perf event: raise the limit with `ulimit -n`")]
+    NoDescriptor(#[source] io::Error),
+    #[error("the kernel makes no perf event")]
+    Other(#[source] io::Error),
+}
+
+impl NoTaskClock {
+    fn new(error: io::Error, level: Option<i32>) -> Self {
+        match (error.raw_os_error(), level) {
+            (Some(libc::EACCES | libc::EPERM), Some(level)) if level > 2 => {
+                Self::Paranoid { level }
+            }
+            (Some(libc::EACCES | libc::EPERM), _) => Self::Policy(error),
+            (Some(libc::ENOSYS | libc::ENOENT), _) => Self::Unsupported,
+            (Some(libc::EMFILE | libc::ENFILE), _) => Self::NoDescriptor(error),
+            _ => Self::Other(error),
+        }
+    }
+}
+
+impl From<io::Error> for NoTaskClock {
+    fn from(error: io::Error) -> Self {
+        Self::new(error, paranoid_level())
+    }
+}
+
+fn paranoid_level() -> Option<i32> {
+    fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").ok()?.trim().parse().ok()
+}
+
+/// Returns whether the text of `/proc/self/status` tells of a filter. A kernel without filters has no such
+/// line.
+fn is_filtered(status: &str) -> bool {
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("Seccomp:"))
+        .is_some_and(|mode| mode.trim() != "0")
+}
+
+/// A number that no thread has: the kernel's bound is 2^22.
+const NOBODY: u32 = i32::MAX.cast_unsigned();
+
+/// Makes sure that events can be made, by asking for one of a thread that does not exist: the kernel checks
+/// the permission first, and this is quick.
+pub(crate) fn probe() -> Result<(), NoTaskClock> {
+    // A filter refuses the call, or ends the process: systemd's `SystemCallFilter=` does.
+    let status = fs::read_to_string("/proc/self/status").map_err(NoTaskClock::Unknown)?;
+    if is_filtered(&status) {
+        return Err(NoTaskClock::Filtered);
+    }
+    match open(NOBODY, Duration::from_millis(1)) {
+        Err(error) if error.raw_os_error() != Some(libc::ESRCH) => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+/// Whether events can be made quickly.
+///
+/// The first event of a machine switches the kernel's own hooks on, and waits until every processor
+/// knows (`synchronize_rcu`): 7 to 16 ms, against 13 µs for the next ones. So a thread of its own makes one,
+/// which stays for as long as the process lives; meanwhile nobody waits.
+static KEPT: OnceLock<Option<OwnedFd>> = OnceLock::new();
+
+/// Returns whether events can be made quickly. The first call sees to it that this becomes so.
+pub(crate) fn is_ready() -> bool {
+    static HAS_BEGUN: RealAtomicBool = RealAtomicBool::new(false);
+    if let Some(kept) = KEPT.get() {
+        return kept.is_some();
+    }
+    if !HAS_BEGUN.swap(true, Ordering::Relaxed) {
+        let keep = || {
+            let opened = open(super::thread_number(), Duration::from_secs(1));
+            let opened = opened.map_err(NoTaskClock::from).map_err(super::NoSignal::from);
+            drop(KEPT.set(opened.inspect_err(super::NoSignal::report).ok()));
+        };
+        let spawned = thread::Builder::new().name("vigie-perf".into()).spawn(keep);
+        if let Err(error) = spawned {
+            // Asked again at the next start.
+            HAS_BEGUN.store(false, Ordering::Relaxed);
+            tracing::debug!(%error, "no thread to prepare perf events");
+        }
+    }
+    false
+}
+
+/// The part of the kernel's `struct perf_event_attr` that its first version has.
+#[repr(C)]
+struct Attributes {
+    kind: u32,
+    size: u32,
+    config: u64,
+    sample_period: u64,
+    sample_type: u64,
+    read_format: u64,
+    flags: u64,
+    wakeup_events: u32,
+    bp_type: u32,
+    config1: u64,
+}
+
+const ATTRIBUTES_BYTES: u32 = 64;
+const _: () = assert!(size_of::<Attributes>() == 64, "the kernel knows this size");
+
+const TYPE_SOFTWARE: u32 = 1;
+const COUNT_TASK_CLOCK: u64 = 1;
+
+const FLAG_DISABLED: u64 = 1;
+const FLAG_EXCLUDE_KERNEL: u64 = 1 << 5;
+const FLAG_EXCLUDE_HV: u64 = 1 << 6;
+
+const FD_CLOEXEC: c_ulong = 1 << 3;
+
+const IOC_ENABLE: c_ulong = 0x2400;
+const IOC_DISABLE: c_ulong = 0x2401;
+const IOC_REFRESH: c_ulong = 0x2402;
+
+const F_SETSIG: c_int = 10;
+const F_SETOWN_EX: c_int = 15;
+const F_OWNER_TID: c_int = 0;
+
+#[repr(C)]
+struct Owner {
+    kind: c_int,
+    number: libc::pid_t,
+}
+
+/// The signal of an event that goes on; its `si_code`.
+pub(crate) const CODE_PERIODIC: c_int = 1;
+
+/// The signal of an event that fired for the last time; its `si_code`.
+pub(crate) const CODE_LAST: c_int = 6;
+
+/// Makes an event of the thread `thread`, which is off and sends no signal.
+fn open(thread: u32, period: Duration) -> io::Result<OwnedFd> {
+    let flags = FLAG_DISABLED | FLAG_EXCLUDE_KERNEL | FLAG_EXCLUDE_HV;
+    let attributes = Attributes {
+        kind: TYPE_SOFTWARE,
+        size: ATTRIBUTES_BYTES,
+        config: COUNT_TASK_CLOCK,
+        sample_period: u64::try_from(period.as_nanos()).unwrap_or(u64::MAX),
+        sample_type: 0,
+        read_format: 0,
+        // Bit fields of C, which begin at the other end there.
+        flags: if cfg!(target_endian = "big") { flags.reverse_bits() } else { flags },
+        wakeup_events: 0,
+        bp_type: 0,
+        config1: 0,
+    };
+    let every_processor: c_int = -1;
+    let no_group: c_int = -1;
+    // SAFETY: `attributes` is valid for reads of its `size`, and the kernel does not keep it.
+    let descriptor = unsafe {
+        libc::syscall(
+            libc::SYS_perf_event_open,
+            &raw const attributes,
+            thread,
+            every_processor,
+            no_group,
+            FD_CLOEXEC,
+        )
+    };
+    let descriptor = checked(c_int::try_from(descriptor).unwrap_or(-1))?;
+    // SAFETY: the kernel has just made it for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// An event, which is off at first. It stands for its thread and not for the process: a process that is
+/// forked has its descriptor, and must not use it.
+#[derive(Debug)]
+pub(crate) struct TaskClock(OwnedFd);
+
+impl TaskClock {
+    /// Makes the event of the thread `thread` of this process.
+    pub(crate) fn open(thread: u32, signal: c_int, period: Duration) -> io::Result<Self> {
+        let event = Self(open(thread, period)?);
+        let descriptor = event.0.as_raw_fd();
+        let owner = Owner { kind: F_OWNER_TID, number: libc::pid_t::try_from(thread).unwrap_or(0) };
+        // SAFETY: the descriptor is open, and `owner` is valid for reads.
+        checked(unsafe { libc::fcntl(descriptor, F_SETOWN_EX, &raw const owner) })?;
+        // SAFETY: the descriptor is open, and the command takes a number.
+        checked(unsafe { libc::fcntl(descriptor, F_SETSIG, signal) })?;
+        // SAFETY: the descriptor is open, and the command takes a number.
+        checked(unsafe { libc::fcntl(descriptor, libc::F_SETFL, libc::O_ASYNC) })?;
+        Ok(event)
+    }
+
+    /// Lets it fire once in each period.
+    pub(crate) fn start(&self) {
+        self.control(IOC_ENABLE, 0);
+    }
+
+    /// Lets it fire once.
+    pub(crate) fn start_once(&self) {
+        self.control(IOC_REFRESH, 1);
+    }
+
+    /// Switches it off. Closing does not, while a forked process has the descriptor.
+    pub(crate) fn stop(&self) {
+        self.control(IOC_DISABLE, 0);
+    }
+
+    /// Returns how many nanoseconds it has counted while it was on.
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> io::Result<u64> {
+        let mut bytes = [0; 8];
+        rustix::io::read(&self.0, &mut bytes)?;
+        Ok(u64::from_ne_bytes(bytes))
+    }
+
+    fn control(&self, request: c_ulong, argument: c_ulong) {
+        // SAFETY: the descriptor is open, and these requests take a number.
+        unsafe { libc::ioctl(self.0.as_raw_fd(), request, argument) };
+    }
+}
+
+fn checked(result: c_int) -> io::Result<c_int> {
+    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the text names the cause, and never a limit that has nothing to do with it. Method: each error
+    /// of the kernel, with levels of `perf_event_paranoid` that explain it and that do not.
+    #[test]
+    fn reasons() {
+        let text =
+            |code, level| NoTaskClock::new(io::Error::from_raw_os_error(code), level).to_string();
+        assert!(text(libc::EACCES, Some(3)).contains("perf_event_paranoid is 3"));
+        for refused in [text(libc::EACCES, Some(2)), text(libc::EPERM, None)] {
+            assert!(refused.contains("security policy"), "{refused}");
+            assert!(!refused.contains("ulimit"), "{refused}");
+        }
+        assert!(text(libc::ENOSYS, Some(2)).contains("no perf events"));
+        assert!(text(libc::EMFILE, Some(3)).contains("ulimit -n"));
+        assert!(text(libc::EINVAL, Some(2)).contains("makes no perf event"));
+    }
+
+    /// Goal: nothing is tried under a filter. Method: texts as the kernel writes them.
+    #[test]
+    fn filters() {
+        assert!(is_filtered("Name:\tx\nSeccomp:\t2\nSeccomp_filters:\t1\n"));
+        assert!(is_filtered("Seccomp:\t1\n"));
+        assert!(!is_filtered("Seccomp:\t0\nSeccomp_filters:\t0\n"));
+        assert!(!is_filtered("Name:\tx\n"));
+    }
+}
