@@ -40,7 +40,8 @@ const ASK_EVERY: u64 = 20_000;
 /// The most calls between two readings of the clock. So many go by unasked when they become rarer at once.
 const RELOAD_MAX: u64 = 128;
 
-/// Returns whether the running task should yield, because an event waits that nobody else serves. For
+/// Returns whether the running task should yield, because an event waits that nobody else serves, or because
+/// its poll is longer than the [quantum](crate::RuntimeBuilder::quantum) and others wait to compute. For
 /// loops that cannot await; see [`checkpoint`] for those that can. Outside of a task, `false`.
 ///
 /// # Cost

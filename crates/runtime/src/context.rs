@@ -124,6 +124,12 @@ pub(crate) fn begin_poll(now: u64, credit: Credit, long_poll: Duration) {
     });
 }
 
+/// Returns whether the poll that runs on this thread has taken longer than `time` until `now`.
+pub(crate) fn has_polled_for(time: Duration, now: Instant) -> bool {
+    let present = POLL.with(|poll| poll.present.get());
+    present.long != 0 && now - Instant::from_nanos(present.began) > time
+}
+
 /// Pays a new task with a part of what the running one has; `None` if this thread polls no task.
 pub(crate) fn pay_child() -> Option<Credit> {
     POLL.with(|poll| {

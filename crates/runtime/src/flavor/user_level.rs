@@ -442,7 +442,9 @@ pub(crate) fn is_awaited(now: vigie_detect::Instant) -> Option<bool> {
     }
     context::with_current(|handle| match &handle?.scheduler {
         Scheduler::UserLevel(shared) if std::ptr::eq(local.owner, Arc::as_ptr(shared)) => {
-            Some(shared.has_injected() || shared.server.has_events(now))
+            let computes_for_long = context::has_polled_for(shared.options.quantum, now);
+            let others_wait = computes_for_long && local.lanes.borrow().counts().1 > 0;
+            Some(others_wait || shared.has_injected() || shared.server.has_events(now))
         }
         _ => None,
     })
@@ -585,6 +587,8 @@ impl<'a> Driving<'a> {
 
 impl Drop for Driving<'_> {
     fn drop(&mut self) {
+        // Left open by a panic of the main future alone.
+        budget::end();
         self.local.drives.set(false);
         let mut lanes = self.local.lanes.take();
         let now = self.local.switched_at.get();

@@ -201,12 +201,8 @@ fn a_hog_leaves_the_reaction_lane_and_comes_back() {
             }
             log.take() == ["hog", "other"]
         };
-        let mut goes_first = false;
-        for _ in 0..64 {
-            // Until the spawning is forgotten.
-            goes_first = round().await;
-        }
-        assert!(goes_first, "its event was the first");
+        // Until the spawning is forgotten.
+        while !round().await {}
         let mut long_polls = 0;
         loop {
             is_hogging.store(true, Ordering::SeqCst);

@@ -111,8 +111,12 @@ pub(crate) fn is_awaited(now: Instant) -> Option<bool> {
     context::with_current(|handle| match &handle?.scheduler {
         Scheduler::Hybrid(shared) if std::ptr::eq(local.owner, Arc::as_ptr(shared)) => {
             let server = &shared.server;
+            let computes_for_long = context::has_polled_for(shared.options.quantum, now);
+            let computing = shared.computing.get(local.place).into_iter();
+            let mut computing = computing.chain([&shared.injected.compute]);
             Some(
-                !server.is_watched() && server.has_events(now)
+                computes_for_long && computing.any(|queue| !queue.is_empty())
+                    || !server.is_watched() && server.has_events(now)
                     || !shared.injected.reaction.is_empty() && !shared.reserves.is_serving(),
             )
         }
@@ -305,7 +309,8 @@ impl Shared {
                 _ => Woken::Several,
             });
         }
-        match (task.metadata().account.choose_lane(info.woken_while_running, now), local.worker) {
+        let lane = task.metadata().account.choose_lane(info.woken_while_running, now);
+        match (lane, local.worker) {
             (Lane::Reaction, Some(_)) => local.reacting.push(task),
             (Lane::Reaction, None) => self.injected.reaction.push(task),
             (Lane::Compute, Some(worker)) => {
@@ -319,11 +324,14 @@ impl Shared {
                 return;
             }
         }
-        if local.cause.get() == Cause::Poll {
-            // The rest of this poll may be long. Where that is usual, nobody should wait for it.
-            if local.is_short.get() || !self.idle.may_need_waking() || !self.wake_one() {
-                self.alarm.guard(now, SOON, || false);
-            }
+        // A task that woke itself is queued when its poll is over. The rest of any other poll may be long;
+        // where that is usual, nobody should wait for it.
+        if local.cause.get() == Cause::Poll
+            && !info.woken_while_running
+            && (local.is_short.get() || !self.idle.may_need_waking() || !self.wake_one())
+        {
+            let delays = if lane == Lane::Reaction { SOON } else { LATER };
+            self.alarm.guard(now, delays, || false);
         }
     }
 

@@ -352,7 +352,7 @@ impl Worker {
         if !self.lookout.is_watched() || !self.local.reacting.is_empty() {
             shared.alarm.guard(now.as_nanos(), SOON, || self.may_put_off(now));
         } else if self.computing().is_some_and(|own| !own.is_empty()) {
-            shared.alarm.guard(now.as_nanos(), LATER, || self.may_put_off(now));
+            shared.alarm.guard(now.as_nanos(), LATER, || false);
         }
     }
 
