@@ -228,10 +228,7 @@ impl<D: Detector> Inner<D> {
         let mut guard = lock(&self.core);
         let core = &mut *guard;
         let (Some(detector), None) = (core.detector.as_mut(), &core.ended_by) else {
-            return Err(core
-                .ended_by
-                .as_ref()
-                .map_or(WaitError::ServerClosed, WaitError::duplicate));
+            return Err(why_ended(core.ended_by.as_ref()));
         };
         // Those in cancellation count: a device that answers none must not collect them without end.
         if core.pending.len() + core.pending.cancelling_count() >= self.max_pending {
@@ -829,4 +826,8 @@ fn decide(policy: &dyn Policy, situation: &Situation<'_>) -> Decision {
 /// Asks the policy what is at stake, and the default one if it panics.
 fn stakes(policy: &dyn Policy, costs: &Costs) -> Stakes {
     caught("stakes", || policy.stakes(costs)).unwrap_or_else(|_| Adaptive::default().stakes(costs))
+}
+/// Returns why a handle takes no request any more.
+fn why_ended(ended_by: Option<&WaitError>) -> WaitError {
+    ended_by.map_or(WaitError::ServerClosed, WaitError::duplicate)
 }

@@ -196,10 +196,9 @@ impl Supervisor {
                 sleep(period);
                 let now = processor_time(supervised);
                 if now - before >= nanoseconds(period) / 2 {
+                    let process = std::process::id();
                     // SAFETY: the thread outlives this one, which `drop` joins there.
-                    unsafe {
-                        libc::syscall(libc::SYS_tgkill, libc::getpid(), supervised, libc::SIGURG)
-                    };
+                    unsafe { libc::syscall(libc::SYS_tgkill, process, supervised, libc::SIGURG) };
                 }
                 before = now;
             }
