@@ -159,8 +159,9 @@ impl RuntimeBuilder {
         self
     }
 
-    /// Sets how long a poll may take, 10 µs to 10 s, before its task counts as computing and gives
-    /// way to tasks woken by events. Default 1 ms.
+    /// Sets the usual poll, 10 µs to 10 s of processor time, above which a task is known to compute for long.
+    /// Default 1 ms. When every worker computes for longer than this in one poll, reserve threads also run
+    /// tasks that are not known to; and a poll of ten quanta is told of as a hog.
     pub fn quantum(mut self, quantum: Duration) -> Self {
         self.options.quantum = quantum;
         self
@@ -168,7 +169,7 @@ impl RuntimeBuilder {
 
     /// Sets how long a poll may take, 20 µs to 1 s, before its thread counts as caught in it, and
     /// another one watches for events and serves the tasks that they wake. Default 200 µs. Unlike the
-    /// [quantum](Self::quantum), which judges tasks by their processor time, this is about threads and
+    /// [quantum](Self::quantum), which is about tasks and their processor time, this is about threads and
     /// counts all time.
     pub fn long_poll(mut self, time: Duration) -> Self {
         self.options.long_poll = time;
@@ -177,9 +178,9 @@ impl RuntimeBuilder {
 
     /// Sets how many threads beside the workers of the hybrid flavor may serve tasks woken by events
     /// while every worker is inside a long poll, 0 to 512. Default 512. One is enough while those tasks
-    /// are short; one more runs for each of them that is inside a long poll itself, or blocks on a
-    /// `std::sync::Mutex`, until it has the lock. With none, and where more are needed, events wait for
-    /// the next thread that switches.
+    /// are short. One more runs for each task that sleeps in the kernel (a lock, a file, `thread::sleep`),
+    /// and takes its thread's place. With none, and where more are needed, tasks wait for the next thread
+    /// that switches; a warning names what all threads are caught in.
     pub fn reserve_threads(mut self, count: usize) -> Self {
         self.options.reserve_threads = count;
         self
@@ -206,7 +207,7 @@ impl RuntimeBuilder {
         self
     }
 
-    /// Sets how long tasks woken by events may run before a waiting computation has its turn.
+    /// Sets how long the reaction lane may run on a thread, about, before a waiting computation has its turn.
     /// Default 1 ms.
     pub fn reaction_slice(mut self, slice: Duration) -> Self {
         self.options.reaction_slice = slice;

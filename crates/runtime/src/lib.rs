@@ -34,9 +34,9 @@
 //!               └────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //! Whether a look is due is asked in units of time, not of polls: by default every 50 µs, at once when
-//! a timer is over or another thread has rung. Tasks woken by events, and what they wake and spawn in
-//! turn, run before tasks that compute; the latter keep a share of the time. A task whose poll was
-//! longer than the quantum (1 ms) counts as computing until it has behaved for a while.
+//! a timer is over or another thread has rung. Each task has a bucket of processor time, 1 ms that
+//! refills at a twentieth of a processor. A task that becomes ready with something in it goes before
+//! tasks that have used theirs up; those run by least use, and keep a share of the time.
 //!
 //! # Cost and limits
 //! A switch reads the clock once and makes no system call; it allocates nothing. Up to 1024 workers.
@@ -45,9 +45,12 @@
 //! delay no other task's event. On the hybrid flavor, when every worker is inside a long poll (200 µs), a
 //! reserve thread watches for events and serves the tasks that they wake, and one more for each of those
 //! that holds its thread in turn. What such tasks need not wait for: sockets, timers, channels and other
-//! wake-ups, new connections. What they do wait for: a lock that the task holds, and the task itself. A
-//! task that blocks on a `std::sync::Mutex` occupies its thread, like a long poll, until the holder lets go;
-//! meanwhile other threads deliver the events of all others, as long as no more tasks block than there are
+//! wake-ups, new connections. What they do wait for: a lock that the task holds, and the task itself.
+//!
+//! # Tasks that block
+//! On the hybrid flavor, a task that sleeps in the kernel (`thread::sleep`, a file, a
+//! `std::sync::Mutex`, a blocking driver) costs a thread: another thread takes its place, for events and
+//! for computation, as long as no more tasks block than there are
 //! [reserve threads](RuntimeBuilder::reserve_threads). On the user-level flavor there is one thread: long
 //! computations should reach a [`task::checkpoint`] now and then. On the kernel-level flavor the kernel
 //! takes turns.
