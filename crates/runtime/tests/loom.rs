@@ -35,7 +35,7 @@ mod parker;
 mod seat;
 #[path = "loom"]
 mod hybrid {
-    pub(crate) use super::reserves::{Queue, Runnable, Shared, worker};
+    pub(crate) use super::reserves::{Shared, worker};
 
     #[path = "../../src/flavor/hybrid/reserve.rs"]
     pub(crate) mod reserve;

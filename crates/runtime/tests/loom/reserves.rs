@@ -1,7 +1,7 @@
 //! The reserve threads' slots: whoever is called serves, also while its keep-alive ends, and everybody
 //! ends at the shutdown. `reserve.rs` runs as it stands, over locks and threads of loom.
 
-use std::{env, marker::PhantomData, process::Command, time::Duration};
+use std::{env, process::Command, time::Duration};
 
 use loom::{
     sync::{Arc, Condvar, Mutex},
@@ -11,12 +11,6 @@ use loom::{
 use super::hybrid::reserve::{Activated, Reserves};
 
 /// What `reserve.rs` has beside it.
-#[derive(Debug, Default)]
-pub(crate) struct Queue<T>(PhantomData<T>);
-
-#[derive(Debug, Default)]
-pub(crate) struct Runnable;
-
 #[derive(Default)]
 pub(crate) struct Options {
     pub(crate) thread_name: String,
@@ -37,6 +31,13 @@ struct Work {
 }
 
 impl Shared {
+    /// No model reaches the bound.
+    pub(crate) fn caught_in(
+        &self,
+    ) -> Vec<(&'static std::panic::Location<'static>, Option<String>)> {
+        Vec::new()
+    }
+
     pub(crate) fn begin_thread(&self) {
         self.work.lock().expect("no panic").threads += 1;
     }
@@ -47,10 +48,10 @@ impl Shared {
 }
 
 pub(crate) mod worker {
-    use super::{Arc, Fault, Queue, Runnable, Shared};
+    use super::{Arc, Fault, Shared};
 
     /// As the real one: serves what it was called for, and rests.
-    pub(crate) fn run_reserve(shared: Arc<Shared>, slot: usize, queue: Queue<Runnable>) {
+    pub(crate) fn run_reserve(shared: Arc<Shared>, slot: usize) {
         loop {
             shared.work.lock().expect("no panic").calls = 0;
             shared.served.notify_one();
@@ -58,7 +59,7 @@ pub(crate) mod worker {
                 break;
             }
         }
-        shared.reserves.leave(slot, queue);
+        shared.reserves.leave(slot);
         shared.end_thread();
     }
 }
@@ -202,7 +203,7 @@ fn call_and_end(keep_alive: Duration, fault: Fault) {
     blocking::IS_HASTY.set(fault == Fault::Hasty);
     let shared = Arc::new(Shared {
         options: Options::default(),
-        reserves: Reserves::new(vec![Queue::default()], keep_alive),
+        reserves: Reserves::new(1, keep_alive),
         fault,
         work: Mutex::new(Work::default()),
         served: Condvar::new(),
