@@ -46,8 +46,9 @@ pub const DEFAULT_LENGTH: Duration = Duration::from_nanos(DEFAULT_NS);
 const DEFAULT_NS: u64 = 100_000;
 
 /// The shortest and the longest budget that the interval between two looks makes, in nanoseconds: one
-/// that is shorter costs more switches than it is worth, one that is longer makes the task a hog.
-const LENGTH_BOUNDS_NS: (u64, u64) = (20_000, 500_000);
+/// that is shorter costs more switches and looks than it is worth, one that is longer makes a long poll
+/// of a task that only transfers.
+const LENGTH_BOUNDS_NS: (u64, u64) = (50_000, 150_000);
 
 /// How many operations of a poll run before the clock is read for the first time.
 const FIRST: u32 = 8;
@@ -75,12 +76,14 @@ struct Budget {
     end: Cell<u64>,
     /// In nanoseconds.
     length: Cell<u64>,
+    /// The length of a budget that is given none, in nanoseconds.
+    usual: Cell<u64>,
 }
 
+// No function that reaches for it is `#[inline]`: in another crate, the thread's variable is behind a
+// function pointer unless the whole program is optimized at once.
 thread_local! {
     static BUDGET: Budget = const { Budget::none() };
-    /// How long a budget lasts that nobody gives a length, in nanoseconds.
-    static LENGTH: Cell<u64> = const { Cell::new(DEFAULT_NS) };
 }
 
 impl Budget {
@@ -90,6 +93,7 @@ impl Budget {
             counted: Cell::new(0),
             end: Cell::new(NEVER),
             length: Cell::new(0),
+            usual: Cell::new(DEFAULT_NS),
         }
     }
 
@@ -171,14 +175,12 @@ impl Budget {
 /// the present one and lasts until [`end`] or the next one.
 ///
 /// It is as long as the interval in which this thread's [`Lookout`](crate::Lookout) looks for events,
-/// within 20 and 500 µs; [`DEFAULT_LENGTH`] if no interval is known.
+/// within 50 and 150 µs; [`DEFAULT_LENGTH`] if no interval is known.
 ///
 /// # Cost
 /// A few stores to the thread's own memory.
-#[inline]
 pub fn begin(now: Instant) {
-    let length = LENGTH.with(Cell::get);
-    BUDGET.with(|budget| budget.begin(now.as_nanos(), length));
+    BUDGET.with(|budget| budget.begin(now.as_nanos(), budget.usual.get()));
 }
 
 /// Like [`begin`], with a budget of `length`.
@@ -188,7 +190,6 @@ pub fn begin_with(now: Instant, length: Duration) {
 }
 
 /// The poll that had a budget is over: until the next [`begin`] there is none.
-#[inline]
 pub fn end() {
     BUDGET.with(Budget::stop);
 }
@@ -255,7 +256,6 @@ pub fn poll_proceed(cx: &Context<'_>) -> Poll<()> {
 }
 
 /// Returns whether an operation may go on; if not, the caller wakes the task and returns `Pending`.
-#[inline]
 pub(crate) fn may_proceed() -> bool {
     BUDGET.with(|budget| budget.proceeds(|| monotonic_now().as_nanos()))
 }
@@ -274,11 +274,10 @@ pub(crate) fn note_long() {
 }
 
 /// Takes note of how often this thread's host looks for events; `u64::MAX` if that is not known.
-#[inline]
 pub(crate) fn note_look_interval(nanos: u64) {
     let (least, most) = LENGTH_BOUNDS_NS;
     let known = if nanos == NEVER { DEFAULT_NS } else { nanos.clamp(least, most) };
-    LENGTH.with(|length| length.set(known));
+    BUDGET.with(|budget| budget.usual.set(known));
 }
 
 #[cfg(test)]
@@ -397,7 +396,7 @@ mod tests {
     #[test]
     fn the_length_is_the_interval_between_looks() {
         for (interval, length) in
-            [(50_000, 50_000), (1, 20_000), (1_000_000, 500_000), (NEVER, 100_000)]
+            [(70_000, 70_000), (1, 50_000), (1_000_000, 150_000), (NEVER, 100_000)]
         {
             note_look_interval(interval);
             begin(Instant::from_nanos(7));

@@ -6,6 +6,10 @@ use std::{
     panic::catch_unwind,
     pin::pin,
     rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -14,7 +18,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::{
     Instant, budget, clock::monotonic_now, net::UnixStream, stock::channel::channel,
 };
-use vigie_runtime::{Flavor, Runtime, spawn_local, task::unconstrained, yield_now};
+use vigie_runtime::{Flavor, Runtime, spawn, spawn_local, task::unconstrained, yield_now};
 
 /// What a greedy task does at most: so that a test without budgets fails instead of hanging.
 const GREEDY_MAX: u64 = 2_000_000;
@@ -105,6 +109,34 @@ fn a_task_gives_way() {
             beside_another(&mut read).await;
         });
         task.await.expect("no panic");
+    });
+}
+
+/// Goal: a worker of the hybrid flavor gives its tasks budgets too. Method: one worker and no reserve
+/// threads; a task of it reads for ever, another one counts its turns.
+#[test]
+fn a_worker_gives_budgets() {
+    let builder = Runtime::builder().flavor(Flavor::Hybrid).workers(1).reserve_threads(0);
+    builder.build().expect("a runtime").block_on(async {
+        let steps = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&steps);
+        let greedy = spawn(async move {
+            let (mut near, mut far) = pair();
+            let other = spawn(async move {
+                while counted.fetch_add(1, Ordering::Relaxed) < STEPS {
+                    yield_now().await;
+                }
+            });
+            for _ in 0..GREEDY_MAX {
+                if steps.load(Ordering::Relaxed) > STEPS {
+                    return other.await.expect("it ends");
+                }
+                near.write_all(&[7]).await.expect("there is room");
+                far.read_u8().await.expect("a byte is there");
+            }
+            panic!("the other task must have run meanwhile");
+        });
+        greedy.await.expect("no panic");
     });
 }
 
