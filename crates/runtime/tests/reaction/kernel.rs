@@ -101,9 +101,10 @@ fn perf_events() -> usize {
         .saturating_sub(1)
 }
 
-/// Runs `body` in a task, while events come all the time.
+/// Runs `body` in a task, beside `hogs`, while events come all the time.
 fn beside_events<T: Send + 'static>(
     runtime: &Runtime,
+    hogs: Option<Hogs>,
     body: impl FnOnce() -> T + Send + 'static,
 ) -> T {
     let is_over = Arc::new(AtomicBool::new(false));
@@ -114,6 +115,7 @@ fn beside_events<T: Send + 'static>(
         }
     });
     let value = runtime.block_on(runtime.spawn(async { body() })).expect("no panic");
+    drop(hogs);
     is_over.store(true, Ordering::SeqCst);
     runtime.block_on(ticks).expect("no panic");
     value
@@ -172,12 +174,10 @@ fn sleepers_are_not_interrupted() {
         }
         let set = |builder: RuntimeBuilder| builder.long_poll(Duration::from_micros(50));
         each_with(set, &mut |runtime| {
-            let hogs = Hogs::everywhere(runtime);
-            let ended = beside_events(runtime, || {
+            let ended = beside_events(runtime, Some(Hogs::everywhere(runtime)), || {
                 eventually(|| perf_events() > 0);
                 sleeps()
             });
-            drop(hogs);
             assert!(ended.is_empty(), "ended early: {ended:?}");
         });
     });
@@ -193,7 +193,7 @@ fn errors_of_hogs_are_kept() {
             return;
         }
         let runtime = Runtime::builder().workers(1).build().expect("a runtime");
-        let found = beside_events(&runtime, || {
+        let found = beside_events(&runtime, None, || {
             // The only hog: the event is this thread's.
             settle::until(|| perf_events() > 0);
             let usual = getrlimit(Resource::Nofile);
