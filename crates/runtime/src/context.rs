@@ -130,14 +130,15 @@ pub(crate) fn has_polled_for(time: Duration, now: Instant) -> bool {
     present.long != 0 && now - Instant::from_nanos(present.began) > time
 }
 
-/// Pays a new task with a part of what the running one has; `None` if this thread polls no task.
-pub(crate) fn pay_child() -> Option<Credit> {
+/// Pays a new task, which is `expected` to use so much, with a part of what the running one has; `None` if this
+/// thread polls no task.
+pub(crate) fn pay_child(expected: Option<u32>) -> Option<Credit> {
     POLL.with(|poll| {
         let mut present = poll.present.get();
         if present.long == 0 || poll.ended.get() != 0 {
             return None;
         }
-        let child = present.credit.pay_child(present.began);
+        let child = present.credit.pay_child(present.began, expected);
         poll.present.set(present);
         Some(child)
     })
@@ -162,6 +163,8 @@ pub(crate) struct Charge {
     pub(crate) credit: Credit,
     /// The processor time that it used, in nanoseconds.
     pub(crate) used_ns: u64,
+    /// The rest of the poll's time: asleep in the kernel, or waiting for a processor.
+    pub(crate) slept_ns: u64,
     /// The poll held its thread for longer than a long poll.
     pub(crate) was_long: bool,
 }
@@ -179,7 +182,15 @@ pub(crate) fn end_poll(tell: impl FnOnce(u64)) -> Option<Charge> {
         let elapsed = now.saturating_sub(present.began);
         let used_ns = poll.used(now, elapsed);
         let credit = present.credit.after(now, used_ns);
-        Some((elapsed, Charge { credit, used_ns, was_long: elapsed > present.long }))
+        Some((
+            elapsed,
+            Charge {
+                credit,
+                used_ns,
+                slept_ns: elapsed - used_ns,
+                was_long: elapsed > present.long,
+            },
+        ))
     })?;
     if charge.was_long {
         tell(elapsed);

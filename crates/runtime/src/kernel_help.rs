@@ -118,6 +118,19 @@ impl KernelHelp {
     }
 }
 
+/// Returns how long the thread with the kernel's number `thread` has run on a processor, in nanoseconds;
+/// `None` if there is no such thread in this process. A system call, 0.3 µs.
+pub(crate) fn processor_time(thread: u32) -> Option<u64> {
+    // clock_getcpuclockid(3): the complement of the number, and "the scheduler's clock of a thread".
+    let clock = !i32::try_from(thread).ok()? << 3 | 6;
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes the time to where the pointer leads, and refuses clocks that it does not know.
+    let result = unsafe { libc::clock_gettime(clock, &raw mut time) };
+    let nanos =
+        u64::try_from(time.tv_sec).ok()? * 1_000_000_000 + u64::try_from(time.tv_nsec).ok()?;
+    (result == 0).then_some(nanos)
+}
+
 /// Returns the calling thread's number.
 pub(crate) fn thread_number() -> u32 {
     // SAFETY: the call has no arguments and cannot fail.

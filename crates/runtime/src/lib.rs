@@ -68,6 +68,7 @@ mod handle;
 mod idle;
 mod join;
 mod kernel_help;
+mod kind;
 mod lane;
 mod live_tasks;
 pub mod metrics;

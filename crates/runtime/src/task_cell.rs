@@ -26,6 +26,7 @@ use crate::{
     context::{self, Charge, EndedPoll},
     flavor::hybrid,
     join::JoinHandle,
+    kind::Kind,
     lane::{Account, Credit},
     live_tasks::Membership,
     panics::contained,
@@ -70,6 +71,7 @@ pub(crate) struct TaskInfo {
     /// Somebody wants the task dropped instead of polled. Set by any thread before it wakes the task;
     /// read by the worker before each poll, ordered by the task cell's own state.
     is_aborted: AtomicBool,
+    kind: Option<Kind>,
     /// What the task has used lately.
     pub(crate) account: Account,
     /// How many short polls there were since the last one that was not, up to [`TRUST`]. Written by the
@@ -108,14 +110,20 @@ impl ReadyTime {
 pub(crate) struct Label {
     pub(crate) site: &'static Location<'static>,
     pub(crate) name: Option<Arc<str>>,
+    /// Known to the schedulers that ask for it.
+    pub(crate) kind: Option<Kind>,
     pub(crate) credit: Credit,
 }
 
 impl From<&'static Location<'static>> for Label {
     fn from(site: &'static Location<'static>) -> Self {
-        Self { site, name: None, credit: Credit::FULL }
+        Self { site, name: None, kind: None, credit: Credit::FULL }
     }
 }
+
+/// A task whose last poll slept in the kernel for so long will do so again, as far as is known. Less is a lock
+/// that is soon free, and no reason to have another thread ready.
+const SLEEP_NS: u64 = 1_000_000;
 
 /// How many short polls in a row make a task trusted.
 const TRUST: u8 = 4;
@@ -127,7 +135,8 @@ impl TaskInfo {
             name_key,
             ready: AtomicU64::new(0),
             is_aborted: AtomicBool::new(false),
-            account: Account::new(label.credit),
+            kind: label.kind,
+            account: Account::new(label.credit, label.kind.and_then(Kind::expected_ns)),
             short_polls: AtomicU8::new(0),
             sleeps: AtomicBool::new(false),
         }
@@ -151,9 +160,14 @@ impl TaskInfo {
 
     /// Takes note of a poll.
     fn record_poll(&self, charge: Charge) {
+        if self.account.is_new()
+            && let Some(kind) = self.kind
+        {
+            kind.note_first_poll(charge.used_ns);
+        }
         self.account.charge(charge.credit, charge.used_ns);
         let short_polls = self.short_polls.load(Ordering::Relaxed);
-        let sleeps = charge.was_long && hybrid::was_asleep();
+        let sleeps = charge.slept_ns >= SLEEP_NS && hybrid::was_asleep();
         if sleeps != self.sleeps() {
             self.sleeps.store(sleeps, Ordering::Relaxed);
         }
@@ -279,11 +293,11 @@ impl<F: Future> Future for TaskFuture<F> {
             let name = this.membership.name();
             context::leave_long_poll(EndedPoll { name, site: this.info.site, elapsed_ns });
         });
+        if let Some(charge) = charge {
+            this.info.record_poll(charge);
+        }
         match polled {
             Ok(Poll::Pending) => {
-                if let Some(charge) = charge {
-                    this.info.record_poll(charge);
-                }
                 // Whoever aborts the task, or closes the runtime, raises a flag and wakes the task. A
                 // wake-up between the scheduler's look at the flag and the beginning of this poll has
                 // no effect, since the task is ready already; but it stands before the beginning in

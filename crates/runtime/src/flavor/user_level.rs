@@ -26,7 +26,8 @@ use crate::{
     context,
     handle::{Handle, Scheduler},
     join::JoinHandle,
-    lane::{Cause, Credit, Lane, Rank, Ranked, Share, SharedCredit},
+    kind::Kind,
+    lane::{Cause, Credit, Lane, Length, Rank, Ranked, Share, SharedCredit},
     metrics::{Counters, Hogs, Metrics, Sampler, ThreadMetrics, foreign_ready_time},
     panics::contained,
     sync::{
@@ -390,7 +391,7 @@ where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
-    label.credit = credit(shared);
+    label.credit = credit(shared, label.kind.insert(Kind::of::<F>()));
     let (runnable, handle) = task_cell::spawn(&shared.live, label, future, schedule(shared));
     if let Some(runnable) = runnable {
         runnable.schedule();
@@ -407,7 +408,7 @@ where
     F: Future + 'static,
     F::Output: 'static,
 {
-    label.credit = credit(shared);
+    label.credit = credit(shared, label.kind.insert(Kind::of::<F>()));
     let home = LOCAL.with(|local| local.borrow().as_ref().map(|local| Arc::clone(&local.home)));
     let home = home.expect("invariant: asked of `runs_here` before");
     let scheduler = Arc::clone(shared);
@@ -429,9 +430,10 @@ fn schedule(
 }
 
 /// Returns what a new task begins with.
-fn credit(shared: &Shared) -> Credit {
-    let from_outside = || shared.foreign_credit.pay_child(monotonic_now().as_nanos());
-    context::pay_child().unwrap_or_else(from_outside)
+fn credit(shared: &Shared, kind: &Kind) -> Credit {
+    let expected = kind.expected_ns();
+    let from_outside = || shared.foreign_credit.pay_child(monotonic_now().as_nanos(), expected);
+    context::pay_child(expected).unwrap_or_else(from_outside)
 }
 
 /// Returns whether an event waits for this thread; none if it runs no runtime of this flavor.
@@ -467,7 +469,7 @@ impl Lanes {
         match account.choose_lane(was_running, now) {
             Lane::Reaction => self.reaction.push_back(queued),
             Lane::Compute => {
-                let rank = Rank { place: account.credit().place(now), is_short: false };
+                let rank = Rank { place: account.credit().place(now), length: Length::Unknown };
                 self.compute.push(queued, rank);
             }
         }

@@ -26,6 +26,9 @@ const DEBT_NS: u64 = 20_000_000;
 /// calls.
 const LEAST_NS: u64 = 20_000;
 
+/// For how many polls like the expected one a new task is paid.
+const CHILDS_POLLS: u64 = 4;
+
 /// The credit of a task: when its bucket is full, in nanoseconds on the monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Credit(u64);
@@ -46,12 +49,17 @@ impl Credit {
         Self(full_at.min(now.saturating_add((CAPACITY_NS + DEBT_NS) * REFILL_NS)))
     }
 
-    /// Pays a new task at `now`: with half of what is left. Returns the credit of the new one.
-    pub(crate) fn pay_child(&mut self, now: u64) -> Self {
+    /// Pays a new task at `now`: with half of what is left, or with less if it is `expected` to use so
+    /// little that this lasts for some polls. Returns the credit of the new one.
+    pub(crate) fn pay_child(&mut self, now: u64, expected: Option<u32>) -> Self {
         let missing = self.0.saturating_sub(now) / REFILL_NS;
         let half = CAPACITY_NS.saturating_sub(missing) / 2;
-        *self = self.after(now, half);
-        Self(now + (CAPACITY_NS - half) * REFILL_NS)
+        let enough = expected.map_or(CAPACITY_NS, |expected| {
+            LEAST_NS + (CHILDS_POLLS * u64::from(expected)).max(LEAST_NS)
+        });
+        let pay = half.min(enough);
+        *self = self.after(now, pay);
+        Self(now + (CAPACITY_NS - pay) * REFILL_NS)
     }
 
     /// Returns the place in the compute lane of a task that is queued at `now`: the least goes first.
@@ -70,12 +78,12 @@ impl SharedCredit {
         Self(AtomicU64::new(Credit::FULL.0))
     }
 
-    /// Pays a new task at `now`.
-    pub(crate) fn pay_child(&self, now: u64) -> Credit {
+    /// Pays a new task at `now`; see [`Credit::pay_child`].
+    pub(crate) fn pay_child(&self, now: u64, expected: Option<u32>) -> Credit {
         let mut before = self.0.load(Ordering::Relaxed);
         loop {
             let mut credit = Credit(before);
-            let child = credit.pay_child(now);
+            let child = credit.pay_child(now, expected);
             let stored = self.0.compare_exchange_weak(
                 before,
                 credit.0,
@@ -98,6 +106,8 @@ pub(crate) struct Account {
     credit: AtomicU64,
     /// The usual poll in nanoseconds of processor time: a moving average, the last poll a quarter.
     usual_ns: AtomicU32,
+    /// What the first poll will probably use, by other tasks of the same kind.
+    expected_ns: u32,
     /// How often in a row the task was woken while it ran.
     self_wakes: AtomicU8,
 }
@@ -111,10 +121,12 @@ const SELF_WAKES_MAX: u8 = 2;
 const UNKNOWN: u32 = u32::MAX;
 
 impl Account {
-    pub(crate) fn new(credit: Credit) -> Self {
+    /// Makes the account of a new task, with what is expected of its first poll, in nanoseconds.
+    pub(crate) fn new(credit: Credit, expected_ns: Option<u32>) -> Self {
         Self {
             credit: AtomicU64::new(credit.0),
             usual_ns: AtomicU32::new(UNKNOWN),
+            expected_ns: expected_ns.unwrap_or(UNKNOWN),
             self_wakes: AtomicU8::new(0),
         }
     }
@@ -134,9 +146,17 @@ impl Account {
         self.usual_ns.store(usual, Ordering::Relaxed);
     }
 
-    /// Returns the usual poll of the task in nanoseconds of processor time, if it was polled before.
+    /// Returns whether no poll was charged to the task yet.
+    pub(crate) fn is_new(&self) -> bool {
+        self.usual_ns.load(Ordering::Relaxed) == UNKNOWN
+    }
+
+    /// Returns the usual poll of the task in nanoseconds of processor time, or before the first one what is
+    /// expected, if anything is.
     pub(crate) fn usual_ns(&self) -> Option<u32> {
-        Some(self.usual_ns.load(Ordering::Relaxed)).filter(|&usual| usual != UNKNOWN)
+        let usual = self.usual_ns.load(Ordering::Relaxed);
+        Some(if usual == UNKNOWN { self.expected_ns } else { usual })
+            .filter(|&usual| usual != UNKNOWN)
     }
 
     /// Returns the lane for the task, which becomes ready at `now`. One that wakes itself again and again
@@ -191,7 +211,7 @@ mod tests {
         let mut sum = 0;
         let mut reacting = 0;
         for _ in 0..1_000 {
-            let child = parent.pay_child(now);
+            let child = parent.pay_child(now, None);
             let missing = child.place(now) - now;
             sum += CAPACITY_NS - missing / REFILL_NS;
             reacting += usize::from(child.is_sufficient(now));
@@ -205,9 +225,9 @@ mod tests {
     #[test]
     fn foreign_threads_share_a_bucket() {
         let shared = SharedCredit::new();
-        let reacting = (0..100).filter(|_| shared.pay_child(MS).is_sufficient(MS)).count();
+        let reacting = (0..100).filter(|_| shared.pay_child(MS, None).is_sufficient(MS)).count();
         assert_eq!(reacting, 5);
-        assert!(shared.pay_child(100 * MS).is_sufficient(100 * MS), "it refills");
+        assert!(shared.pay_child(100 * MS, None).is_sufficient(100 * MS), "it refills");
     }
 
     /// Goal: priority is for tasks with credit that an event wakes. Method: wake-ups from inside and outside,
@@ -215,7 +235,7 @@ mod tests {
     #[test]
     fn priority_is_for_tasks_with_credit_that_events_wake() {
         let now = 1_000 * MS;
-        let account = Account::new(Credit::FULL);
+        let account = Account::new(Credit::FULL, None);
         for _ in 0..SELF_WAKES_MAX {
             assert_eq!(account.choose_lane(true, now), Lane::Reaction);
         }
@@ -244,10 +264,36 @@ mod tests {
         assert!(most.zip(least).is_some_and(|(most, least)| most - least <= 6 * MS), "{used:?}");
     }
 
+    /// Goal: who spawns many short tasks pays for what they use, and stays able to react; each of them can. Method:
+    /// an acceptor's tasks of some microseconds, and one of unknown use.
+    #[test]
+    fn short_children_cost_little() {
+        let now = 1_000 * MS;
+        let mut acceptor = Credit::FULL;
+        for _ in 0..10 {
+            assert!(acceptor.pay_child(now, Some(12_000)).is_sufficient(now));
+        }
+        assert!(acceptor.is_sufficient(now), "10 tasks for 68 µs each");
+        let before = acceptor.place(now);
+        let child = acceptor.pay_child(now, None);
+        assert_eq!(acceptor.place(now) - before, CAPACITY_NS * REFILL_NS + now - child.place(now));
+    }
+
+    /// Goal: what is expected counts until the first poll. Method: an account before and after.
+    #[test]
+    fn expectations_end_with_the_first_poll() {
+        for expected in [None, Some(10_000_000)] {
+            let account = Account::new(Credit::FULL, expected);
+            assert!(account.is_new() && account.usual_ns() == expected);
+            account.charge(Credit::FULL, 1_000);
+            assert!(!account.is_new() && account.usual_ns() == Some(1_000));
+        }
+    }
+
     /// Goal: the usual poll follows what the task does. Method: one long poll among short ones.
     #[test]
     fn the_usual_poll_is_an_average() {
-        let account = Account::new(Credit::FULL);
+        let account = Account::new(Credit::FULL, None);
         assert_eq!(account.usual_ns(), None);
         account.charge(Credit::FULL, 4_000);
         assert_eq!(account.usual_ns(), Some(4_000));

@@ -13,7 +13,7 @@ use std::fmt;
 
 pub(crate) use self::{
     credit::{Account, Credit, SharedCredit},
-    queue::{ComputeQueue, Rank, Ranked},
+    queue::{ComputeQueue, Length, Rank, Ranked},
     share::Share,
 };
 

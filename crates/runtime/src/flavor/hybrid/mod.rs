@@ -51,13 +51,14 @@ use crate::{
     idle::Idle,
     join::JoinHandle,
     kernel_help::{self, HogTimer},
-    lane::{Cause, ComputeQueue, Lane, Rank, SharedCredit},
+    kind::Kind,
+    lane::{Cause, ComputeQueue, Lane, Length, Rank, SharedCredit},
     metrics::{
         Counters, Hogs, Metrics, ReserveCounters, Sampler, ThreadMetrics, foreign_ready_time,
     },
     parker::Parker,
     sync::{
-        Arc, AtomicBool, AtomicUsize, Ordering, Weak,
+        Arc, AtomicBool, AtomicCell, AtomicUsize, Ordering, Weak,
         thread::{self, Thread},
         thread_local,
     },
@@ -88,9 +89,9 @@ pub(crate) struct Shared {
     alarm: Alarm,
     /// Threads that sleep in the kernel inside a poll, and those that compute in their place.
     blocked: Blocked,
-    /// Every worker computes for long, and short tasks wait: reserve threads run these, too. The
-    /// supervisor's.
-    serves_short: AtomicBool,
+    /// Every worker computes for long: reserve threads run tasks of the compute lane, too, up to this length.
+    /// The supervisor's.
+    serves: AtomicCell<Option<Length>>,
     /// Some thread is inside a long poll, as far as the supervisor knows.
     has_long_polls: AtomicBool,
     /// The signal into threads that hog; its number, or none.
@@ -220,7 +221,7 @@ pub(crate) fn start(
         baton: Baton::new(),
         alarm: Alarm::new(options.long_poll).map_err(BuildError::Server)?,
         blocked: Blocked::new(),
-        serves_short: AtomicBool::new(false),
+        serves: AtomicCell::new(None),
         has_long_polls: AtomicBool::new(false),
         signal: options.kernel_help.usable_signal(),
         hogs: Hogs::new(options.quantum),
@@ -356,10 +357,12 @@ impl Shared {
     fn rank(&self, task: &Runnable, now: u64) -> Rank {
         let account = &task.metadata().account;
         let is_short = |usual: u32| u128::from(usual) <= self.options.quantum.as_nanos();
-        Rank {
-            place: account.credit().place(now),
-            is_short: account.usual_ns().is_none_or(is_short),
-        }
+        let length = match account.usual_ns() {
+            Some(usual) if is_short(usual) => Length::Short,
+            Some(_) => Length::Long,
+            None => Length::Unknown,
+        };
+        Rank { place: account.credit().place(now), length }
     }
 
     /// Wakes a worker for work that was just queued, if one sleeps and none searches. Returns whether
@@ -517,8 +520,11 @@ where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
-    label.credit = context::pay_child()
-        .unwrap_or_else(|| shared.foreign_credit.pay_child(monotonic_now().as_nanos()));
+    let kind = Kind::of::<F>();
+    let expected = kind.expected_ns();
+    label.kind = Some(kind);
+    let from_outside = || shared.foreign_credit.pay_child(monotonic_now().as_nanos(), expected);
+    label.credit = context::pay_child(expected).unwrap_or_else(from_outside);
     let scheduler = Arc::clone(shared);
     let schedule =
         WithInfo(move |task: Runnable, info: ScheduleInfo| scheduler.schedule(task, &info));

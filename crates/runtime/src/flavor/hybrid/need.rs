@@ -20,12 +20,14 @@ pub(crate) struct Situation {
     pub(crate) free_reserves: usize,
     /// Reserve threads inside long polls that compute.
     pub(crate) computing_reserves: usize,
+    /// Reserve threads whose polls are long because they wait for a processor, as far as is known.
+    pub(crate) delayed_reserves: usize,
     /// A reaction waits behind a long poll.
     pub(crate) reaction_waits: bool,
     /// How many tasks of both lanes wait behind long polls or for any thread.
     pub(crate) waiting_count: usize,
-    /// Every worker has been computing in one poll for longer than a quantum, and a task waits that is not
-    /// known to compute for so long.
+    /// Every worker has been computing in one poll for longer than a quantum, and a task waits that is known
+    /// to compute for less.
     pub(crate) short_waits: bool,
     /// Threads that sleep in the kernel with nobody in their place.
     pub(crate) vacancies: usize,
@@ -39,15 +41,23 @@ impl Situation {
         self.is_unwatched || self.reaction_waits || self.vacancies > 0 && self.waiting_count > 0
     }
 
-    /// Reserve threads are caught by tasks that compute. Each makes the next one wait four times as long, up
-    /// to a bound, so that a burst of long polls does not make a crowd.
+    /// Reserve threads are caught by tasks that compute. Each makes the next one wait longer, twice as long
+    /// for events and four times for short tasks, up to a bound, so that long polls do not make a crowd.
     fn is_too_soon(&self) -> bool {
-        let exponent = 2 * self.computing_reserves.min(8);
-        self.computing_reserves > 0 && self.looks_since_call < (1 << exponent).min(LOOKS_MAX)
+        let caught = self.computing_reserves.min(8);
+        let looks = if self.is_unwatched || self.reaction_waits {
+            (1 << caught).min(LOOKS_MAX_EVENTS)
+        } else {
+            (1 << (2 * caught)).min(LOOKS_MAX)
+        };
+        caught > 0 && self.looks_since_call < looks
     }
 }
 
-/// The most that a call is put off, in long polls: some 25 ms by default.
+/// The most that a call is put off for events, in long polls: some 3 ms by default.
+const LOOKS_MAX_EVENTS: u128 = 16;
+
+/// The most that a call is put off for short tasks, in long polls: some 25 ms by default.
 const LOOKS_MAX: u128 = 128;
 
 /// Whom the supervisor calls.
@@ -76,13 +86,17 @@ pub(crate) fn decide(seen: &Situation) -> Orders {
     // Reserve threads that will look for work in a moment.
     let awake = seen.free_reserves - usize::from(seen.has_sentinel && seen.free_reserves > 0);
     let serves_events = seen.is_unwatched || seen.reaction_waits;
-    if (serves_events || seen.short_waits) && awake == 0 && !seen.is_too_soon() {
+    // One that waits for a processor is replaced, since a thread that was asleep gets one sooner. But more
+    // threads would only wait, too.
+    let on_their_way = awake + seen.delayed_reserves.saturating_sub(1);
+    if (serves_events || seen.short_waits) && on_their_way == 0 && !seen.is_too_soon() {
         orders.wakes_sentinel = seen.has_sentinel;
         orders.activates = usize::from(!seen.has_sentinel);
     }
     // In a burst of blocking calls the number of threads doubles no faster than at each look, so that a
     // short wait does not make a crowd.
-    let substitutes = seen.vacancies.min(seen.waiting_count).saturating_sub(awake);
+    let running = awake + seen.delayed_reserves;
+    let substitutes = seen.vacancies.min(seen.waiting_count).saturating_sub(running);
     orders.activates = orders.activates.max(substitutes.min(seen.workers.max(2)));
     orders
 }
@@ -153,14 +167,35 @@ mod tests {
         assert_eq!(decide(&crowd), activated(1), "it is put off, never refused");
     }
 
+    /// Goal: where threads wait for processors, more of them are no help. Method: one and two that wait.
+    #[test]
+    fn threads_that_wait_for_processors_make_no_crowd() {
+        let seen = Situation { reaction_waits: true, waiting_count: 9, ..busy() };
+        assert_eq!(decide(&Situation { delayed_reserves: 1, ..seen }), activated(1));
+        let two = Situation { delayed_reserves: 2, ..seen };
+        assert_eq!(decide(&two), Orders::default());
+        assert!(two.needs_somebody(), "the supervisor looks again");
+        assert_eq!(
+            decide(&Situation {
+                computing_reserves: 1,
+                delayed_reserves: 1,
+                looks_since_call: 2,
+                ..seen
+            }),
+            activated(1)
+        );
+    }
+
     /// Goal: reactions that compute call one thread after the other, later each time. Method: the number of
     /// those that are caught, and the time since the last call.
     #[test]
     fn long_reactions_make_no_crowd() {
         let seen = Situation { is_unwatched: true, computing_reserves: 3, ..busy() };
-        assert_eq!(decide(&Situation { looks_since_call: 63, ..seen }), Orders::default());
+        assert_eq!(decide(&Situation { looks_since_call: 7, ..seen }), Orders::default());
         assert!(seen.needs_somebody());
-        assert_eq!(decide(&Situation { looks_since_call: 64, ..seen }), activated(1));
+        assert_eq!(decide(&Situation { looks_since_call: 8, ..seen }), activated(1));
+        let crowd = Situation { computing_reserves: 500, looks_since_call: 16, ..seen };
+        assert_eq!(decide(&crowd), activated(1), "it is put off, never refused");
         let first = Situation { computing_reserves: 0, ..seen };
         assert_eq!(decide(&first), activated(1), "the first one comes at once");
     }
@@ -174,6 +209,7 @@ mod tests {
         assert_eq!(decide(&Situation { workers: 16, ..seen }), activated(16));
         assert_eq!(decide(&Situation { waiting_count: 1, ..seen }), activated(1));
         assert_eq!(decide(&Situation { vacancies: 3, free_reserves: 2, ..seen }), activated(1));
+        assert_eq!(decide(&Situation { vacancies: 3, delayed_reserves: 2, ..seen }), activated(1));
         let watched = Situation { vacancies: 1, free_reserves: 1, has_sentinel: true, ..seen };
         assert_eq!(decide(&watched), activated(1), "somebody must watch, too");
     }

@@ -34,6 +34,9 @@ pub(crate) struct Seat {
     /// Until when the supervisor need not look whether the thread sleeps, and how long it waited for that.
     /// The supervisor's.
     asked: AtomicCell<Asked>,
+    /// A poll, by its beginning, and the thread's processor time when it was found to be long, in nanoseconds.
+    /// The supervisor's.
+    metered: AtomicCell<(u64, u64)>,
     /// The kernel's number of the thread; zero before it has begun.
     thread: AtomicU32,
 }
@@ -44,12 +47,17 @@ const ASK_AGAIN_NS: u64 = 100_000;
 const ASK_AGAIN_MAX_NS: u64 = 10_000_000;
 const ASK_SLEEPER_NS: u64 = 2_000_000;
 
+/// A thread that has used so much processor time in a poll since it was found to be long computes.
+const COMPUTES_NS: u64 = 100_000;
+
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     /// The poll that was asked of.
     began: u64,
     next: u64,
     pause: u64,
+    /// The thread's processor time if it was asleep.
+    slept_at: Option<u64>,
 }
 
 /// How many threads sleep in the kernel inside a poll: as many others may compute in their place.
@@ -114,7 +122,8 @@ impl Seat {
             has_long_slice: AtomicBool::new(false),
             told_hog: AtomicU64::new(0),
             blocked: AtomicU64::new(0),
-            asked: AtomicCell::new(Asked { began: 0, next: 0, pause: 0 }),
+            asked: AtomicCell::new(Asked { began: 0, next: 0, pause: 0, slept_at: None }),
+            metered: AtomicCell::new((0, 0)),
             thread: AtomicU32::new(0),
         }
     }
@@ -145,12 +154,16 @@ impl Seat {
             return;
         }
         let mut pause = if is_new { ASK_AGAIN_NS } else { (asked.pause * 2).min(ASK_AGAIN_MAX_NS) };
-        let is_asleep = self.thread().is_some_and(thread_state::is_asleep);
+        let slept_at = self.thread().filter(|&thread| thread_state::is_asleep(thread));
+        let slept_at = slept_at.and_then(kernel_help::processor_time);
+        // Twice at the same processor time: it did not run in between. A thread that waits for a lock of ours
+        // whose holder lost its processor is back sooner.
+        let is_asleep = slept_at.is_some() && !is_new && slept_at == asked.slept_at;
         if is_asleep {
             // It is replaced: what it does next is not urgent.
             pause = pause.max(ASK_SLEEPER_NS);
         }
-        self.asked.store(Asked { began, next: now + pause, pause });
+        self.asked.store(Asked { began, next: now + pause, pause, slept_at });
         if is_asleep {
             // First, so that whoever clears the mark at once takes away what was counted.
             count.add();
@@ -165,6 +178,18 @@ impl Seat {
         } else {
             self.clear_blocked(count);
         }
+    }
+
+    /// Returns whether the thread is known to compute in the poll that began at `began`, and not to wait for a
+    /// processor: it has done so since the first question. The supervisor's.
+    pub(crate) fn computes(&self, began: Instant) -> bool {
+        let Some(used) = self.thread().and_then(kernel_help::processor_time) else { return true };
+        let (metered, before) = self.metered.load();
+        if metered == began.as_nanos() {
+            return used.saturating_sub(before) >= COMPUTES_NS;
+        }
+        self.metered.store((began.as_nanos(), used));
+        false
     }
 
     /// What was found of an earlier poll says nothing of this one. The supervisor's.

@@ -18,7 +18,7 @@ use crate::{
     context,
     handle::{Handle, Scheduler},
     kernel_help,
-    lane::ComputeQueue,
+    lane::Length,
     sync::{Arc, Ordering},
 };
 
@@ -30,6 +30,10 @@ const BACKSTOP: Duration = Duration::from_millis(10);
 
 /// The same while tasks wait that need no thread yet.
 const WAITING: Duration = Duration::from_millis(1);
+
+/// Where every worker has been computing for so many quanta in one poll, a reserve thread runs tasks with long
+/// polls, too, one at a time.
+const ENDLESS: u32 = 100;
 
 pub(super) struct Supervisor {
     shared: Arc<Shared>,
@@ -46,9 +50,11 @@ struct Census {
     has_young_poll: bool,
     free_reserves: usize,
     computing_reserves: usize,
+    delayed_reserves: usize,
     reaction_waits: bool,
     waiting_count: usize,
-    all_compute_for_long: bool,
+    /// For how long every worker has been computing in one poll at least; zero if one has not.
+    all_compute_for: Duration,
 }
 
 impl Supervisor {
@@ -108,10 +114,9 @@ impl Supervisor {
     fn take_census(&self, now: Instant) -> Census {
         let shared = &*self.shared;
         let long_poll = shared.long_poll_ns();
-        let quantum = u64::try_from(shared.options.quantum.as_nanos()).unwrap_or(u64::MAX);
         let mut census = Census {
             waiting_count: shared.injected.compute.len() + shared.injected.reaction.len(),
-            all_compute_for_long: true,
+            all_compute_for: Duration::MAX,
             ..Census::default()
         };
         let mut is_everybody_caught = true;
@@ -125,8 +130,11 @@ impl Supervisor {
             let Some(began) = caught else {
                 is_everybody_caught = false;
                 census.has_young_poll |= began.is_some();
-                census.all_compute_for_long &= queues.is_none();
-                census.free_reserves += usize::from(queues.is_none());
+                if queues.is_some() {
+                    census.all_compute_for = Duration::ZERO;
+                } else {
+                    census.free_reserves += 1;
+                }
                 continue;
             };
             census.caught += 1;
@@ -134,9 +142,12 @@ impl Supervisor {
             if let Some((reacting, computing)) = queues {
                 census.reaction_waits |= !reacting.is_empty();
                 census.waiting_count += reacting.len() + computing.len();
-                census.all_compute_for_long &= !seat.is_blocked() && seat.is_caught(now, quantum);
-            } else {
-                census.computing_reserves += usize::from(!seat.is_blocked());
+                let computes_for = if seat.is_blocked() { Duration::ZERO } else { now - began };
+                census.all_compute_for = census.all_compute_for.min(computes_for);
+            } else if !seat.is_blocked() {
+                let computes = seat.computes(began);
+                census.computing_reserves += usize::from(computes);
+                census.delayed_reserves += usize::from(!computes);
             }
         }
         census.reaction_waits |= is_everybody_caught && !shared.injected.reaction.is_empty();
@@ -148,8 +159,9 @@ impl Supervisor {
     fn call(&mut self, census: Census, now: Instant) -> bool {
         let shared = &*self.shared;
         let mut computing = shared.computing.iter().chain([&shared.injected.compute]);
-        let short_waits = census.all_compute_for_long && computing.any(ComputeQueue::has_short);
-        shared.serves_short.store(short_waits, Ordering::Relaxed);
+        let serves =
+            self.serves(census).filter(|&longest| computing.any(|queue| queue.has_known(longest)));
+        shared.serves.store(serves);
         let situation = Situation {
             workers: shared.options.workers,
             has_idle_worker: shared.idle.has_sleepers(),
@@ -157,9 +169,10 @@ impl Supervisor {
             has_sentinel: shared.baton.holder().is_some(),
             free_reserves: census.free_reserves,
             computing_reserves: census.computing_reserves,
+            delayed_reserves: census.delayed_reserves,
             reaction_waits: census.reaction_waits,
             waiting_count: census.waiting_count,
-            short_waits,
+            short_waits: serves.is_some(),
             vacancies: shared.blocked.vacancies(),
             looks_since_call: (now - self.last_call).as_nanos()
                 / shared.options.long_poll.as_nanos(),
@@ -182,6 +195,16 @@ impl Supervisor {
             }
         }
         orders.calls_anybody() || situation.needs_somebody()
+    }
+
+    /// Returns up to which length reserve threads run tasks of the compute lane.
+    fn serves(&self, census: Census) -> Option<Length> {
+        let quantum = self.shared.options.quantum;
+        if census.all_compute_for > ENDLESS * quantum && census.computing_reserves == 0 {
+            Some(Length::Long)
+        } else {
+            (census.all_compute_for > quantum).then_some(Length::Short)
+        }
     }
 
     /// Returns whether nobody would see an event in time.

@@ -212,10 +212,9 @@ impl Worker {
         }
         if self.is_substitute {
             queues.max_by_key(|queue| queue.len()).and_then(ComputeQueue::pop)
-        } else if shared.serves_short.load(Ordering::Relaxed) {
-            queues.find_map(ComputeQueue::pop_short)
         } else {
-            None
+            let longest = shared.serves.load()?;
+            queues.find_map(|queue| queue.pop_known(longest))
         }
     }
 
@@ -327,9 +326,12 @@ impl Worker {
         }
     }
 
-    /// Returns whether tasks wait in this thread's own queues.
+    /// Returns whether tasks wait where this thread puts those that it makes ready.
     fn has_more(&self) -> bool {
-        !self.local.reacting.is_empty() || self.computing().is_some_and(|own| !own.is_empty())
+        match self.computing() {
+            Some(own) => !self.local.reacting.is_empty() || !own.is_empty(),
+            None => !self.shared.injected.reaction.is_empty(),
+        }
     }
 
     /// Sees to it that the supervisor notices if the poll that comes is a long one while no other thread
