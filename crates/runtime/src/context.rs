@@ -14,7 +14,8 @@ use vigie_detect::{
 
 use crate::{
     handle::Handle,
-    lane::Credit,
+    kind::Kind,
+    lane::{Credit, SharedCredit},
     sync::{Arc, thread_local},
 };
 
@@ -56,10 +57,12 @@ struct PresentPoll {
     long: u64,
     /// What the task has left, less what it has paid to its children.
     credit: Credit,
+    /// No more than this is charged.
+    most: u64,
 }
 
 impl PresentPoll {
-    const NONE: Self = Self { began: 0, long: 0, credit: Credit::FULL };
+    const NONE: Self = Self { began: 0, long: 0, credit: Credit::FULL, most: 0 };
 }
 
 /// How old the sample may become while the thread runs: by so much at most is a poll overcharged.
@@ -113,13 +116,18 @@ impl Drop for Entered {
     }
 }
 
-/// A poll begins at `now` of a task that has `credit`.
+/// The most that is charged for a poll of a task that is trusted: clocks of threads go wrong, by time that the host
+/// of a virtual machine takes away, and a task that is short as a rule should not pay for that with 0.4 s.
+const TRUSTED_MOST_NS: u64 = 1_000_000;
+
+/// A poll begins at `now` of a task that has `credit`, and is trusted by its own polls or not.
 #[inline]
-pub(crate) fn begin_poll(now: u64, credit: Credit, long_poll: Duration) {
+pub(crate) fn begin_poll(now: u64, credit: Credit, is_trusted: bool, long_poll: Duration) {
     budget::begin(Instant::from_nanos(now));
     POLL.with(|poll| {
+        let most = if is_trusted { TRUSTED_MOST_NS } else { u64::MAX };
         let long = u64::try_from(long_poll.as_nanos()).unwrap_or(u64::MAX).max(1);
-        poll.present.set(PresentPoll { began: now, long, credit });
+        poll.present.set(PresentPoll { began: now, long, credit, most });
         poll.ended.set(0);
     });
 }
@@ -130,15 +138,14 @@ pub(crate) fn has_polled_for(time: Duration, now: Instant) -> bool {
     present.long != 0 && now - Instant::from_nanos(present.began) > time
 }
 
-/// Pays a new task, which is `expected` to use so much, with a part of what the running one has; `None` if this
-/// thread polls no task.
-pub(crate) fn pay_child(expected: Option<u32>) -> Option<Credit> {
+/// Pays a new task with a part of what the running one has; `None` if this thread polls no task.
+fn pay_child() -> Option<Credit> {
     POLL.with(|poll| {
         let mut present = poll.present.get();
         if present.long == 0 || poll.ended.get() != 0 {
             return None;
         }
-        let child = present.credit.pay_child(present.began, expected);
+        let child = present.credit.pay_child(present.began);
         poll.present.set(present);
         Some(child)
     })
@@ -163,10 +170,14 @@ pub(crate) struct Charge {
     pub(crate) credit: Credit,
     /// The processor time that it used, in nanoseconds.
     pub(crate) used_ns: u64,
+    /// As much of that is charged at most.
+    pub(crate) most_ns: u64,
     /// The rest of the poll's time: asleep in the kernel, or waiting for a processor.
     pub(crate) slept_ns: u64,
     /// The poll held its thread for longer than a long poll.
     pub(crate) was_long: bool,
+    /// It has computed for as long.
+    pub(crate) has_computed: bool,
 }
 
 /// The poll ends now. Returns what it has cost, if it was timed, and calls `tell` with its time in
@@ -181,16 +192,15 @@ pub(crate) fn end_poll(tell: impl FnOnce(u64)) -> Option<Charge> {
         poll.ended.set(now);
         let elapsed = now.saturating_sub(present.began);
         let used_ns = poll.used(now, elapsed);
-        let credit = present.credit.after(now, used_ns);
-        Some((
-            elapsed,
-            Charge {
-                credit,
-                used_ns,
-                slept_ns: elapsed - used_ns,
-                was_long: elapsed > present.long,
-            },
-        ))
+        let charge = Charge {
+            credit: present.credit.after(now, used_ns.min(present.most)),
+            used_ns,
+            most_ns: present.most,
+            slept_ns: elapsed - used_ns,
+            was_long: elapsed > present.long,
+            has_computed: used_ns > present.long,
+        };
+        Some((elapsed, charge))
     })?;
     if charge.was_long {
         tell(elapsed);
@@ -223,6 +233,14 @@ impl PollClock {
 pub(crate) fn poll_end() -> Option<u64> {
     let ended = POLL.try_with(|poll| poll.ended.get()).ok()?;
     (ended > 0).then_some(ended)
+}
+
+/// Returns what a new task of `kind` begins with: its kind pays it, or the task that spawns it, or `foreign`
+/// credit outside of tasks.
+pub(crate) fn credit_of_new(kind: Kind, foreign: &SharedCredit) -> Credit {
+    let began = POLL.with(|poll| poll.present.get()).began;
+    let now = if began > 0 { began } else { monotonic_now().as_nanos() };
+    kind.pay(now).or_else(pay_child).unwrap_or_else(|| foreign.pay_child(now))
 }
 
 /// Leaves word of a poll that was long, for the scheduler.

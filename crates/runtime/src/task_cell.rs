@@ -31,8 +31,8 @@ use crate::{
     live_tasks::Membership,
     panics::contained,
     sync::{
-        Arc, AtomicBool, AtomicU8, Ordering,
-        count::{AtomicU64, RELAXED},
+        Arc, AtomicBool, Ordering,
+        count::{AtomicI8, AtomicU64, RELAXED},
         thread::{self, ThreadId},
     },
 };
@@ -74,9 +74,9 @@ pub(crate) struct TaskInfo {
     kind: Option<Kind>,
     /// What the task has used lately.
     pub(crate) account: Account,
-    /// How many short polls there were since the last one that was not, up to [`TRUST`]. Written by the
+    /// How many short polls there were, up to [`TRUST`]; a long one sets it below zero. Written by the
     /// thread that polls.
-    short_polls: AtomicU8,
+    trust: AtomicI8,
     /// The task slept in the kernel in its last poll. Written by the thread that polls.
     sleeps: AtomicBool,
 }
@@ -123,10 +123,10 @@ impl From<&'static Location<'static>> for Label {
 
 /// A task whose last poll slept in the kernel for so long will do so again, as far as is known. Less is a lock
 /// that is soon free, and no reason to have another thread ready.
-const SLEEP_NS: u64 = 1_000_000;
+const SLEEP_NS: u64 = 300_000;
 
 /// How many short polls in a row make a task trusted.
-const TRUST: u8 = 4;
+const TRUST: i8 = 4;
 
 impl TaskInfo {
     fn new(label: &Label, name_key: u32) -> Self {
@@ -137,7 +137,7 @@ impl TaskInfo {
             is_aborted: AtomicBool::new(false),
             kind: label.kind,
             account: Account::new(label.credit, label.kind.and_then(Kind::expected_ns)),
-            short_polls: AtomicU8::new(0),
+            trust: AtomicI8::new(0),
             sleeps: AtomicBool::new(false),
         }
     }
@@ -160,21 +160,20 @@ impl TaskInfo {
 
     /// Takes note of a poll.
     fn record_poll(&self, charge: Charge) {
-        if self.account.is_new()
+        self.account.charge(charge.credit, charge.used_ns.min(charge.most_ns));
+        let trust = self.trust.load(RELAXED);
+        if (0..TRUST).contains(&trust)
             && let Some(kind) = self.kind
         {
-            kind.note_first_poll(charge.used_ns);
+            kind.note_poll(charge.used_ns, charge.has_computed, trust + 1 == TRUST);
         }
-        self.account.charge(charge.credit, charge.used_ns);
-        let short_polls = self.short_polls.load(Ordering::Relaxed);
+        let changed = if charge.has_computed { -TRUST } else { (trust + 1).min(TRUST) };
+        if changed != trust {
+            self.trust.store(changed, RELAXED);
+        }
         let sleeps = charge.slept_ns >= SLEEP_NS && hybrid::was_asleep();
         if sleeps != self.sleeps() {
             self.sleeps.store(sleeps, Ordering::Relaxed);
-        }
-        if charge.was_long {
-            self.short_polls.store(0, Ordering::Relaxed);
-        } else if short_polls < TRUST {
-            self.short_polls.store(short_polls + 1, Ordering::Relaxed);
         }
     }
 
@@ -183,9 +182,21 @@ impl TaskInfo {
         self.sleeps.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the task has held no thread for long in its last polls.
+    /// Returns whether the task has computed for long lately.
+    pub(crate) fn is_distrusted(&self) -> bool {
+        self.trust.load(RELAXED) < 0
+    }
+
+    /// Returns whether the task has shown itself that it holds no thread for long.
+    pub(crate) fn is_proven(&self) -> bool {
+        self.trust.load(RELAXED) >= TRUST
+    }
+
+    /// Returns whether the task has held no thread for long lately. Before it could show that, others of its kind
+    /// speak for it.
     pub(crate) fn is_trusted(&self) -> bool {
-        self.short_polls.load(Ordering::Relaxed) >= TRUST
+        let trust = self.trust.load(RELAXED);
+        trust >= TRUST || trust >= 0 && self.kind.is_some_and(Kind::is_trusted)
     }
 }
 

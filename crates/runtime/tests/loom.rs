@@ -90,7 +90,7 @@ mod task_cell {
 use supervision::{kernel_help, thread_state, timerfd};
 
 use idle::Idle;
-use lane::{ComputeQueue, Length, Rank};
+use lane::{ComputeQueue, Rank};
 use parker::Parker;
 
 /// The door of the modules, with fences that a model can take away.
@@ -127,7 +127,7 @@ fn must_fail(model: impl Fn() + Sync + Send + 'static) {
     assert!(outcome.is_err(), "the planted fault was not found: the model shows nothing");
 }
 
-const RANK: Rank = Rank { place: 0, length: Length::Unknown };
+const RANK: Rank = Rank { place: 0, is_short: false };
 
 /// One worker that searches, finds nothing and goes to sleep, against one thread that queues a task in a
 /// compute lane and wakes a sleeper if there is one. Whatever the order, the task is found or the worker
@@ -185,10 +185,7 @@ fn thieves_lose_nothing() {
     loom::model(|| {
         let lanes = Arc::new([ComputeQueue::new(), ComputeQueue::new()]);
         for place in 0..2 {
-            lanes[0].push(
-                place,
-                Rank { place, length: if place == 1 { Length::Short } else { Length::Unknown } },
-            );
+            lanes[0].push(place, Rank { place, is_short: place == 1 });
         }
         let thief = {
             let lanes = Arc::clone(&lanes);
@@ -196,7 +193,7 @@ fn thieves_lose_nothing() {
         };
         let taker = {
             let lanes = Arc::clone(&lanes);
-            thread::spawn(move || lanes[0].pop_known(Length::Short))
+            thread::spawn(move || lanes[0].pop_short())
         };
         lanes[0].take_batch(&lanes[1]);
         let stolen = thief.join().expect("it ends");
@@ -204,7 +201,7 @@ fn thieves_lose_nothing() {
         let mut all: Vec<u64> = stolen.into_iter().chain(short).collect();
         for lane in &*lanes {
             let count = lane.len();
-            let has_short = lane.has_known(Length::Short);
+            let has_short = lane.has_short();
             let rest: Vec<u64> = std::iter::from_fn(|| lane.pop()).collect();
             assert_eq!(count, rest.len(), "the count is wrong");
             assert_eq!(has_short, rest.contains(&1), "the count of short tasks is wrong");

@@ -27,7 +27,7 @@ use crate::{
     handle::{Handle, Scheduler},
     join::JoinHandle,
     kind::Kind,
-    lane::{Cause, Credit, Lane, Length, Rank, Ranked, Share, SharedCredit},
+    lane::{Cause, Lane, Rank, Ranked, Share, SharedCredit},
     metrics::{Counters, Hogs, Metrics, Sampler, ThreadMetrics, foreign_ready_time},
     panics::contained,
     sync::{
@@ -305,7 +305,7 @@ impl Shared {
             return monotonic_now().as_nanos();
         }
         self.counters.begin_poll(info.ready_time(), now);
-        context::begin_poll(now, info.account.credit(), self.options.long_poll);
+        context::begin_poll(now, info.account.credit(), info.is_proven(), self.options.long_poll);
         // The future's panics are caught inside; what may come out is that of a waker.
         contained("a poll", || task.run());
         let end = context::take_poll_end().unwrap_or_else(|| monotonic_now().as_nanos());
@@ -391,7 +391,9 @@ where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
-    label.credit = credit(shared, label.kind.insert(Kind::of::<F>()));
+    let kind = Kind::of::<F>();
+    label.kind = Some(kind);
+    label.credit = context::credit_of_new(kind, &shared.foreign_credit);
     let (runnable, handle) = task_cell::spawn(&shared.live, label, future, schedule(shared));
     if let Some(runnable) = runnable {
         runnable.schedule();
@@ -408,7 +410,9 @@ where
     F: Future + 'static,
     F::Output: 'static,
 {
-    label.credit = credit(shared, label.kind.insert(Kind::of::<F>()));
+    let kind = Kind::of::<F>();
+    label.kind = Some(kind);
+    label.credit = context::credit_of_new(kind, &shared.foreign_credit);
     let home = LOCAL.with(|local| local.borrow().as_ref().map(|local| Arc::clone(&local.home)));
     let home = home.expect("invariant: asked of `runs_here` before");
     let scheduler = Arc::clone(shared);
@@ -427,13 +431,6 @@ fn schedule(
 ) -> impl async_task::Schedule<task_cell::TaskInfo> + Send + Sync + 'static {
     let shared = Arc::clone(shared);
     WithInfo(move |task: Runnable, info: ScheduleInfo| shared.schedule(task, &info))
-}
-
-/// Returns what a new task begins with.
-fn credit(shared: &Shared, kind: &Kind) -> Credit {
-    let expected = kind.expected_ns();
-    let from_outside = || shared.foreign_credit.pay_child(monotonic_now().as_nanos(), expected);
-    context::pay_child(expected).unwrap_or_else(from_outside)
 }
 
 /// Returns whether an event waits for this thread; none if it runs no runtime of this flavor.
@@ -469,7 +466,7 @@ impl Lanes {
         match account.choose_lane(was_running, now) {
             Lane::Reaction => self.reaction.push_back(queued),
             Lane::Compute => {
-                let rank = Rank { place: account.credit().place(now), length: Length::Unknown };
+                let rank = Rank { place: account.credit().place(now), is_short: false };
                 self.compute.push(queued, rank);
             }
         }

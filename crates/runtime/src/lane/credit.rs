@@ -8,7 +8,10 @@
 //! by `t * REFILL_NS` into the future. So refilling costs nothing, and the tasks that have used least are
 //! those whose buckets are full first.
 
-use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{
+    AtomicU8, AtomicU32, AtomicU64, Ordering,
+    count::{AtomicU64 as Count, RELAXED},
+};
 
 use super::Lane;
 
@@ -26,8 +29,8 @@ const DEBT_NS: u64 = 20_000_000;
 /// calls.
 const LEAST_NS: u64 = 20_000;
 
-/// For how many polls like the expected one a new task is paid.
-const CHILDS_POLLS: u64 = 4;
+/// For how many polls like the expected one a short new task is paid.
+const CHILDS_POLLS: u64 = 6;
 
 /// The credit of a task: when its bucket is full, in nanoseconds on the monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,17 +52,19 @@ impl Credit {
         Self(full_at.min(now.saturating_add((CAPACITY_NS + DEBT_NS) * REFILL_NS)))
     }
 
-    /// Pays a new task at `now`: with half of what is left, or with less if it is `expected` to use so
-    /// little that this lasts for some polls. Returns the credit of the new one.
-    pub(crate) fn pay_child(&mut self, now: u64, expected: Option<u32>) -> Self {
-        let missing = self.0.saturating_sub(now) / REFILL_NS;
-        let half = CAPACITY_NS.saturating_sub(missing) / 2;
-        let enough = expected.map_or(CAPACITY_NS, |expected| {
-            LEAST_NS + (CHILDS_POLLS * u64::from(expected)).max(LEAST_NS)
-        });
-        let pay = half.min(enough);
-        *self = self.after(now, pay);
-        Self(now + (CAPACITY_NS - pay) * REFILL_NS)
+    /// Pays a new task at `now`: with half of what is left. Returns the credit of the new one.
+    pub(crate) fn pay_child(&mut self, now: u64) -> Self {
+        self.pay(now, self.level(now) / 2)
+    }
+
+    /// Returns what the bucket holds at `now`, if it is no debt.
+    fn level(self, now: u64) -> u64 {
+        CAPACITY_NS.saturating_sub(self.0.saturating_sub(now) / REFILL_NS)
+    }
+
+    fn pay(&mut self, now: u64, amount: u64) -> Self {
+        *self = self.after(now, amount);
+        Self(now + (CAPACITY_NS - amount) * REFILL_NS)
     }
 
     /// Returns the place in the compute lane of a task that is queued at `now`: the least goes first.
@@ -71,27 +76,32 @@ impl Credit {
 
 /// One bucket for many: all that is spawned by threads that run no task is paid from it.
 #[derive(Debug)]
-pub(crate) struct SharedCredit(AtomicU64);
+pub(crate) struct SharedCredit(Count);
 
 impl SharedCredit {
-    pub(crate) fn new() -> Self {
-        Self(AtomicU64::new(Credit::FULL.0))
+    pub(crate) const fn new() -> Self {
+        Self(Count::new(Credit::FULL.0))
     }
 
     /// Pays a new task at `now`; see [`Credit::pay_child`].
-    pub(crate) fn pay_child(&self, now: u64, expected: Option<u32>) -> Credit {
-        let mut before = self.0.load(Ordering::Relaxed);
+    pub(crate) fn pay_child(&self, now: u64) -> Credit {
+        self.change(|credit| Some(credit.pay_child(now))).unwrap_or(Credit::FULL)
+    }
+
+    /// Pays a new task at `now` for some polls that use `expected` nanoseconds each; `None` if that is more than
+    /// half of what is left.
+    pub(crate) fn pay_short(&self, now: u64, expected: u32) -> Option<Credit> {
+        let amount = LEAST_NS + (CHILDS_POLLS * u64::from(expected)).max(LEAST_NS);
+        self.change(|credit| (amount <= credit.level(now) / 2).then(|| credit.pay(now, amount)))
+    }
+
+    fn change(&self, mut change: impl FnMut(&mut Credit) -> Option<Credit>) -> Option<Credit> {
+        let mut before = self.0.load(RELAXED);
         loop {
             let mut credit = Credit(before);
-            let child = credit.pay_child(now, expected);
-            let stored = self.0.compare_exchange_weak(
-                before,
-                credit.0,
-                Ordering::Relaxed,
-                Ordering::Relaxed,
-            );
-            match stored {
-                Ok(_) => return child,
+            let result = change(&mut credit)?;
+            match self.0.compare_exchange_weak(before, credit.0, RELAXED, RELAXED) {
+                Ok(_) => return Some(result),
                 Err(present) => before = present,
             }
         }
@@ -144,11 +154,6 @@ impl Account {
             before => before - before / 4 + used / 4,
         };
         self.usual_ns.store(usual, Ordering::Relaxed);
-    }
-
-    /// Returns whether no poll was charged to the task yet.
-    pub(crate) fn is_new(&self) -> bool {
-        self.usual_ns.load(Ordering::Relaxed) == UNKNOWN
     }
 
     /// Returns the usual poll of the task in nanoseconds of processor time, or before the first one what is
@@ -211,7 +216,7 @@ mod tests {
         let mut sum = 0;
         let mut reacting = 0;
         for _ in 0..1_000 {
-            let child = parent.pay_child(now, None);
+            let child = parent.pay_child(now);
             let missing = child.place(now) - now;
             sum += CAPACITY_NS - missing / REFILL_NS;
             reacting += usize::from(child.is_sufficient(now));
@@ -225,9 +230,9 @@ mod tests {
     #[test]
     fn foreign_threads_share_a_bucket() {
         let shared = SharedCredit::new();
-        let reacting = (0..100).filter(|_| shared.pay_child(MS, None).is_sufficient(MS)).count();
+        let reacting = (0..100).filter(|_| shared.pay_child(MS).is_sufficient(MS)).count();
         assert_eq!(reacting, 5);
-        assert!(shared.pay_child(100 * MS, None).is_sufficient(100 * MS), "it refills");
+        assert!(shared.pay_child(100 * MS).is_sufficient(100 * MS), "it refills");
     }
 
     /// Goal: priority is for tasks with credit that an event wakes. Method: wake-ups from inside and outside,
@@ -264,19 +269,19 @@ mod tests {
         assert!(most.zip(least).is_some_and(|(most, least)| most - least <= 6 * MS), "{used:?}");
     }
 
-    /// Goal: who spawns many short tasks pays for what they use, and stays able to react; each of them can. Method:
-    /// an acceptor's tasks of some microseconds, and one of unknown use.
+    /// Goal: many short new tasks can react, until a bucket of theirs is half empty; long ones are not paid so.
+    /// Method: an acceptor's tasks of some microseconds, and one of milliseconds.
     #[test]
-    fn short_children_cost_little() {
+    fn short_tasks_are_paid_for_some_polls() {
         let now = 1_000 * MS;
-        let mut acceptor = Credit::FULL;
-        for _ in 0..10 {
-            assert!(acceptor.pay_child(now, Some(12_000)).is_sufficient(now));
-        }
-        assert!(acceptor.is_sufficient(now), "10 tasks for 68 µs each");
-        let before = acceptor.place(now);
-        let child = acceptor.pay_child(now, None);
-        assert_eq!(acceptor.place(now) - before, CAPACITY_NS * REFILL_NS + now - child.place(now));
+        let shared = SharedCredit::new();
+        let paid: Vec<Credit> = std::iter::from_fn(|| shared.pay_short(now, 10_000)).collect();
+        assert_eq!(paid.len(), 11, "80 µs each");
+        assert!(paid.iter().all(|credit| credit.is_sufficient(now)));
+        assert!(paid[0].after(now, 50_000).is_sufficient(now), "for several polls");
+        assert!(shared.pay_short(now + MS / 2, 10_000).is_none());
+        assert!(shared.pay_short(now + 3 * MS, 10_000).is_some(), "it refills");
+        assert!(SharedCredit::new().pay_short(now, 1_000_000).is_none());
     }
 
     /// Goal: what is expected counts until the first poll. Method: an account before and after.
@@ -284,9 +289,9 @@ mod tests {
     fn expectations_end_with_the_first_poll() {
         for expected in [None, Some(10_000_000)] {
             let account = Account::new(Credit::FULL, expected);
-            assert!(account.is_new() && account.usual_ns() == expected);
+            assert_eq!(account.usual_ns(), expected);
             account.charge(Credit::FULL, 1_000);
-            assert!(!account.is_new() && account.usual_ns() == Some(1_000));
+            assert_eq!(account.usual_ns(), Some(1_000));
         }
     }
 

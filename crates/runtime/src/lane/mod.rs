@@ -13,7 +13,7 @@ use std::fmt;
 
 pub(crate) use self::{
     credit::{Account, Credit, SharedCredit},
-    queue::{ComputeQueue, Length, Rank, Ranked},
+    queue::{ComputeQueue, Rank, Ranked},
     share::Share,
 };
 

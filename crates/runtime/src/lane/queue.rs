@@ -9,19 +9,8 @@ use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
 pub(crate) struct Rank {
     /// The least goes first: see [`Credit::place`](super::Credit::place).
     pub(crate) place: u64,
-    /// How long its polls are.
-    pub(crate) length: Length,
-}
-
-/// How long a task's polls are as a rule: by this, reserve threads know what they may run behind polls
-/// that do not end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Length {
-    /// No longer than a quantum.
-    Short,
-    Long,
-    /// It was never polled, nor was any task of its kind: perhaps its polls never end.
-    Unknown,
+    /// Its polls are known to be short: reserve threads may run it, too.
+    pub(crate) is_short: bool,
 }
 
 #[derive(Debug)]
@@ -29,7 +18,7 @@ struct Entry<T> {
     place: u64,
     /// Among equals the first comer goes first.
     arrival: u64,
-    length: Length,
+    is_short: bool,
     item: T,
 }
 
@@ -63,14 +52,14 @@ impl<T> Ord for Entry<T> {
 /// The compute lane of one thread, without a lock.
 #[derive(Debug)]
 pub(crate) struct Ranked<T> {
-    /// One for each [`Length`].
-    heaps: [BinaryHeap<Entry<T>>; 3],
+    short: BinaryHeap<Entry<T>>,
+    other: BinaryHeap<Entry<T>>,
     arrivals: u64,
 }
 
 impl<T> Default for Ranked<T> {
     fn default() -> Self {
-        Self { heaps: [const { BinaryHeap::new() }; 3], arrivals: 0 }
+        Self { short: BinaryHeap::new(), other: BinaryHeap::new(), arrivals: 0 }
     }
 }
 
@@ -79,42 +68,44 @@ const KEPT: usize = 256;
 
 impl<T> Ranked<T> {
     pub(crate) fn push(&mut self, item: T, rank: Rank) {
-        let Rank { place, length } = rank;
+        let Rank { place, is_short } = rank;
         self.arrivals += 1;
-        self.insert(Entry { place, arrival: self.arrivals, length, item });
+        self.insert(Entry { place, arrival: self.arrivals, is_short, item });
     }
 
     fn insert(&mut self, entry: Entry<T>) {
-        self.heaps[entry.length as usize].push(entry);
+        if entry.is_short { self.short.push(entry) } else { self.other.push(entry) }
     }
 
     /// Takes the task that has used least.
     pub(crate) fn pop(&mut self) -> Option<T> {
-        self.pop_entry(Length::Unknown).map(|entry| entry.item)
+        self.pop_entry().map(|entry| entry.item)
     }
 
-    /// Takes the task that has used least of those whose polls are no longer than `longest`.
-    pub(crate) fn pop_known(&mut self, longest: Length) -> Option<T> {
-        self.pop_entry(longest).map(|entry| entry.item)
+    fn pop_entry(&mut self) -> Option<Entry<T>> {
+        let is_short = match (self.short.peek(), self.other.peek()) {
+            (Some(short), Some(other)) => short.order() <= other.order(),
+            (short, _) => short.is_some(),
+        };
+        pop_heap(if is_short { &mut self.short } else { &mut self.other })
     }
 
-    fn pop_entry(&mut self, longest: Length) -> Option<Entry<T>> {
-        let heaps = self.heaps[..=longest as usize].iter_mut().filter(|heap| !heap.is_empty());
-        let heap = heaps.min_by_key(|heap| heap.peek().map(Entry::order))?;
-        let entry = heap.pop();
-        give_memory_back(heap);
-        entry
+    /// Takes the task that has used least of those whose polls are short.
+    pub(crate) fn pop_short(&mut self) -> Option<T> {
+        pop_heap(&mut self.short).map(|entry| entry.item)
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.heaps.iter().map(BinaryHeap::len).sum()
+        self.short.len() + self.other.len()
     }
 }
 
-fn give_memory_back<T>(heap: &mut BinaryHeap<Entry<T>>) {
+fn pop_heap<T>(heap: &mut BinaryHeap<Entry<T>>) -> Option<Entry<T>> {
+    let entry = heap.pop();
     if heap.capacity() > KEPT && heap.len() < heap.capacity() / 4 {
         heap.shrink_to(heap.len() * 2);
     }
+    entry
 }
 
 /// The most that is taken from another thread at a time.
@@ -126,10 +117,10 @@ const BATCH_MAX: usize = 16;
 #[derive(Debug)]
 pub(crate) struct ComputeQueue<T> {
     ranked: Mutex<Ranked<T>>,
-    /// How many there are, and how many of them are short or long. Written under the lock, read by anybody: a
+    /// How many there are, and how many of them are short. Written under the lock, read by anybody: a
     /// thread that goes to sleep reads them after a fence (see `Idle::choose`).
     count: AtomicUsize,
-    known_counts: [AtomicUsize; 2],
+    short_count: AtomicUsize,
 }
 
 impl<T> ComputeQueue<T> {
@@ -137,7 +128,7 @@ impl<T> ComputeQueue<T> {
         Self {
             ranked: Mutex::new(Ranked::default()),
             count: AtomicUsize::new(0),
-            known_counts: [AtomicUsize::new(0), AtomicUsize::new(0)],
+            short_count: AtomicUsize::new(0),
         }
     }
 
@@ -153,11 +144,10 @@ impl<T> ComputeQueue<T> {
         self.len() == 0
     }
 
-    /// Returns whether a task waits whose polls are no longer than `longest`: a load or two.
+    /// Returns whether a task waits whose polls are short: one load.
     #[inline]
-    pub(crate) fn has_known(&self, longest: Length) -> bool {
-        let counts = self.known_counts.iter().take(longest as usize + 1);
-        counts.into_iter().any(|count| count.load(Ordering::Relaxed) > 0)
+    pub(crate) fn has_short(&self) -> bool {
+        self.short_count.load(Ordering::Relaxed) > 0
     }
 
     /// Works on the tasks, and publishes how many there are afterwards.
@@ -165,9 +155,7 @@ impl<T> ComputeQueue<T> {
         let mut ranked = lock(&self.ranked);
         let result = work(&mut ranked);
         self.count.store(ranked.len(), Ordering::Relaxed);
-        for (count, heap) in self.known_counts.iter().zip(&ranked.heaps) {
-            count.store(heap.len(), Ordering::Relaxed);
-        }
+        self.short_count.store(ranked.short.len(), Ordering::Relaxed);
         result
     }
 
@@ -180,9 +168,9 @@ impl<T> ComputeQueue<T> {
         if self.is_empty() { None } else { self.with(Ranked::pop) }
     }
 
-    /// Takes the task that has used least of those whose polls are no longer than `longest`.
-    pub(crate) fn pop_known(&self, longest: Length) -> Option<T> {
-        if self.has_known(longest) { self.with(|ranked| ranked.pop_known(longest)) } else { None }
+    /// Takes the task that has used least of those whose polls are short.
+    pub(crate) fn pop_short(&self) -> Option<T> {
+        if self.has_short() { self.with(Ranked::pop_short) } else { None }
     }
 
     /// Moves up to half of the tasks of `victim` here, at least one and at most [`BATCH_MAX`].
@@ -223,7 +211,7 @@ impl<T> Default for Batch<T> {
 
 impl<T> Batch<T> {
     fn fill(&mut self, ranked: &mut Ranked<T>, count: usize) {
-        self.0.iter_mut().take(count).for_each(|place| *place = ranked.pop_entry(Length::Unknown));
+        self.0.iter_mut().take(count).for_each(|place| *place = ranked.pop_entry());
     }
 
     fn empty_into(self, ranked: &mut Ranked<T>) {
@@ -239,36 +227,30 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Goal: what has used least goes first, among equals what came first; short ones, and those of
-        /// known length, alone in the same order. Method: random operations against a sorted list.
+        /// Goal: what has used least goes first, among equals what came first; short ones alone in the
+        /// same order. Method: random operations against a sorted list.
         #[test]
-        fn the_least_used_goes_first(operations in prop::collection::vec((0u8..5, 0u64..8, 0usize..3), 0..200)) {
+        fn the_least_used_goes_first(operations in prop::collection::vec((0u8..4, 0u64..8, any::<bool>()), 0..200)) {
             let queue = ComputeQueue::new();
-            let lengths = [Length::Short, Length::Long, Length::Unknown];
-            let mut oracle: Vec<(u64, usize, Length)> = Vec::new();
-            for (number, (kind, place, length)) in operations.into_iter().enumerate() {
-                let length = lengths[length];
+            let mut oracle: Vec<(u64, usize, bool)> = Vec::new();
+            for (number, (kind, place, is_short)) in operations.into_iter().enumerate() {
                 match kind {
                     0 | 1 => {
-                        queue.push(number, Rank { place, length });
-                        oracle.push((place, number, length));
+                        queue.push(number, Rank { place, is_short });
+                        oracle.push((place, number, is_short));
                         oracle.sort_unstable();
                     }
                     2 => {
                         let expected = (!oracle.is_empty()).then(|| oracle.remove(0).1);
                         prop_assert_eq!(queue.pop(), expected);
                     }
-                    kind => {
-                        let longest = if kind == 3 { Length::Short } else { Length::Long };
-                        let found = oracle.iter().position(|entry| entry.2 <= longest);
-                        prop_assert_eq!(queue.pop_known(longest), found.map(|at| oracle.remove(at).1));
+                    _ => {
+                        let found = oracle.iter().position(|entry| entry.2);
+                        prop_assert_eq!(queue.pop_short(), found.map(|at| oracle.remove(at).1));
                     }
                 }
                 prop_assert_eq!(queue.len(), oracle.len());
-                for longest in [Length::Short, Length::Long] {
-                    let has = oracle.iter().any(|entry| entry.2 <= longest);
-                    prop_assert_eq!(queue.has_known(longest), has);
-                }
+                prop_assert_eq!(queue.has_short(), oracle.iter().any(|entry| entry.2));
             }
         }
     }
@@ -279,10 +261,7 @@ mod tests {
     fn thieves_take_a_part() {
         let (victim, thief) = (ComputeQueue::new(), ComputeQueue::new());
         for place in 0..100 {
-            victim.push(
-                place,
-                Rank { place, length: [Length::Short, Length::Unknown][place as usize % 2] },
-            );
+            victim.push(place, Rank { place, is_short: place % 2 == 0 });
         }
         assert_eq!(victim.steal_batch_and_pop(&thief), Some(0));
         assert_eq!((victim.len(), thief.len()), (83, BATCH_MAX));
@@ -298,10 +277,9 @@ mod tests {
     fn memory_is_given_back() {
         let mut ranked = Ranked::default();
         for place in 0..10_000 {
-            ranked.push((), Rank { place, length: Length::Long });
+            ranked.push((), Rank { place, is_short: false });
         }
         while ranked.pop().is_some() {}
-        let capacity = ranked.heaps[Length::Long as usize].capacity();
-        assert!(capacity <= 4 * KEPT, "{capacity}");
+        assert!(ranked.other.capacity() <= 4 * KEPT, "{}", ranked.other.capacity());
     }
 }

@@ -52,7 +52,7 @@ use crate::{
     join::JoinHandle,
     kernel_help::{self, HogTimer},
     kind::Kind,
-    lane::{Cause, ComputeQueue, Lane, Length, Rank, SharedCredit},
+    lane::{Cause, ComputeQueue, Lane, Rank, SharedCredit},
     metrics::{
         Counters, Hogs, Metrics, ReserveCounters, Sampler, ThreadMetrics, foreign_ready_time,
     },
@@ -89,9 +89,8 @@ pub(crate) struct Shared {
     alarm: Alarm,
     /// Threads that sleep in the kernel inside a poll, and those that compute in their place.
     blocked: Blocked,
-    /// Every worker computes for long: reserve threads run tasks of the compute lane, too, up to this length.
-    /// The supervisor's.
-    serves: AtomicCell<Option<Length>>,
+    /// What reserve threads run. The supervisor's.
+    serves: AtomicCell<Serves>,
     /// Some thread is inside a long poll, as far as the supervisor knows.
     has_long_polls: AtomicBool,
     /// The signal into threads that hog; its number, or none.
@@ -123,6 +122,20 @@ pub(crate) fn is_awaited(now: Instant) -> Option<bool> {
         }
         _ => None,
     })
+}
+
+/// What reserve threads run that compute in nobody's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Serves {
+    Reactions,
+    /// Some of them are caught already: no reactions of tasks that have computed for long.
+    ShortReactions,
+    /// Many are: reactions of trusted tasks alone.
+    TrustedReactions,
+    /// Every worker computes for long: short tasks of the compute lane, too.
+    Short,
+    /// Every worker computes without end: anything.
+    All,
 }
 
 /// Tasks that wait for any thread.
@@ -221,7 +234,7 @@ pub(crate) fn start(
         baton: Baton::new(),
         alarm: Alarm::new(options.long_poll).map_err(BuildError::Server)?,
         blocked: Blocked::new(),
-        serves: AtomicCell::new(None),
+        serves: AtomicCell::new(Serves::Reactions),
         has_long_polls: AtomicBool::new(false),
         signal: options.kernel_help.usable_signal(),
         hogs: Hogs::new(options.quantum),
@@ -357,12 +370,8 @@ impl Shared {
     fn rank(&self, task: &Runnable, now: u64) -> Rank {
         let account = &task.metadata().account;
         let is_short = |usual: u32| u128::from(usual) <= self.options.quantum.as_nanos();
-        let length = match account.usual_ns() {
-            Some(usual) if is_short(usual) => Length::Short,
-            Some(_) => Length::Long,
-            None => Length::Unknown,
-        };
-        Rank { place: account.credit().place(now), length }
+        let is_short = account.usual_ns().is_some_and(is_short) && task.metadata().is_trusted();
+        Rank { place: account.credit().place(now), is_short }
     }
 
     /// Wakes a worker for work that was just queued, if one sleeps and none searches. Returns whether
@@ -521,10 +530,8 @@ where
     F::Output: Send + 'static,
 {
     let kind = Kind::of::<F>();
-    let expected = kind.expected_ns();
     label.kind = Some(kind);
-    let from_outside = || shared.foreign_credit.pay_child(monotonic_now().as_nanos(), expected);
-    label.credit = context::pay_child(expected).unwrap_or_else(from_outside);
+    label.credit = context::credit_of_new(kind, &shared.foreign_credit);
     let scheduler = Arc::clone(shared);
     let schedule =
         WithInfo(move |task: Runnable, info: ScheduleInfo| scheduler.schedule(task, &info));

@@ -26,6 +26,10 @@ use super::{Shared, worker};
 /// the kernel helps against hogs.
 pub(crate) const RESERVES_MAX: usize = 512;
 
+/// So many spare threads are kept for as long as the builder says; what is more, for so long.
+const SPARES: usize = 2;
+const SURPLUS: Duration = Duration::from_millis(50);
+
 /// One bit for each slot.
 const WORDS: usize = RESERVES_MAX / 64;
 
@@ -184,10 +188,13 @@ impl Reserves {
         self.end_serving(slot);
         state.slots[slot] = Slot::Spare;
         state.spares.push(slot);
+        // Those that came for a burst go soon after it.
+        let is_surplus = state.spares.len() > SPARES;
+        let keep_alive = if is_surplus { self.keep_alive.min(SURPLUS) } else { self.keep_alive };
         let is_spare =
             |state: &mut State| matches!(state.slots[slot], Slot::Spare) && !state.is_shutdown;
         let (mut state, _) = self.called[slot]
-            .wait_timeout_while(state, self.keep_alive, is_spare)
+            .wait_timeout_while(state, keep_alive, is_spare)
             .unwrap_or_else(PoisonError::into_inner);
         if state.is_shutdown {
             return false;

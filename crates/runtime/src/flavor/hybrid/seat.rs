@@ -43,7 +43,7 @@ pub(crate) struct Seat {
 
 /// How long after the first question the supervisor asks again whether a thread sleeps; twice as long each
 /// time, up to the second value.
-const ASK_AGAIN_NS: u64 = 100_000;
+pub(super) const ASK_AGAIN_NS: u64 = 100_000;
 const ASK_AGAIN_MAX_NS: u64 = 10_000_000;
 const ASK_SLEEPER_NS: u64 = 2_000_000;
 
@@ -145,13 +145,14 @@ impl Seat {
     }
 
     /// Finds out whether the thread sleeps in the kernel inside the poll that began at `began`, if it is
-    /// time to ask again. The supervisor's.
-    pub(crate) fn ask(&self, began: Instant, now: Instant, count: &Blocked) {
+    /// time to ask again. Returns whether it was found asleep for the first time, so that the answer should be
+    /// confirmed soon. The supervisor's.
+    pub(crate) fn ask(&self, began: Instant, now: Instant, count: &Blocked) -> bool {
         let (began, now) = (began.as_nanos(), now.as_nanos());
         let asked = self.asked.load();
         let is_new = asked.began != began;
         if !is_new && now < asked.next {
-            return;
+            return false;
         }
         let mut pause = if is_new { ASK_AGAIN_NS } else { (asked.pause * 2).min(ASK_AGAIN_MAX_NS) };
         let slept_at = self.thread().filter(|&thread| thread_state::is_asleep(thread));
@@ -178,6 +179,7 @@ impl Seat {
         } else {
             self.clear_blocked(count);
         }
+        slept_at.is_some() && !is_asleep
     }
 
     /// Returns whether the thread is known to compute in the poll that began at `began`, and not to wait for a

@@ -10,15 +10,16 @@ use std::time::Duration;
 use vigie_detect::{Instant, Lookout, clock::monotonic_now};
 
 use super::{
-    Remote, Shared,
+    Remote, Serves, Shared,
     need::{self, Situation},
     reserve::Activated,
+    seat::ASK_AGAIN_NS,
 };
 use crate::{
     context,
     handle::{Handle, Scheduler},
     kernel_help,
-    lane::Length,
+    lane::ComputeQueue,
     sync::{Arc, Ordering},
 };
 
@@ -31,8 +32,12 @@ const BACKSTOP: Duration = Duration::from_millis(10);
 /// The same while tasks wait that need no thread yet.
 const WAITING: Duration = Duration::from_millis(1);
 
-/// Where every worker has been computing for so many quanta in one poll, a reserve thread runs tasks with long
-/// polls, too, one at a time.
+/// Where so many reserve threads compute, the others mind whom they serve.
+const SOME: usize = 2;
+const CROWD: usize = 6;
+
+/// Where every worker has been computing for so many quanta in one poll, a reserve thread runs any task, one at a
+/// time.
 const ENDLESS: u32 = 100;
 
 pub(super) struct Supervisor {
@@ -48,6 +53,8 @@ struct Census {
     caught: usize,
     /// A thread is inside a poll that is not long yet.
     has_young_poll: bool,
+    /// A thread was found asleep once.
+    must_ask_again: bool,
     free_reserves: usize,
     computing_reserves: usize,
     delayed_reserves: usize,
@@ -103,6 +110,8 @@ impl Supervisor {
         if census.has_young_poll && !self.lookout.is_watched() {
             // It began after the alarm rang, and did not set it again.
             self.shared.options.long_poll
+        } else if census.must_ask_again {
+            Duration::from_nanos(ASK_AGAIN_NS)
         } else if census.waiting_count > 0 {
             WAITING
         } else {
@@ -138,7 +147,7 @@ impl Supervisor {
                 continue;
             };
             census.caught += 1;
-            seat.ask(began, now, &shared.blocked);
+            census.must_ask_again |= seat.ask(began, now, &shared.blocked);
             if let Some((reacting, computing)) = queues {
                 census.reaction_waits |= !reacting.is_empty();
                 census.waiting_count += reacting.len() + computing.len();
@@ -159,8 +168,12 @@ impl Supervisor {
     fn call(&mut self, census: Census, now: Instant) -> bool {
         let shared = &*self.shared;
         let mut computing = shared.computing.iter().chain([&shared.injected.compute]);
-        let serves =
-            self.serves(census).filter(|&longest| computing.any(|queue| queue.has_known(longest)));
+        let serves = self.serves(census);
+        let short_waits = match serves {
+            Serves::Short => computing.any(ComputeQueue::has_short),
+            Serves::All => computing.any(|queue| !queue.is_empty()),
+            _ => false,
+        };
         shared.serves.store(serves);
         let situation = Situation {
             workers: shared.options.workers,
@@ -172,7 +185,7 @@ impl Supervisor {
             delayed_reserves: census.delayed_reserves,
             reaction_waits: census.reaction_waits,
             waiting_count: census.waiting_count,
-            short_waits: serves.is_some(),
+            short_waits,
             vacancies: shared.blocked.vacancies(),
             looks_since_call: (now - self.last_call).as_nanos()
                 / shared.options.long_poll.as_nanos(),
@@ -197,13 +210,19 @@ impl Supervisor {
         orders.calls_anybody() || situation.needs_somebody()
     }
 
-    /// Returns up to which length reserve threads run tasks of the compute lane.
-    fn serves(&self, census: Census) -> Option<Length> {
+    /// Returns what reserve threads run now.
+    fn serves(&self, census: Census) -> Serves {
         let quantum = self.shared.options.quantum;
-        if census.all_compute_for > ENDLESS * quantum && census.computing_reserves == 0 {
-            Some(Length::Long)
+        if census.computing_reserves >= CROWD {
+            Serves::TrustedReactions
+        } else if census.computing_reserves >= SOME {
+            Serves::ShortReactions
+        } else if census.all_compute_for > ENDLESS * quantum && census.computing_reserves == 0 {
+            Serves::All
+        } else if census.all_compute_for > quantum {
+            Serves::Short
         } else {
-            (census.all_compute_for > quantum).then_some(Length::Short)
+            Serves::Reactions
         }
     }
 

@@ -4,7 +4,8 @@
 use vigie_detect::{Detected, Instant, Lookout, clock::monotonic_now};
 
 use super::{
-    Cause, LATER, LOCAL, Local, Queue, Remote, Runnable, SOON, Shared, Woken, supervisor, take,
+    Cause, LATER, LOCAL, Local, Queue, Remote, Runnable, SOON, Serves, Shared, Woken, supervisor,
+    take,
 };
 use crate::{
     context,
@@ -198,10 +199,25 @@ impl Worker {
         if computes_first && let Some(next) = compute(self) {
             return Some(next);
         }
-        if let Some(task) = self.local.reacting.pop().or_else(|| self.take_reaction()) {
-            return Some((task, Lane::Reaction));
+        while let Some(task) = self.local.reacting.pop().or_else(|| self.take_reaction()) {
+            if self.is_substitute || self.may_serve(task.metadata()) {
+                return Some((task, Lane::Reaction));
+            }
+            // It waits for a worker, before all that has used more.
+            let rank = self.shared.rank(&task, self.local.switched_at.get());
+            self.shared.injected.compute.push(task, rank);
         }
         if computes_first { None } else { compute(self) }
+    }
+
+    /// Returns whether a reserve thread runs the task's reaction, by what is known of the task: where several
+    /// reserve threads are caught, one more that is would only make events wait for the next one.
+    fn may_serve(&self, task: &TaskInfo) -> bool {
+        match self.shared.serves.load() {
+            Serves::ShortReactions => !task.is_distrusted(),
+            Serves::TrustedReactions => task.is_trusted(),
+            Serves::Reactions | Serves::Short | Serves::All => true,
+        }
     }
 
     fn compute_of_reserve(&mut self) -> Option<Runnable> {
@@ -213,8 +229,11 @@ impl Worker {
         if self.is_substitute {
             queues.max_by_key(|queue| queue.len()).and_then(ComputeQueue::pop)
         } else {
-            let longest = shared.serves.load()?;
-            queues.find_map(|queue| queue.pop_known(longest))
+            match shared.serves.load() {
+                Serves::Short => queues.find_map(ComputeQueue::pop_short),
+                Serves::All => queues.find_map(ComputeQueue::pop),
+                _ => None,
+            }
         }
     }
 
@@ -388,7 +407,12 @@ impl Worker {
             self.expect_sleep(now);
         }
         remote.counters.begin_poll(info.ready_time(), now.as_nanos());
-        context::begin_poll(now.as_nanos(), info.account.credit(), self.shared.options.long_poll);
+        context::begin_poll(
+            now.as_nanos(),
+            info.account.credit(),
+            info.is_proven(),
+            self.shared.options.long_poll,
+        );
         // The future's panics are caught inside; what may come out is that of a waker.
         contained("a poll", || task.run());
         let end = context::take_poll_end().map_or_else(monotonic_now, Instant::from_nanos);
