@@ -191,6 +191,7 @@ impl Drop for Lookout {
     /// which would keep each other alive for ever.
     fn drop(&mut self) {
         if self.shared.is_closed()
+            && !self.shared.is_inherited()
             && let Some(mut driver) = try_lock(&self.shared.driver)
         {
             let rows = driver.take_rows();

@@ -129,6 +129,11 @@ impl Shared {
 
     /// Queues a task that became ready: on this thread's own lanes if it drives this runtime.
     fn schedule(&self, task: Runnable, info: &ScheduleInfo) {
+        if self.server.is_inherited() {
+            // Neither run nor dropped: the queues, and what its future holds, are the parent's.
+            mem::forget(task);
+            return;
+        }
         let Some(task) = self.push_here(task, info, None) else { return };
         task.metadata().note_ready(foreign_ready_time());
         self.injected.push(task);
@@ -137,6 +142,10 @@ impl Shared {
 
     /// Queues a local task that became ready: for its own thread, wherever that is.
     fn schedule_local(&self, home: &Arc<HomeThread>, task: Runnable, info: &ScheduleInfo) {
+        if self.server.is_inherited() {
+            mem::forget(task);
+            return;
+        }
         let Some(task) = self.push_here(task, info, Some(home)) else { return };
         task.metadata().note_ready(foreign_ready_time());
         home.post(task, &self.server);
