@@ -239,14 +239,12 @@ impl Shared {
             }
             local.take_posted();
             let next = local.lanes.borrow_mut().pop(Lane::Reaction);
-            if let Some((task, _)) = next {
-                local.cause.set(Cause::Poll);
-                if task.metadata().is_aborted() {
-                    drop_task(task);
-                } else {
-                    contained("a poll", || task.run());
-                }
+            if let Some((task, lane)) = next {
+                let now = monotonic_now();
+                local.note_time(now);
+                self.poll(local, &local.home.counters, task, lane, now.as_nanos());
             } else if !main.is_woken.load(Ordering::SeqCst) && !local.home.is_rung() {
+                local.home.counters.count_sleep();
                 thread::park();
             }
         }
@@ -283,7 +281,7 @@ impl Shared {
             local.take_posted();
             let next = local.lanes.borrow_mut().pop(core.share.first());
             if let Some((task, lane)) = next {
-                let end = self.poll(local, task, lane, now.as_nanos());
+                let end = self.poll(local, &self.counters, task, lane, now.as_nanos());
                 let (reacting, computing) = local.lanes.borrow().counts();
                 core.share.record(lane, end.saturating_sub(now.as_nanos()), reacting, computing);
                 now = vigie_detect::Instant::from_nanos(end);
@@ -304,7 +302,14 @@ impl Shared {
     }
 
     /// Polls a task, or drops it if it is aborted. Returns the time in nanoseconds.
-    fn poll(&self, local: &Local, task: Runnable, lane: Lane, now: u64) -> u64 {
+    fn poll(
+        &self,
+        local: &Local,
+        counters: &Counters,
+        task: Runnable,
+        lane: Lane,
+        now: u64,
+    ) -> u64 {
         local.cause.set(Cause::Poll);
         local.switched_at.set(now);
         let info = task.metadata();
@@ -312,18 +317,18 @@ impl Shared {
             drop_task(task);
             return monotonic_now().as_nanos();
         }
-        self.counters.begin_poll(info.ready_time(), now);
+        counters.begin_poll(info.ready_time(), now);
         context::begin_poll(now, info.account.credit(), self.options.long_poll);
         // The future's panics are caught inside; what may come out is that of a waker.
         contained("a poll", || task.run());
         let end = context::take_poll_end().unwrap_or_else(|| monotonic_now().as_nanos());
         let nanos = end.saturating_sub(now);
-        self.counters.end_poll(lane, nanos);
+        counters.end_poll(lane, nanos);
         if u128::from(nanos) > self.options.long_poll.as_nanos()
             && let Some(poll) = context::take_long_poll()
         {
             let end = vigie_detect::Instant::from_nanos(end);
-            self.counters.count_long_poll(self.hogs.record(poll, lane, end));
+            counters.count_long_poll(self.hogs.record(poll, lane, end));
         }
         end
     }
@@ -335,6 +340,10 @@ impl Shared {
         metrics.latest_long_polls = self.hogs.latest();
         let (polls, sleeps) = (counters.polls(), counters.sleeps());
         metrics.threads.push(ThreadMetrics { is_reserve: false, polls, sleeps, current: None });
+        let (polls, sleeps) = self.homes.add_to(metrics);
+        if polls > 0 {
+            metrics.threads.push(ThreadMetrics { is_reserve: false, polls, sleeps, current: None });
+        }
     }
 
     fn take_injected(&self, local: &Local) {
