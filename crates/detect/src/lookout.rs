@@ -306,6 +306,11 @@ impl Shared {
         if let Err(error) = driver.wait_point.wait(timeout, &mut driver.routed) {
             tracing::error!(%error, "the wait point failed");
         }
+        // Before anything is delivered: a detector that tells its next deadline would ring for the host that
+        // asks it, which is awake.
+        if self.word.is_parked() {
+            self.word.end_park();
+        }
         let now = self.now();
         if let Some(sleep) = sleep {
             self.costs.end(&sleep, now, driver.routed.is_empty());
