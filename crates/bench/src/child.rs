@@ -39,6 +39,7 @@ use crate::outside;
 use crate::realtime::Priority;
 use crate::server::{self, ServerPlan};
 use crate::switches::{self, SwitchCounts, SwitchPlan};
+use crate::timers::{self, TimerFigures, TimerPlan};
 use crate::usage::Usage;
 
 /// The environment variable that holds a child's role.
@@ -124,6 +125,7 @@ pub(crate) enum Role {
     Client(PingPong),
     Server(ServerPlan),
     Switches(SwitchPlan),
+    Timers(TimerPlan),
     Crowd(Crowd),
     Requests(Requests),
     Outside,
@@ -147,6 +149,7 @@ impl Role {
             Self::Client(_) => "client",
             Self::Server(_) => "server",
             Self::Switches(_) => "switches",
+            Self::Timers(_) => "timers",
             Self::Crowd(_) => "crowd",
             Self::Requests(_) => "requests",
             Self::Outside => "outside",
@@ -169,6 +172,7 @@ impl Role {
             Self::Client(plan) => client::generate(&plan),
             Self::Server(plan) => server::serve(&plan),
             Self::Switches(plan) => switches::count_here(&plan),
+            Self::Timers(plan) => timers::run_here(&plan),
             Self::Crowd(plan) => client::send_as_crowd(&plan),
             Self::Requests(plan) => client::request(&plan),
             Self::Outside => outside::compute(),
@@ -203,6 +207,8 @@ pub(crate) enum Message {
     Completed { nanoseconds: u64 },
     /// Switches between tasks have been counted.
     Switches(SwitchCounts),
+    /// Timers have fired.
+    Timers(TimerFigures),
     /// A process of others computes, or sends its requests.
     Computing { process: u32 },
     /// What this process has used so far, because it was asked.

@@ -9,6 +9,7 @@ mod loads;
 mod messages;
 mod slowdown;
 mod soak;
+mod timers;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -53,7 +54,7 @@ enum Command {
     Crowd(cases::Crowd),
     /// What compute tasks keep of the processor beside processes of others.
     Fairness(cases::Fairness),
-    /// Reaction with a quota of one core, in a control group (needs root).
+    /// Reaction with a quota of one core, or another, in a control group (needs root).
     Container(cases::Container),
     /// Echo while nothing else runs: its time, and processor time per message.
     Echo(cases::Echo),
@@ -72,6 +73,8 @@ enum Command {
     Loads(loads::Loads),
     /// Tail slowdown against offered load, with service times that differ widely, beside an oracle (5 minutes).
     Slowdown(slowdown::Slowdown),
+    /// Timers: what a fired one costs, how late it is, and an echo beside many (3 minutes).
+    Timers(timers::Timers),
     /// Calls that sleep and are cut short, by each source of signals; what a signal costs (about 3 minutes).
     Interrupts(interrupts::Interrupts),
     /// Everything at once, with faults, for a long time: measures nothing, checks everything.
@@ -189,7 +192,7 @@ struct Pending {
 struct Goals {
     /// Check the goals of this area only: reaction, hogs, service, fairness, echo, pending, idle,
     /// costs, messages, remote, barrier-sim, barrier-local, barrier-net, forward-model, forward-via, forward-live,
-    /// forward-nic, forward-relay, loads or slowdown.
+    /// forward-nic, forward-relay, loads, slowdown or timers.
     area: Option<Area>,
     #[command(flatten)]
     output: Output,
@@ -235,7 +238,8 @@ impl Cli {
             Command::Forward(command) => command.run(machine),
             Command::Loads(command) => command.run(machine),
             Command::Slowdown(command) => command.run(machine),
-            Command::Interrupts(command) => Ok(command.run()),
+            Command::Timers(command) => command.run(machine),
+            Command::Interrupts(command) => command.run(),
             Command::Soak(command) => Ok(command.run()),
             Command::Goals(command) => command.run(machine),
             Command::Watch(watch) => watch.run(),
@@ -271,6 +275,7 @@ impl Command {
             Self::Barrier(command) => Some(&command.output),
             Self::Forward(command) => Some(&command.output),
             Self::Slowdown(command) => Some(&command.output),
+            Self::Timers(command) => Some(command.output()),
             Self::Goals(command) => Some(&command.output),
             Self::Watch(_) | Self::Soak(_) | Self::Loads(_) | Self::Interrupts(_) => None,
         }

@@ -14,7 +14,7 @@ use thiserror::Error;
 use crate::clock;
 use crate::error::BenchError;
 
-/// One core: as much per period as the period is long. 100 ms is the kernel's default.
+/// The span in which the quota may be used: 100 ms, the kernel's default.
 pub(crate) const PERIOD: Duration = Duration::from_millis(100);
 
 /// Where the hierarchies with a cpu controller may be mounted.
@@ -47,18 +47,18 @@ pub struct NoGroup {
     pub tried: String,
 }
 
-/// A control group whose processes get one core; dropping it removes it.
+/// A control group whose processes get a part of the processors; dropping it removes it.
 #[derive(Debug)]
-pub(crate) struct OneCore {
+pub(crate) struct QuotaGroup {
     path: PathBuf,
 }
 
-impl OneCore {
-    /// Makes the group, wherever that is possible.
-    pub(crate) fn create() -> Result<Self, NoGroup> {
+impl QuotaGroup {
+    /// Makes a group that may use so many `cores`, wherever that is possible.
+    pub(crate) fn create(cores: f64) -> Result<Self, NoGroup> {
         let mut tried = Vec::new();
         for (version, hierarchy) in HIERARCHIES {
-            match Self::create_in(version, Path::new(hierarchy)) {
+            match Self::create_in(version, Path::new(hierarchy), PERIOD.mul_f64(cores)) {
                 Ok(group) => return Ok(group),
                 Err(error) => tried.push(format!("{hierarchy}: {error}")),
             }
@@ -66,7 +66,7 @@ impl OneCore {
         Err(NoGroup { tried: tried.join("; ") })
     }
 
-    fn create_in(version: Version, hierarchy: &Path) -> io::Result<Self> {
+    fn create_in(version: Version, hierarchy: &Path, quota: Duration) -> io::Result<Self> {
         if version == Version::Two {
             let controllers = fs::read_to_string(hierarchy.join("cgroup.controllers"))?;
             if !controllers.split_whitespace().any(|name| name == "cpu") {
@@ -79,12 +79,12 @@ impl OneCore {
         fs::create_dir(&path)?;
         // From here on the group is removed on every way out.
         let group = Self { path };
-        let period = PERIOD.as_micros();
+        let (quota, period) = (quota.as_micros(), PERIOD.as_micros());
         match version {
-            Version::Two => group.write("cpu.max", &format!("{period} {period}"))?,
+            Version::Two => group.write("cpu.max", &format!("{quota} {period}"))?,
             Version::One => {
                 group.write("cpu.cfs_period_us", &period.to_string())?;
-                group.write("cpu.cfs_quota_us", &period.to_string())?;
+                group.write("cpu.cfs_quota_us", &quota.to_string())?;
             }
         }
         Ok(group)
@@ -108,7 +108,7 @@ impl OneCore {
     }
 }
 
-impl Drop for OneCore {
+impl Drop for QuotaGroup {
     fn drop(&mut self) {
         for _ in 0..REMOVALS {
             if fs::remove_dir(&self.path).is_ok() {

@@ -21,6 +21,7 @@ use crate::forward::{
     via::{Carrier, ViaPlan},
 };
 use crate::idle::{self, IdlePlan};
+use crate::interrupts::ForeignCallsPlan;
 use crate::loads::{self, LoadsPlan, Mix};
 use crate::machine::Machine;
 use crate::messages;
@@ -33,6 +34,7 @@ use crate::report::{Outcome, Row, find};
 use crate::slowdown::SlowdownPlan;
 use crate::switches::{self, SwitchKind, SwitchesPlan};
 use crate::system::System;
+use crate::timers::TimersPlan;
 
 /// A run that serves one or more goals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,10 +98,16 @@ pub(crate) enum Experiment {
     Loads,
     /// Tail slowdown against offered load.
     Slowdown,
+    /// Timers, one and many.
+    Timers,
+    /// Calls that sleep, beside hogs.
+    ForeignCalls,
+    /// A quota of half a core.
+    HalfCore,
 }
 
 impl Experiment {
-    pub(crate) const ALL: [Self; 30] = [
+    pub(crate) const ALL: [Self; 33] = [
         Self::Quantum,
         Self::FineYields,
         Self::SeldomYields,
@@ -130,6 +138,9 @@ impl Experiment {
         Self::ForwardRelay,
         Self::Loads,
         Self::Slowdown,
+        Self::Timers,
+        Self::ForeignCalls,
+        Self::HalfCore,
     ];
 
     /// Measures this experiment, under a progress bar.
@@ -281,6 +292,20 @@ impl Experiment {
                 let cores = Machine::probe().cores;
                 let mut plan = SlowdownPlan::new(vec![Vigie, Threads, Tokio], cores);
                 plan.services.truncate(1);
+                plan.seed = seed;
+                with_progress(plan.cases(), |progress| plan.run(progress))
+            }
+            Self::ForeignCalls => {
+                let plan = ForeignCallsPlan { seed, ..ForeignCallsPlan::default() };
+                with_progress(1, |progress| plan.run(progress))
+            }
+            Self::HalfCore => {
+                let mut plan = ContainerPlan::half_a_core(vec![Vigie, Threads]);
+                plan.seed = seed;
+                with_progress(plan.cases(), |progress| plan.run(progress))
+            }
+            Self::Timers => {
+                let mut plan = TimersPlan::new(vec![Vigie, VigieUserLevel, Tokio]);
                 plan.seed = seed;
                 with_progress(plan.cases(), |progress| plan.run(progress))
             }

@@ -105,11 +105,13 @@ pub enum Area {
     Loads,
     /// Tail slowdown against offered load.
     Slowdown,
+    /// What timers cost, and how late they are.
+    Timers,
 }
 
 impl Area {
     /// All areas.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Reaction,
         Self::Hogs,
         Self::Service,
@@ -130,6 +132,7 @@ impl Area {
         Self::ForwardRelay,
         Self::Loads,
         Self::Slowdown,
+        Self::Timers,
     ];
 
     /// Returns the name on the command line and in results.
@@ -156,6 +159,7 @@ impl Area {
             Self::ForwardRelay => "forward-relay",
             Self::Loads => "loads",
             Self::Slowdown => "slowdown",
+            Self::Timers => "timers",
         }
     }
 }

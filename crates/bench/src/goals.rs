@@ -11,6 +11,7 @@ mod forward;
 mod forward_relay;
 mod loads;
 mod remote;
+mod timers;
 
 use crate::cases::{self, container, crowd, echo, periodic, service};
 use crate::error::BenchError;
@@ -20,6 +21,7 @@ use crate::experiment::{
     mean_spread, p50_ratio, system_calls,
 };
 use crate::goal::{Area, Bound, Checked, Goal};
+use crate::interrupts;
 use crate::messages::found::{
     Case, figure, largest_ratio_from, message, rate, ratio, ratio_to_best,
 };
@@ -331,6 +333,28 @@ pub static GOALS: &[Goal] = &[
         samples_min: 1_000,
         experiment: Experiment::Container,
         measure: |rows| case_percentile(rows, (System::Vigie, container::CASE), "", "p99_us"),
+    },
+    Goal {
+        area: Area::Fairness,
+        case: "hybrid, ten hogs, quota of half a core",
+        command: "vigie-bench container --quota 0.5 --compute 10",
+        figure: "p99 / threads' p99",
+        bound: Bound::AtMost(1.2),
+        samples_min: 1_000,
+        experiment: Experiment::HalfCore,
+        measure: |rows| {
+            case_ratio(rows, [System::Vigie, System::Threads], container::CASE, "p99_us")
+        },
+    },
+    Goal {
+        area: Area::Hogs,
+        case: "hybrid, foreign calls beside two hogs",
+        command: "vigie-bench interrupts --runtime 1000000",
+        figure: "calls that a signal ended",
+        bound: Bound::AtMost(0.0),
+        samples_min: 1_000_000,
+        experiment: Experiment::ForeignCalls,
+        measure: |rows| case_figure(rows, (System::Vigie, interrupts::CASE), interrupts::ENDED),
     },
     Goal {
         area: Area::Echo,
@@ -820,6 +844,7 @@ pub fn all_goals() -> impl Iterator<Item = &'static Goal> {
         .chain(forward::NIC_GOALS)
         .chain(forward_relay::GOALS)
         .chain(loads::GOALS)
+        .chain(timers::GOALS)
 }
 
 /// Processor time of a rank that waits and to which nothing comes: it wakes up for nothing, but the

@@ -26,6 +26,7 @@
 //!   of [scheduler-centric-io]; both give [`Row`](report::Row)s, for tables, JSON and goals.
 //! - [`cases`]: loads beyond the paper's tables, in which one task could delay another's event.
 //! - [`barriers`]: barriers of tasks, threads and processes of one host, beside peers.
+//! - [`timers`]: what a fired timer costs, and how late it is.
 //! - [`loads`]: mixes of behaviour that nobody chose, judged by what kernel threads make of them.
 //! - [`messages`]: messages between processes of one host, beside limits and peers.
 //! - [`barrier`]: barriers; the paper's cluster in simulation.
@@ -82,6 +83,7 @@ pub mod interrupts;
 pub mod pending;
 pub mod reaction;
 pub mod switches;
+pub mod timers;
 pub mod turns;
 
 pub mod soak;

@@ -24,6 +24,8 @@ use crate::{
 /// The descriptor must be in non-blocking mode. It is watched at one server for as long as this
 /// lives. One task may wait in each direction with the `poll_` methods (a later one replaces it), any
 /// number with the `async` ones.
+///
+/// Dropped in a forked child, it closes the child's descriptor, and the parent's is watched as before.
 pub struct AsyncFd<T: AsFd> {
     /// Gone only in `into_inner` and `drop`.
     inner: Option<T>,

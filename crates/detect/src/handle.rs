@@ -139,9 +139,14 @@ impl<D: Detector> Handle<D> {
     }
 
     /// Calls `f` with the detector, under the handle's lock: for what the detector's own interface
-    /// offers beside waiting. Returns `None` once the server is shut down.
+    /// offers beside waiting. Returns `None` once the server is shut down, and in a forked child.
     pub fn with_detector<T>(&self, f: impl FnOnce(&mut D) -> T) -> Option<T> {
         self.user.inner.with_detector(f)
+    }
+
+    /// Returns whether a parent of this process has registered it.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.user.inner.shared().is_inherited()
     }
 
     /// Returns whether both are the same registered detector.

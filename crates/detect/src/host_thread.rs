@@ -5,7 +5,7 @@ use std::io;
 use crate::{policy::Flavor, server::Server, sync::thread};
 
 /// A thread that does nothing but turn a [`Server`]. Dropping it shuts the server down and joins the
-/// thread.
+/// thread; in a forked child, which does not have the thread, it does neither.
 ///
 /// A wait looks inline first, on the waiter's own thread; only an event that is not there yet is left
 /// to this thread, whose hop costs 25–45 µs on an idle machine.
@@ -68,6 +68,11 @@ impl HostThread {
 
 impl Drop for HostThread {
     fn drop(&mut self) {
+        if self.server.is_inherited() {
+            // Not even detached: there is no such thread.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         self.server.shutdown();
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != thread::current().id()

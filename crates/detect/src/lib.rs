@@ -60,6 +60,7 @@ mod cost;
 mod detector;
 pub mod docs;
 mod error;
+mod fork;
 mod handle;
 mod history;
 mod host_thread;

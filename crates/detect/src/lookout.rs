@@ -191,6 +191,7 @@ impl Drop for Lookout {
     /// which would keep each other alive for ever.
     fn drop(&mut self) {
         if self.shared.is_closed()
+            && !self.shared.is_inherited()
             && let Some(mut driver) = try_lock(&self.shared.driver)
         {
             let rows = driver.take_rows();
@@ -304,6 +305,11 @@ impl Shared {
         let timeout = sleep.as_ref().map_or(timeout, |sleep| sleep.timeout);
         if let Err(error) = driver.wait_point.wait(timeout, &mut driver.routed) {
             tracing::error!(%error, "the wait point failed");
+        }
+        // Before anything is delivered: a detector that tells its next deadline would ring for the host that
+        // asks it, which is awake.
+        if self.word.is_parked() {
+            self.word.end_park();
         }
         let now = self.now();
         if let Some(sleep) = sleep {

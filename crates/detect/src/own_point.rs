@@ -41,6 +41,7 @@ use rustix::event::{EventfdFlags, PollFlags, eventfd};
 use crate::{
     clock::{Instant, monotonic_now},
     detector::Notice,
+    fork::ForkGeneration,
     handle::Handle,
     pending::Batch,
     server::{Server, with_current},
@@ -90,6 +91,7 @@ pub struct Alarm(Arc<Inner>);
 struct Inner {
     word: SleepWord,
     thread: thread::Thread,
+    generation: ForkGeneration,
     /// Made for the first sleep with notes.
     eventfd: OnceLock<OwnedFd>,
 }
@@ -200,8 +202,12 @@ impl OwnWaitPoint {
     pub fn new(server: &Server) -> Self {
         let notes = Notes { server: server.clone(), list: Vec::new(), waker: None };
         let previous = NOTES.with(|current| current.borrow_mut().replace(notes));
-        let inner =
-            Inner { word: SleepWord::new(), thread: thread::current(), eventfd: OnceLock::new() };
+        let inner = Inner {
+            word: SleepWord::new(),
+            thread: thread::current(),
+            generation: ForkGeneration::current(),
+            eventfd: OnceLock::new(),
+        };
         Self {
             alarm: Alarm(Arc::new(inner)),
             buffers: RefCell::default(),
@@ -356,8 +362,17 @@ impl Drop for OwnWaitPoint {
 }
 
 impl Alarm {
-    /// Rings: the thread wakes, or does not sleep the next time.
+    /// Returns whether the thread is one of a parent of this process, so that nobody can wake it here.
+    #[must_use]
+    pub fn is_inherited(&self) -> bool {
+        self.0.generation.is_inherited()
+    }
+
+    /// Rings: the thread wakes, or does not sleep the next time. In a forked child, nothing happens.
     pub fn ring(&self) {
+        if self.is_inherited() {
+            return;
+        }
         match self.0.word.ring() {
             Some(Place::Polling) => {
                 if let Some(eventfd) = self.0.eventfd.get()

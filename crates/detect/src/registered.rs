@@ -225,6 +225,18 @@ impl<D: Detector> Inner<D> {
         mode: Mode,
         before: Option<BeforeSubmit<D>>,
     ) -> Result<Submission<D>, WaitError> {
+        if self.shared.is_inherited() {
+            return Err(WaitError::ServerClosed);
+        }
+        self.submit_here(request, mode, before)
+    }
+
+    fn submit_here(
+        &self,
+        request: D::Request,
+        mode: Mode,
+        before: Option<BeforeSubmit<D>>,
+    ) -> Result<Submission<D>, WaitError> {
         let mut guard = lock(&self.core);
         let core = &mut *guard;
         let (Some(detector), None) = (core.detector.as_mut(), &core.ended_by) else {
@@ -316,6 +328,9 @@ impl<D: Detector> Inner<D> {
 
     /// The waiter of `key` goes.
     pub(crate) fn release(&self, key: Key, slot: &Arc<Slot<D::Event>>) {
+        if self.shared.is_inherited() {
+            return;
+        }
         let mut guard = lock(&self.core);
         let core = &mut *guard;
         let detector = &mut core.detector;
@@ -358,6 +373,9 @@ impl<D: Detector> Inner<D> {
 
     /// The last user of the handle goes. Returns whether it may be removed at once.
     pub(crate) fn drain(&self) -> bool {
+        if self.shared.is_inherited() {
+            return false;
+        }
         let mut core = lock(&self.core);
         core.is_draining = true;
         core.pending.cancelling_count() == 0
@@ -372,8 +390,11 @@ impl<D: Detector> Inner<D> {
         lock(&self.core).pending.len()
     }
 
-    /// Calls `f` with the detector, or returns `None` once it is gone.
+    /// Calls `f` with the detector, or returns `None` once it is gone, and in a forked child.
     pub(crate) fn with_detector<T>(&self, f: impl FnOnce(&mut D) -> T) -> Option<T> {
+        if self.shared.is_inherited() {
+            return None;
+        }
         let mut core = lock(&self.core);
         core.detector.as_mut().map(f)
     }

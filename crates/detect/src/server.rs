@@ -36,6 +36,15 @@ use crate::{
 
 /// A detection server. Clones are the same server; when the last is dropped, it is
 /// [shut down](Self::shutdown).
+///
+/// # Fork without exec
+/// A forked child has none of the threads that turn the server, and shares its epoll with the parent.
+/// There, nothing is registered, watched or submitted any more ([`WaitError::ServerClosed`]), and everything
+/// that was made before the fork (server, handles, waits, sockets, timers) may be dropped: that frees
+/// descriptors of the child, and changes nothing for the parent. A server that the child makes itself works
+/// like any other.
+///
+/// [`WaitError::ServerClosed`]: crate::WaitError::ServerClosed
 #[derive(Clone)]
 pub struct Server {
     owner: Arc<Owner>,
@@ -258,6 +267,16 @@ impl Server {
     /// handle, and leaked after that. Later waits and registrations fail.
     pub fn shutdown(&self) {
         self.owner.shared.close();
+    }
+
+    /// Returns whether a parent of this process has made the server, so that this is a forked child, which
+    /// can only drop it.
+    ///
+    /// # Cost
+    /// Two loads.
+    #[must_use]
+    pub fn is_inherited(&self) -> bool {
+        self.owner.shared.is_inherited()
     }
 
     /// Returns whether [`shutdown`](Self::shutdown) was called.

@@ -7,6 +7,7 @@ use crate::{
     cost::CostMeter,
     detector::{Detector, Methods},
     error::{RegisterError, WaitError, caught},
+    fork::ForkGeneration,
     handle::{Handle, Registration},
     history::History,
     idle::IdlePeriod,
@@ -53,6 +54,7 @@ pub(crate) struct Shared {
     pub(crate) look_switches: AtomicUsize,
     pub(crate) frequencies_changed: AtomicBool,
     is_closed: AtomicBool,
+    generation: ForkGeneration,
     pub(crate) idle: IdlePeriod,
     pub(crate) costs: CostMeter,
     pub(crate) load: LoadMeter,
@@ -101,6 +103,7 @@ impl Shared {
             look_switches: AtomicUsize::new(0),
             frequencies_changed: AtomicBool::new(true),
             is_closed: AtomicBool::new(false),
+            generation: ForkGeneration::current(),
             idle: IdlePeriod::none(),
             costs: CostMeter::new(),
             load: LoadMeter::new(is_virtual),
@@ -130,12 +133,22 @@ impl Shared {
         self.is_closed.load(Ordering::Acquire)
     }
 
+    /// Returns whether this is the copy of a forked child, which must touch neither the locks nor what the
+    /// kernel keeps for the parent.
+    #[inline]
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.generation.is_inherited()
+    }
+
     pub(crate) fn register<D: Detector>(
         this: &Arc<Self>,
         detector: D,
         mut registration: Registration,
         policy: Option<Box<dyn Policy>>,
     ) -> Result<Handle<D>, RegisterError> {
+        if this.is_inherited() {
+            return Err(RegisterError::ServerClosed);
+        }
         let panicked = |error: WaitError| RegisterError::Panicked { message: error.to_string() };
         let methods = caught("methods", || detector.methods()).map_err(panicked)?;
         let arming = caught("arming", || detector.arming()).map_err(panicked)?;
@@ -216,6 +229,9 @@ impl Shared {
 
     /// Removes a handle from the table; the driver forgets it with its next round.
     pub(crate) fn deregister(&self, address: Address) {
+        if self.is_inherited() {
+            return;
+        }
         let removed = {
             let mut table = lock(&self.table);
             let Some(row) = table.rows.get_mut(address.index as usize) else { return };
@@ -303,13 +319,16 @@ impl Shared {
     }
 
     pub(crate) fn unpark(&self) {
-        if self.word.ring() {
+        if !self.is_inherited() && self.word.ring() {
             self.costs.ring(self.now());
             self.gate.wake();
         }
     }
 
     pub(crate) fn ring(&self, address: Address) {
+        if self.is_inherited() {
+            return;
+        }
         {
             let table = lock(&self.table);
             let Some(row) = table.rows.get(address.index as usize) else { return };
@@ -362,6 +381,9 @@ impl Shared {
     }
 
     pub(crate) fn close(&self) {
+        if self.is_inherited() {
+            return;
+        }
         let rows = {
             let mut table = lock(&self.table);
             self.is_closed.store(true, Ordering::Release);

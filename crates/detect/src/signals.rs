@@ -118,8 +118,8 @@ impl Listening {
             listener.is_raised.store(true, Ordering::Release);
             shared.signals.is_any_raised.store(true, Ordering::Release);
             // The ring is a read-modify-write of the word that the driver takes: what was stored
-            // before is visible to it.
-            if shared.word.ring() {
+            // before is visible to it. A signal to a forked child does not wake the parent.
+            if !shared.is_inherited() && shared.word.ring() {
                 shared.gate().wake_from_handler();
             }
         };

@@ -44,7 +44,8 @@ impl Site {
     }
 
     fn shared(&self) -> io::Result<Arc<Shared>> {
-        self.shared.upgrade().ok_or_else(|| WaitError::ServerClosed.into())
+        let shared = self.shared.upgrade().filter(|shared| !shared.is_inherited());
+        shared.ok_or_else(|| WaitError::ServerClosed.into())
     }
 
     pub(crate) const fn address(&self) -> Address {
@@ -58,7 +59,7 @@ impl Site {
     /// # Errors
     /// The kernel's, for example if the descriptor is closed, is watched already, or cannot be
     /// watched (a regular file); [`io::ErrorKind::Unsupported`] in virtual time;
-    /// [`io::ErrorKind::NotConnected`] once the server is gone.
+    /// [`io::ErrorKind::NotConnected`] once the server is gone, and in a forked child.
     pub fn watch(
         &self,
         descriptor: BorrowedFd<'_>,
@@ -84,7 +85,8 @@ impl Site {
     /// Watches a descriptor no more. An announcement that is under way may still come.
     ///
     /// # Errors
-    /// The kernel's, if the descriptor is not watched.
+    /// The kernel's, if the descriptor is not watched; [`io::ErrorKind::NotConnected`] once the server is
+    /// gone, and in a forked child, where the parent goes on watching.
     pub fn unwatch(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         self.shared()?.gate().unwatch(descriptor)
     }

@@ -11,7 +11,9 @@ use std::{
 };
 
 use proptest::prelude::*;
-use vigie_detect::{Handle, Instant, Reactivity, Simulation, Timers, Wait};
+use vigie_detect::{
+    Detected, Flavor, Handle, Instant, Reactivity, Server, Simulation, Timers, Wait,
+};
 
 fn at(micros: u64) -> Instant {
     Instant::from_nanos(micros * 1_000)
@@ -166,4 +168,24 @@ fn more_than_a_million_timers() {
     for wait in &mut waits {
         assert!(Pin::new(wait).poll(&mut cx).is_ready());
     }
+}
+
+/// Goal: a host that a deadline has woken does not ring for itself because another deadline is pending, which
+/// would cost it a write and a look in vain. Method: sleep until the first of two deadlines; then nothing
+/// asks for a look.
+#[test]
+fn a_deadline_rings_for_nobody() {
+    let server = Server::new(Flavor::UserLevel).expect("an epoll");
+    let mut lookout = server.lookout();
+    let now = server.now();
+    let [soon, late] = [Duration::from_millis(1), Duration::from_secs(3600)];
+    let mut waits = [soon, late].map(|time| Box::pin(server.timers().wait_owned(now + time)));
+    let mut context = Context::from_waker(Waker::noop());
+    for wait in &mut waits {
+        assert!(wait.as_mut().poll(&mut context).is_pending());
+    }
+    // What was submitted, and the first look, may ring.
+    while lookout.park(None) != Detected::Events(1) {}
+    assert!(waits[0].as_mut().poll(&mut context).is_ready());
+    assert!(!server.has_events(server.now()));
 }

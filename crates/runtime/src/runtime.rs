@@ -21,7 +21,9 @@ use crate::{
 /// in the background instead.
 ///
 /// A process that has forked without exec must not use the runtime in the child, where none of its threads
-/// exist. Dropping it there leaks it, with a warning, and does not touch what the parent still uses.
+/// exist. Dropping it there leaks it, with a warning, and does not touch what the parent still uses. What the
+/// child has inherited beside it may be dropped as well: handles, sockets, timers, futures, senders that wake
+/// a task. Tasks are neither run nor dropped there.
 ///
 /// # Examples
 /// ```

@@ -1,7 +1,9 @@
-//! A server with two compute tasks in a control group that may use one core, as many a container has it.
+//! A server with compute tasks in a control group that may use one core, or half of one, as many a container
+//! has it.
 //!
-//! Two threads that compute use such a quota up in half of each period; for the other half the kernel
-//! stops the whole group, and no runtime can react then. So the mark is one period. This case cannot be
+//! Two threads that compute use up a quota of one core in half of each period; for the other half the kernel
+//! stops the whole group, and no runtime can react then. So the mark is one period; with half a core and ten
+//! tasks, which are stopped for three quarters of the time, it is what kernel threads reach. This case cannot be
 //! measured where no control group can be made; it says so.
 //!
 //! Beside the client's times stand those of the server's own metrics, if its runtime is vigie's: how long
@@ -14,7 +16,7 @@ use std::time::Duration;
 use super::{REACTION, Show, Turn, WORK_PER_S, in_turns, table};
 use crate::client::PingPong;
 use crate::compute::YieldEvery;
-use crate::control_group::{OneCore, PERIOD};
+use crate::control_group::{PERIOD, QuotaGroup};
 use crate::error::BenchError;
 use crate::inside::Counts;
 use crate::progress::Progress;
@@ -40,6 +42,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct ContainerPlan {
     /// The systems, in the order of the table.
     pub systems: Vec<System>,
+    /// Cores that the group may use: 0.01 or more.
+    pub quota: f64,
     /// Compute tasks.
     pub compute: u32,
     /// How often each compute task yields.
@@ -62,6 +66,7 @@ impl ContainerPlan {
     pub const fn new(systems: Vec<System>) -> Self {
         Self {
             systems,
+            quota: 1.0,
             compute: 2,
             yield_every: YieldEvery::Step(Duration::from_secs(1)),
             samples: 2_000,
@@ -70,6 +75,14 @@ impl ContainerPlan {
             workers: 2,
             seed: 0,
         }
+    }
+
+    /// Plans the same with half a core and ten compute tasks.
+    #[must_use]
+    pub const fn half_a_core(systems: Vec<System>) -> Self {
+        let mut plan = Self::new(systems);
+        (plan.quota, plan.compute) = (0.5, 10);
+        plan
     }
 
     /// Returns how many cases [`run`](Self::run) measures, for its progress bar.
@@ -87,20 +100,21 @@ impl ContainerPlan {
         let row = |&system| {
             Row::new(system, CASE)
                 .parameter("period_ms", PERIOD.as_secs_f64() * 1e3)
+                .parameter("quota_cores", self.quota)
                 .parameter("compute", self.compute)
                 .parameter("yield_every", self.yield_every.to_string())
                 .parameter("workers", self.workers)
         };
         let mut rows: Vec<_> = self.systems.iter().map(row).collect();
-        if let Err(reason) = OneCore::create() {
+        if let Err(reason) = QuotaGroup::create(self.quota) {
             eprintln!("SKIPPED: the container case: {reason}");
             for row in &mut rows {
                 row.failure = Some(reason.to_string());
             }
         }
         in_turns(rows, self.rounds, self.seed, progress, |_, row, seed, progress| {
-            progress.case(format!("{}, with a quota of one core", row.system));
-            let group = OneCore::create()?;
+            progress.case(format!("{}, with a quota of {} cores", row.system, self.quota));
+            let group = QuotaGroup::create(self.quota)?;
             let samples = self.samples.div_ceil(self.rounds);
             let plan = ServerPlan::new(row.runtime()?).workers(self.workers);
             let plan = plan.compute(self.compute, self.yield_every);
@@ -131,9 +145,9 @@ impl ContainerPlan {
     #[must_use]
     pub fn tables(&self, rows: &[Row]) -> String {
         let title = format!(
-            "Reaction with a quota of one core (period {PERIOD:?}), beside {} compute tasks (yield every \
+            "Reaction with a quota of {} cores (period {PERIOD:?}), beside {} compute tasks (yield every \
              {})",
-            self.compute, self.yield_every
+            self.quota, self.compute, self.yield_every
         );
         let columns = [
             ("samples", Show::Count("samples")),

@@ -124,6 +124,9 @@ pub(super) struct Fairness {
 
 #[derive(Debug, Args)]
 pub(super) struct Container {
+    /// Cores that the group may use.
+    #[arg(long, default_value_t = 1.0)]
+    quota: f64,
     /// Compute tasks.
     #[arg(long, default_value_t = 2)]
     compute: u32,
@@ -216,11 +219,12 @@ impl Fairness {
 
 impl Container {
     pub(super) fn run(self, machine: Machine) -> Result<ExitCode, BenchError> {
-        let Self { compute, yield_every, samples, amount } = self;
+        let Self { quota, compute, yield_every, samples, amount } = self;
         let seed = amount.common.output.seed;
         let plan = plan!(
             ContainerPlan,
             amount,
+            quota = quota,
             compute = compute,
             yield_every = yield_every,
             samples = samples,

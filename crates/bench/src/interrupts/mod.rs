@@ -6,8 +6,10 @@
 //! Method: one thread at a time, armed by each [`Source`]; calls that end early are counted, out of
 //! sleeps in a row, and of sleeps that follow a computation of random length, at whose end a signal may
 //! be on its way. The cost of a signal is the difference in processor time of the same loop, the
-//! median over seven turns with a tenth of the period.
+//! median over seven turns with a tenth of the period. [`ForeignCallsPlan`] makes such calls inside tasks of a
+//! runtime that interrupts hogs.
 
+mod runtime;
 mod source;
 
 use std::hint::black_box;
@@ -21,6 +23,7 @@ use rustix::thread::futex;
 use rustix::thread::{NanosleepRelativeResult, nanosleep};
 use rustix::time::{ClockId, clock_gettime};
 
+pub use self::runtime::{CASE, ENDED, ForeignCallsPlan};
 pub use self::source::{Armed, Source, handled};
 use crate::clock::{self, nanoseconds};
 use crate::statistics::median;

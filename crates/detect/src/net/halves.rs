@@ -31,7 +31,8 @@ pub struct OwnedReadHalf<S: StreamSocket> {
 }
 
 /// The half of a [`Stream`] that writes: see [`Stream::into_split`]. Dropping it shuts the connection
-/// down in that direction: the peer reads what was written, and then the end.
+/// down in that direction: the peer reads what was written, and then the end. In a forked child it does
+/// not: the connection is the parent's.
 #[derive(Debug)]
 pub struct OwnedWriteHalf<S: StreamSocket> {
     stream: Arc<Stream<S>>,
@@ -96,7 +97,9 @@ impl<S: StreamSocket> OwnedWriteHalf<S> {
 
 impl<S: StreamSocket> Drop for OwnedWriteHalf<S> {
     fn drop(&mut self) {
+        // The connection is one and the same in a forked child, and the parent's to end.
         if self.on_drop == OnDrop::Shutdown
+            && !self.stream.is_inherited()
             && let Err(error) = self.stream.finish_writing()
         {
             tracing::debug!(%error, "a connection could not be shut down for writing");

@@ -324,6 +324,11 @@ impl<S: StreamSocket> Stream<S> {
             .poll_transfer(Direction::Write, cx, asked, |socket| transmit_vectored(socket, buffers))
     }
 
+    /// Returns whether a parent of this process watches it.
+    pub(super) fn is_inherited(&self) -> bool {
+        self.fd.readiness().is_inherited()
+    }
+
     /// Says that nothing more will be written. A connection that is over already needs no word.
     pub(super) fn finish_writing(&self) -> io::Result<()> {
         match self.shutdown_std(Shutdown::Write) {

@@ -21,6 +21,7 @@ use std::{collections::VecDeque, mem};
 use vigie_detect::Server;
 
 use crate::{
+    metrics::{Counters, Metrics},
     sync::{
         Arc, AtomicBool, AtomicU8, Ordering, PoisonError, RealGuard, RealMutex,
         thread::{self, Thread},
@@ -37,6 +38,8 @@ pub(crate) struct HomeThread {
     is_rung: AtomicBool,
     /// Local tasks that other threads made ready, or that the thread left behind.
     inbox: RealMutex<VecDeque<Runnable>>,
+    /// Of what the thread does while it waits. Written by the thread.
+    pub(crate) counters: Counters,
 }
 
 /// What a thread does for the runtime.
@@ -57,6 +60,7 @@ impl HomeThread {
             stay: AtomicU8::new(Stay::Away as u8),
             is_rung: AtomicBool::new(false),
             inbox: RealMutex::default(),
+            counters: Counters::new(),
         }
     }
 
@@ -108,26 +112,55 @@ impl HomeThread {
 /// All threads that have entered the runtime and may still be needed.
 #[derive(Default)]
 pub(crate) struct HomeThreads {
-    list: RealMutex<Vec<Arc<HomeThread>>>,
+    list: RealMutex<List>,
+}
+
+struct List {
+    threads: Vec<Arc<HomeThread>>,
+    /// What those have counted that are not in the list any more. Written under the lock.
+    gone: Counters,
+}
+
+impl Default for List {
+    fn default() -> Self {
+        Self { threads: Vec::new(), gone: Counters::new() }
+    }
 }
 
 impl HomeThreads {
-    fn lock(&self) -> RealGuard<'_, Vec<Arc<HomeThread>>> {
+    fn lock(&self) -> RealGuard<'_, List> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the calling thread's own.
     pub(crate) fn of_this_thread(&self) -> Arc<HomeThread> {
         let mut list = self.lock();
-        // A local task, ready or not, holds the home that it is posted to.
-        list.retain(|home| Arc::strong_count(home) > 1);
+        let List { threads, gone } = &mut *list;
         let id = thread::current().id();
-        if let Some(home) = list.iter().find(|home| home.thread.id() == id) {
+        threads.retain(|home| {
+            // A local task, ready or not, holds the home that it is posted to.
+            let is_needed = Arc::strong_count(home) > 1 || home.thread.id() == id;
+            if !is_needed {
+                gone.absorb(&home.counters);
+            }
+            is_needed
+        });
+        if let Some(home) = threads.iter().find(|home| home.thread.id() == id) {
             return Arc::clone(home);
         }
         let home = Arc::new(HomeThread::of_this_thread());
-        list.push(Arc::clone(&home));
+        threads.push(Arc::clone(&home));
         home
+    }
+
+    /// Adds what threads have counted while they waited. Returns how often they polled and slept.
+    pub(crate) fn add_to(&self, metrics: &mut Metrics) -> (u64, u64) {
+        let list = self.lock();
+        let all = list.threads.iter().map(|home| &home.counters).chain([&list.gone]);
+        all.fold((0, 0), |(polls, sleeps), counters| {
+            counters.add_to(metrics);
+            (polls + counters.polls(), sleeps + counters.sleeps())
+        })
     }
 
     /// Rings for every thread that waits for the core, which was released before.
@@ -136,7 +169,7 @@ impl HomeThreads {
             let list = self.lock();
             let is_waiting =
                 |home: &&Arc<HomeThread>| home.stay.load(Ordering::SeqCst) == Stay::Waiting as u8;
-            list.iter().filter(is_waiting).map(Arc::clone).collect()
+            list.threads.iter().filter(is_waiting).map(Arc::clone).collect()
         };
         for home in waiting {
             home.ring(server);
@@ -145,7 +178,7 @@ impl HomeThreads {
 
     /// Takes a ready local task of any thread, to be cancelled.
     pub(crate) fn take_any(&self) -> Option<Runnable> {
-        let homes = self.lock().clone();
+        let homes = self.lock().threads.clone();
         homes.iter().find_map(|home| home.inbox().pop_front())
     }
 }

@@ -14,7 +14,7 @@
 use std::{
     cell::Cell,
     future::Future,
-    io,
+    io, mem,
     pin::{Pin, pin},
     ptr,
     task::{Context, Poll, Wake, Waker},
@@ -129,7 +129,7 @@ impl Shared {
             let error = "as many tasks as `task_threads` allows have a thread already";
             return Err(io::Error::new(io::ErrorKind::QuotaExceeded, error));
         }
-        let ended = std::mem::take(&mut threads.ended);
+        let ended = mem::take(&mut threads.ended);
         let place = threads.running.insert(None);
         let mut builder = thread::Builder::new().name(self.options.thread_name.clone());
         if let Some(bytes) = self.options.task_stack_bytes {
@@ -218,7 +218,7 @@ impl Shared {
     /// are none.
     pub(crate) fn take_threads(&self) -> Vec<thread::JoinHandle<()>> {
         let mut threads = self.threads();
-        let mut handles = std::mem::take(&mut threads.ended);
+        let mut handles = mem::take(&mut threads.ended);
         handles.extend(threads.running.iter_mut().filter_map(|(_, handle)| handle.take()));
         handles
     }
@@ -326,6 +326,11 @@ impl Seat {
     }
 
     fn put(&self, task: Runnable) {
+        if self.alarm.get().is_some_and(Alarm::is_inherited) {
+            // Neither run nor dropped: the seat, and what its future holds, are the parent's.
+            mem::forget(task);
+            return;
+        }
         let replaced = self.lock().task.replace(task);
         debug_assert!(replaced.is_none(), "invariant: a task is ready once");
         self.wake();

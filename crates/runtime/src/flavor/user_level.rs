@@ -130,6 +130,11 @@ impl Shared {
 
     /// Queues a task that became ready: on this thread's own lanes if it drives this runtime.
     fn schedule(&self, task: Runnable, info: &ScheduleInfo) {
+        if self.server.is_inherited() {
+            // Neither run nor dropped: the queues, and what its future holds, are the parent's.
+            mem::forget(task);
+            return;
+        }
         let Some(task) = self.push_here(task, info, None) else { return };
         task.metadata().note_ready(foreign_ready_time());
         self.injected.push(task);
@@ -138,6 +143,10 @@ impl Shared {
 
     /// Queues a local task that became ready: for its own thread, wherever that is.
     fn schedule_local(&self, home: &Arc<HomeThread>, task: Runnable, info: &ScheduleInfo) {
+        if self.server.is_inherited() {
+            mem::forget(task);
+            return;
+        }
         let Some(task) = self.push_here(task, info, Some(home)) else { return };
         task.metadata().note_ready(foreign_ready_time());
         home.post(task, &self.server);
@@ -231,14 +240,12 @@ impl Shared {
             }
             local.take_posted();
             let next = local.lanes.borrow_mut().pop(Lane::Reaction);
-            if let Some((task, _)) = next {
-                local.cause.set(Cause::Poll);
-                if task.metadata().is_aborted() {
-                    drop_task(task);
-                } else {
-                    contained("a poll", || task.run());
-                }
+            if let Some((task, lane)) = next {
+                let now = monotonic_now();
+                local.note_time(now);
+                self.poll(local, &local.home.counters, task, lane, now.as_nanos());
             } else if !main.is_woken.load(Ordering::SeqCst) && !local.home.is_rung() {
+                local.home.counters.count_sleep();
                 thread::park();
             }
         }
@@ -275,7 +282,7 @@ impl Shared {
             local.take_posted();
             let next = local.lanes.borrow_mut().pop(core.share.first());
             if let Some((task, lane)) = next {
-                let end = self.poll(local, task, lane, now.as_nanos());
+                let end = self.poll(local, &self.counters, task, lane, now.as_nanos());
                 let (reacting, computing) = local.lanes.borrow().counts();
                 core.share.record(lane, end.saturating_sub(now.as_nanos()), reacting, computing);
                 now = vigie_detect::Instant::from_nanos(end);
@@ -296,7 +303,14 @@ impl Shared {
     }
 
     /// Polls a task, or drops it if it is aborted. Returns the time in nanoseconds.
-    fn poll(&self, local: &Local, task: Runnable, lane: Lane, now: u64) -> u64 {
+    fn poll(
+        &self,
+        local: &Local,
+        counters: &Counters,
+        task: Runnable,
+        lane: Lane,
+        now: u64,
+    ) -> u64 {
         local.cause.set(Cause::Poll);
         local.switched_at.set(now);
         let info = task.metadata();
@@ -304,18 +318,18 @@ impl Shared {
             drop_task(task);
             return monotonic_now().as_nanos();
         }
-        self.counters.begin_poll(info.ready_time(), now);
+        counters.begin_poll(info.ready_time(), now);
         context::begin_poll(now, info.account.credit(), info.is_proven(), self.options.long_poll);
         // The future's panics are caught inside; what may come out is that of a waker.
         contained("a poll", || task.run());
         let end = context::take_poll_end().unwrap_or_else(|| monotonic_now().as_nanos());
         let nanos = end.saturating_sub(now);
-        self.counters.end_poll(lane, nanos);
+        counters.end_poll(lane, nanos);
         if u128::from(nanos) > self.options.long_poll.as_nanos()
             && let Some(poll) = context::take_long_poll()
         {
             let end = vigie_detect::Instant::from_nanos(end);
-            self.counters.count_long_poll(self.hogs.record(poll, lane, end));
+            counters.count_long_poll(self.hogs.record(poll, lane, end));
         }
         end
     }
@@ -327,6 +341,10 @@ impl Shared {
         metrics.latest_long_polls = self.hogs.latest();
         let (polls, sleeps) = (counters.polls(), counters.sleeps());
         metrics.threads.push(ThreadMetrics { is_reserve: false, polls, sleeps, current: None });
+        let (polls, sleeps) = self.homes.add_to(metrics);
+        if polls > 0 {
+            metrics.threads.push(ThreadMetrics { is_reserve: false, polls, sleeps, current: None });
+        }
     }
 
     fn take_injected(&self, local: &Local) {

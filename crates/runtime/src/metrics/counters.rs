@@ -84,6 +84,19 @@ impl Counters {
         self.sleeps.load(RELAXED)
     }
 
+    /// Takes over what another thread has counted, which counts no more.
+    pub(crate) fn absorb(&self, other: &Self) {
+        for (own, other) in self.all().zip(other.all()) {
+            add(own, other.load(RELAXED));
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &AtomicU64> {
+        let lanes = self.lanes.iter().flat_map(|lane| [&lane.polls, &lane.nanos]);
+        let buckets = self.event_delay.iter().chain(&self.task_delay);
+        lanes.chain([&self.long_polls, &self.hogs, &self.sleeps]).chain(buckets)
+    }
+
     /// Adds these counters to `sum`.
     pub(crate) fn add_to(&self, sum: &mut Metrics) {
         let lane = |lane: Lane, sum: &mut LaneMetrics| {

@@ -79,7 +79,9 @@ pub struct Metrics {
     /// The same of tasks that tasks woke or spawned: themselves when they yield, others when they end
     /// (all of these), and in the middle of a poll (about one in 16, by chance of place).
     pub task_delay: Histogram,
-    /// The threads that run tasks: workers first, then the reserve threads that have been called.
+    /// The threads that run tasks: workers first, then the reserve threads that have been called. In the
+    /// user-level flavor, the thread that drives, whichever it is, and then those together that polled local
+    /// tasks of their own inside `block_on` meanwhile, if any did.
     pub threads: Vec<ThreadMetrics>,
     /// The reserve threads. None in the user-level flavor.
     pub reserve: Option<ReserveMetrics>,

@@ -2,9 +2,19 @@
 
 #![expect(unsafe_code, reason = "fork and waitpid have no safe interface")]
 
-use std::{env, fs, os::unix::net::UnixStream, process, time::Duration};
+use std::{
+    env, fs,
+    future::{Future, poll_fn},
+    os::unix::net::UnixStream,
+    pin::Pin,
+    process,
+    task::Poll,
+    time::Duration,
+};
 
-use vigie_runtime::{Flavor, Runtime, spawn, spawn_blocking, yield_now};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use vigie_detect::net;
+use vigie_runtime::{Flavor, Runtime, spawn, spawn_blocking, time::sleep, yield_now};
 
 use crate::{child::in_child, flavors::FLAVORS};
 
@@ -85,5 +95,51 @@ fn a_forked_child_leaves_the_metrics_socket() {
         drop(UnixStream::connect(&path).expect("it is served"));
         drop(inherited);
         assert!(!fs::exists(&path).expect("the folder is there"));
+    });
+}
+
+/// Polls `future` once. Returns whether it is pending.
+async fn is_pending<F: Future>(future: &mut Pin<Box<F>>) -> bool {
+    poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_pending())).await
+}
+
+/// Forks while a connection, a timer, a task and a closure are waited for, and lets the child drop all of
+/// that; then everything happens in the parent.
+async fn drop_in_a_child() {
+    let (mut near, mut far) = net::UnixStream::pair().expect("a pair");
+    let (send, receive) = tokio::sync::oneshot::channel();
+    let waiting = spawn(receive);
+    let (hold, held) = std::sync::mpsc::channel::<()>();
+    let closure = spawn_blocking(move || held.recv().is_err());
+    let mut reading = Box::pin(async move {
+        let mut bytes = [0; 4];
+        near.read_exact(&mut bytes).await.map(|_| bytes)
+    });
+    let mut sleeping = Box::pin(sleep(Duration::from_secs(3600)));
+    assert!(is_pending(&mut reading).await && is_pending(&mut sleeping).await);
+    // The task waits, and its sender's drop would wake it.
+    yield_now().await;
+    let mut inherited = Some((reading, sleeping, waiting, closure, send));
+    assert!(ends_in_fork(|| drop(inherited.take())), "the child hangs or panics");
+
+    let (reading, _sleeping, waiting, closure, send) = inherited.expect("it is ours");
+    far.write_all(b"ahoy").await.expect("there is room");
+    assert_eq!(reading.await.expect("it is open"), *b"ahoy");
+    send.send(3).expect("the task waits");
+    assert_eq!(waiting.await.expect("it ends"), Ok(3));
+    drop(hold);
+    assert!(closure.await.expect("it ends"));
+}
+
+/// Goal: sockets, timers, handles of tasks and senders that a forked child drops change nothing for the
+/// parent, whether the fork is in `block_on` or in a task. Method: drop them there, and use them here.
+#[test]
+fn a_forked_child_drops_what_it_holds() {
+    in_child("fork::a_forked_child_drops_what_it_holds", || {
+        for flavor in FLAVORS {
+            let runtime = build(flavor);
+            runtime.block_on(drop_in_a_child());
+            runtime.block_on(runtime.spawn(drop_in_a_child())).expect("it ends");
+        }
     });
 }

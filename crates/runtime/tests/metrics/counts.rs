@@ -57,6 +57,48 @@ fn polls_are_counted() {
     });
 }
 
+/// Goal: what a thread polls inside `block_on` while another one drives is counted as well, and still is
+/// when that thread is gone. Method: one thread drives until the other, with a local task of a known
+/// number of polls and one long poll in it, has left its `block_on`; a third one enters later.
+#[test]
+fn polls_of_threads_that_wait_are_counted() {
+    against_hang(|| {
+        let builder = Runtime::builder().flavor(Flavor::UserLevel);
+        let runtime = builder.long_poll(Duration::from_millis(20)).build().expect("a runtime");
+        let (driving, drives) = mpsc::channel();
+        let (left, has_left) = tokio::sync::oneshot::channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                runtime.block_on(async {
+                    driving.send(()).expect("the other one waits");
+                    has_left.await.expect("it says so");
+                });
+            });
+            drives.recv().expect("it drives");
+            runtime.block_on(async {
+                let local = vigie_runtime::spawn_local(async {
+                    for _ in 0..100 {
+                        yield_now().await;
+                    }
+                    hog(Duration::from_millis(25));
+                });
+                local.await.expect("no panic");
+            });
+            let metrics = runtime.handle().metrics();
+            assert_eq!(polls(&metrics), 101, "{metrics:?}");
+            assert_eq!(metrics.task_delay.count() + metrics.event_delay.count(), 101);
+            assert_eq!((metrics.long_polls, metrics.latest_long_polls.len()), (1, 1));
+            let of_threads: Vec<_> = metrics.threads.iter().map(|thread| thread.polls).collect();
+            assert_eq!(of_threads, [0, 101]);
+            left.send(()).expect("it waits");
+        });
+        std::thread::scope(|scope| {
+            scope.spawn(|| runtime.block_on(async {}));
+        });
+        assert_eq!(polls(&runtime.handle().metrics()), 101);
+    });
+}
+
 /// Goal: a task that an event woke is measured as such, and the handle that saw the event tells of
 /// it, with its name and strategy. Method: a doorbell, pressed once somebody waits.
 #[test]

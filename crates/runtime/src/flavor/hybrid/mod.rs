@@ -21,6 +21,7 @@ pub(crate) use self::reserve::{Activated, RESERVES_MAX};
 use std::{
     cell::{Cell, RefCell},
     future::Future,
+    mem,
     panic::Location,
     pin::pin,
     rc::Rc,
@@ -298,6 +299,11 @@ impl Shared {
 
     /// Queues a task that became ready: on the worker's own queue if this is one.
     fn schedule(&self, task: Runnable, info: &ScheduleInfo) {
+        if self.server.is_inherited() {
+            // Neither run nor dropped: the queues, and what its future holds, are the parent's.
+            mem::forget(task);
+            return;
+        }
         let mut task = Some(task);
         // The thread's variables may be gone already while it ends.
         let _ = LOCAL.try_with(|local| {

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use crate::{
     metrics::ReserveMetrics,
+    refusal::{self, Resource},
     sync::{
         Arc, AtomicU64, AtomicUsize, Condvar, Ordering, PoisonError, RealGuard, RealMutex,
         thread::{self, JoinHandle},
@@ -172,8 +173,9 @@ impl Reserves {
                 if !was_refused {
                     tracing::warn!(
                         %error,
-                        "no reserve thread: events wait while every worker is inside a long poll; \
-                         `ulimit -u` says how many threads there may be"
+                        "no reserve thread could be made{}; events wait while every worker is inside a \
+                         long poll",
+                        refusal::cause(Resource::Thread, &error)
                     );
                 }
                 Activated::Refused

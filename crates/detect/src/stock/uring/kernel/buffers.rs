@@ -11,6 +11,7 @@ use std::{
 use io_uring::types::BufRingEntry;
 
 use crate::{
+    fork::ForkGeneration,
     site::Bell,
     sync::{Arc, AtomicU16, Mutex, Ordering, lock},
 };
@@ -23,6 +24,7 @@ pub(crate) struct Pool {
     count: u16,
     size_bytes: u32,
     state: Mutex<PoolState>,
+    generation: ForkGeneration,
 }
 
 struct PoolState {
@@ -39,7 +41,8 @@ impl Pool {
         let offers = Pages::new(usize::from(count) * size_of::<BufRingEntry>())?;
         let memory = Pages::new(usize::from(count) * size_bytes as usize)?;
         let state = PoolState { tail: 0, lent_count: 0, is_awaited: false, bell: None };
-        let pool = Self { offers, memory, count, size_bytes, state: Mutex::new(state) };
+        let (state, generation) = (Mutex::new(state), ForkGeneration::current());
+        let pool = Self { offers, memory, count, size_bytes, state, generation };
         for id in 0..count {
             pool.offer(&mut lock(&pool.state), id);
         }
@@ -81,6 +84,10 @@ impl Pool {
     }
 
     fn give_back(&self, id: u16) {
+        if self.generation.is_inherited() {
+            // The kernel knows the parent's pages, and somebody may have held the lock.
+            return;
+        }
         let bell = {
             let mut state = lock(&self.state);
             self.offer(&mut state, id);

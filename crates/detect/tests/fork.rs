@@ -1,0 +1,210 @@
+//! A process that forks without exec: what its child does with what it has inherited, and what becomes of
+//! the parent's. Each child is a real one.
+
+#![expect(unsafe_code, reason = "fork and waitpid have no safe interface")]
+
+use std::{
+    fs,
+    future::Future,
+    io::{self, Read, Write},
+    os::unix::net::UnixStream,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use vigie_detect::{
+    AsyncFd, Detected, Detector, Flavor, Handle, Lookout, Server, WaitError, net,
+    stock::{channel::channel, doorbell::doorbell, readiness::Direction, signal},
+};
+
+/// After so many seconds a child that hangs is ended by a signal.
+const HANG_SECONDS: u32 = 20;
+
+/// Runs `body` in a forked child. Returns whether it came to its end, without a panic.
+fn ends_in_fork(body: impl FnOnce()) -> bool {
+    // SAFETY: the child calls `body` and `_exit`; glibc makes its allocator usable in the child, and what
+    // else other threads may have held at the moment of the fork is what the test is about.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "no fork");
+    if child == 0 {
+        // SAFETY: no memory is concerned.
+        unsafe { libc::alarm(HANG_SECONDS) };
+        let ended = catch_unwind(AssertUnwindSafe(body));
+        // SAFETY: ends the process at once, without destructors that belong to the parent.
+        unsafe { libc::_exit(i32::from(ended.is_err())) };
+    }
+    let mut status = 0;
+    // SAFETY: the child was just made, and `status` is valid for a write.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(waited, child);
+    libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+}
+
+/// Returns which descriptors the server's epoll watches, and for what, as the kernel tells it.
+fn watched(server: &Server) -> Vec<String> {
+    let epoll = server.wait_point().expect("a real wait point");
+    let told = fs::read_to_string(format!("/proc/self/fdinfo/{epoll}")).expect("/proc is there");
+    let mut lines: Vec<_> =
+        told.lines().filter(|line| line.starts_with("tfd:")).map(str::to_owned).collect();
+    lines.sort();
+    assert!(lines.len() >= 2, "the eventfd and the timerfd: {told}");
+    lines
+}
+
+fn server() -> (Server, Lookout) {
+    let server = Server::new(Flavor::UserLevel).expect("an epoll");
+    let lookout = server.lookout();
+    (server, lookout)
+}
+
+/// A watched end of a connection that is not ready, and the other end.
+fn connection(server: &Server) -> (AsyncFd<UnixStream>, UnixStream) {
+    let (near, far) = UnixStream::pair().expect("a pair");
+    for end in [&near, &far] {
+        end.set_nonblocking(true).expect("it can be");
+    }
+    let near = AsyncFd::new_on(server, near).expect("it is watched");
+    let tried = near.try_io(Direction::Read, |mut end| end.read(&mut [0]));
+    assert_eq!(tried.map_err(|error| error.kind()), Err(io::ErrorKind::WouldBlock));
+    (near, far)
+}
+
+type Waiting = Pin<Box<dyn Future<Output = bool>>>;
+
+/// A wait for `near` to be readable, which holds it.
+fn reading(near: AsyncFd<UnixStream>) -> Waiting {
+    Box::pin(async move { near.ready(Direction::Read).await.is_ok() })
+}
+
+fn poll(waiting: &mut Waiting) -> Poll<bool> {
+    waiting.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// A pending wait for one event of `handle`.
+fn wait<D: Detector>(handle: &Handle<D>, request: D::Request) -> Waiting
+where
+    D::Request: 'static,
+{
+    let wait = handle.wait_owned(request);
+    let mut waiting: Waiting = Box::pin(async move { wait.await.is_ok() });
+    assert_eq!(poll(&mut waiting), Poll::Pending);
+    waiting
+}
+
+/// Goal: what a child drops is neither unwatched nor cancelled for the parent. Method: a connection, a
+/// timer, a channel, a doorbell and a signal are waited for at the fork; the child drops everything, in the
+/// end the server. The parent's epoll watches the same as before; then each event comes.
+#[test]
+fn what_a_child_drops_stays_with_the_parent() {
+    let (server, mut lookout) = server();
+    let (near, mut far) = connection(&server);
+    let (idle, _idle_far) = connection(&server);
+    let (sender, receiver) = channel(&server, 1).expect("registered");
+    let (button, bell) = doorbell(&server).expect("registered");
+    let hangup = signal::signal(&server, signal::SignalKind::WINDOW_CHANGE).expect("registered");
+    let long = server.now() + Duration::from_secs(3600);
+    let mut waits = vec![reading(near), wait(&receiver, ()), wait(&bell, ()), wait(&hangup, ())];
+    assert_eq!(poll(&mut waits[0]), Poll::Pending);
+    let timer = wait(server.timers(), long);
+    let before = watched(&server);
+    let handles = (receiver, bell, hangup);
+    let mut held = Some((waits, timer, idle, sender, button, handles, server));
+    assert!(ends_in_fork(|| drop(held.take())), "the child hangs or panics");
+
+    let (mut waits, timer, _idle, sender, button, _handles, server) = held.expect("it is ours");
+    assert_eq!(watched(&server), before);
+    assert_eq!(server.timers().pending_count(), 1);
+    drop(timer);
+    far.write_all(b"ahoy").expect("there is room");
+    sender.try_send(1).expect("there is room");
+    button.press();
+    // SAFETY: the signal has a handler, and goes to this thread alone.
+    assert_eq!(unsafe { libc::raise(libc::SIGWINCH) }, 0);
+    assert!(matches!(lookout.detect(), Detected::Events(_)));
+    for waiting in &mut waits {
+        assert_eq!(poll(waiting), Poll::Ready(true));
+    }
+}
+
+/// Goal: a child hangs at no lock that was held at the fork. Method: fork under the lock of a handle; the
+/// child drops waits, streams and clones of that handle, and its server.
+#[test]
+fn a_child_waits_for_no_lock() {
+    let (server, mut lookout) = server();
+    let (near, mut far) = connection(&server);
+    let timers = server.timers().clone();
+    let readiness = server.readiness().clone();
+    let mut held = Some((near, wait(&timers, server.now() + Duration::from_secs(1)), server));
+    let ended =
+        readiness.with_detector(|_| timers.with_detector(|_| ends_in_fork(|| drop(held.take()))));
+    assert_eq!(ended, Some(Some(true)), "the child hangs or panics");
+    let (near, _timer, _server) = held.expect("it is ours");
+    far.write_all(b"ahoy").expect("there is room");
+    assert!(matches!(lookout.detect(), Detected::Events(_)));
+    assert_eq!(poll(&mut reading(near)), Poll::Ready(true));
+}
+
+/// Goal: a child joins no thread that it does not have, nor ends the parent's. Method: it drops the thread
+/// that hosts a server, and the parent uses it.
+#[test]
+fn a_child_leaves_the_host_thread() {
+    let host = Server::spawn_thread().expect("a thread");
+    let (button, bell) = doorbell(host.server()).expect("registered");
+    let mut held = Some(host);
+    assert!(ends_in_fork(|| drop(held.take())), "the child hangs or panics");
+    let host = held.expect("it is ours");
+    assert!(!host.server().is_closed() && !host.server().is_inherited());
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    button.press();
+    runtime.block_on(bell.wait(())).expect("the thread runs");
+}
+
+/// Goal: a child does not end a connection of the parent's. Method: it drops the half that writes; the peer
+/// finds no end of the stream, and then what the parent writes.
+#[test]
+fn a_child_ends_no_connection() {
+    let (server, _lookout) = server();
+    let _entered = server.enter();
+    let (near, mut far) = UnixStream::pair().expect("a pair");
+    far.set_nonblocking(true).expect("it can be");
+    let (read, write) = net::UnixStream::from_std(near).expect("it is watched").into_split();
+    let mut held = Some((read, write));
+    assert!(ends_in_fork(|| drop(held.take())), "the child hangs or panics");
+    let nothing = far.read(&mut [0; 4]).map_err(|error| error.kind());
+    assert_eq!(nothing, Err(io::ErrorKind::WouldBlock));
+    drop(held);
+    assert_eq!(far.read(&mut [0; 4]).expect("the end"), 0);
+}
+
+/// Goal: a child that uses what it has inherited gets errors, and changes nothing; with a server of its
+/// own it does what it likes. Method: both, in one child.
+#[test]
+fn a_child_uses_a_server_of_its_own() {
+    let (inherited, _lookout) = server();
+    let (timers, now) = (inherited.timers().clone(), inherited.now());
+    let before = watched(&inherited);
+    let ended = ends_in_fork(|| {
+        assert!(inherited.is_inherited());
+        let (near, _far) = UnixStream::pair().expect("a pair");
+        let refused = AsyncFd::new_on(&inherited, near).expect_err("it is the parent's");
+        assert_eq!(refused.kind(), io::ErrorKind::NotConnected);
+        let mut waiting = Box::pin(timers.wait(now));
+        let polled = waiting.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(matches!(polled, Poll::Ready(Err(WaitError::ServerClosed))));
+        assert!(doorbell(&inherited).is_err());
+        inherited.unpark();
+        inherited.shutdown();
+
+        let (own, mut lookout) = server();
+        assert!(!own.is_inherited());
+        let (near, mut far) = connection(&own);
+        far.write_all(b"ahoy").expect("there is room");
+        assert!(matches!(lookout.detect(), Detected::Events(_)));
+        assert_eq!(poll(&mut reading(near)), Poll::Ready(true));
+    });
+    assert!(ended, "the child hangs or panics");
+    assert_eq!(watched(&inherited), before);
+    assert!(!inherited.is_closed() && !inherited.has_events(now));
+}
