@@ -16,6 +16,10 @@ const BACKSTOP: Duration = Duration::from_millis(10);
 /// The same while tasks wait that need no thread yet.
 const WAITING: Duration = Duration::from_millis(1);
 
+/// While so many reserve threads are caught by tasks that compute, no further one runs short tasks: it could
+/// be caught as well, since a new task is not known to be short, and nobody would be left for events.
+const SHORT_SERVERS_MAX: usize = 2;
+
 /// What is known of all threads at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Census {
@@ -83,7 +87,9 @@ impl Census {
         looks_since_call: u128,
     ) -> (Orders, bool) {
         let mut computing = parts.computing().iter().chain([&parts.injected().compute]);
-        let short_waits = self.all_compute_for_long && computing.any(ComputeQueue::has_short);
+        let short_waits = self.all_compute_for_long
+            && self.computing_reserves < SHORT_SERVERS_MAX
+            && computing.any(ComputeQueue::has_short);
         parts.serves_short().store(short_waits, Ordering::Relaxed);
         let situation = Situation {
             workers: parts.computing().len(),

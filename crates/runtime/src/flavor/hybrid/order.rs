@@ -159,16 +159,6 @@ pub(crate) trait Parts {
             || self.computing().iter().any(|queue| !queue.is_empty())
             || self.reacting().iter().any(|queue| !queue.is_empty())
     }
-
-    /// A task of the reaction lane that lies elsewhere.
-    fn take_reaction(&self) -> Option<Self::Task> {
-        if let Some(task) = take(|| self.injected().reaction.steal()) {
-            return Some(task);
-        }
-        // One at a time: if this one holds us, the others can still be had by other threads.
-        let queues = self.reacting().iter().filter(|queue| !queue.is_empty());
-        queues.into_iter().find_map(|queue| take(|| queue.steal()))
-    }
 }
 
 /// Returns where a task that becomes ready stands in the compute lane, or none if it reacts.
@@ -249,6 +239,8 @@ pub(crate) struct Turns {
     is_searching: bool,
     /// When it last looked for reactions at other threads.
     robbed_at: Instant,
+    /// Which other thread's reaction lane it looks into first.
+    victim: usize,
     /// A reserve thread that computes in the place of one that sleeps.
     is_substitute: bool,
 }
@@ -261,6 +253,7 @@ impl Turns {
             random: fastrand::Rng::with_seed(index as u64),
             is_searching: false,
             robbed_at: Instant::from_nanos(0),
+            victim: 0,
             is_substitute: false,
         }
     }
@@ -292,7 +285,7 @@ impl Turns {
             && own.computing(parts).is_some_and(|own| !own.is_empty())
         {
             self.robbed_at = now;
-            if let Some(task) = parts.take_reaction() {
+            if let Some(task) = self.take_reaction(parts) {
                 return Some((task, Lane::Reaction));
             }
         }
@@ -392,7 +385,7 @@ impl Turns {
         if computes_first && let Some(next) = compute(self) {
             return Some(next);
         }
-        if let Some(task) = own.reacting.pop().or_else(|| parts.take_reaction()) {
+        if let Some(task) = own.reacting.pop().or_else(|| self.take_reaction(parts)) {
             return Some((task, Lane::Reaction));
         }
         if computes_first { None } else { compute(self) }
@@ -438,6 +431,26 @@ impl Turns {
     }
 
     // ------------------------------------------------------------------------------------ both
+
+    /// A task of the reaction lane that lies elsewhere. The workers and the injected tasks take turns:
+    /// otherwise tasks that wake one another through one of these queues would keep us from those that wait
+    /// behind a long poll in another.
+    fn take_reaction<P: Parts>(&mut self, parts: &P) -> Option<P::Task> {
+        let (queues, injected) = (parts.reacting(), &parts.injected().reaction);
+        for victim in (self.victim..=queues.len()).chain(0..self.victim) {
+            // One at a time: if this one holds us, the others can still be had by other threads.
+            let task = match queues.get(victim) {
+                Some(queue) if queue.is_empty() => None,
+                Some(queue) => take(|| queue.steal()),
+                None => take(|| injected.steal()),
+            };
+            if task.is_some() {
+                self.victim = if victim == queues.len() { 0 } else { victim + 1 };
+                return task;
+            }
+        }
+        None
+    }
 
     /// Wakes another worker if there is more to do here than the task about to be polled.
     pub(crate) fn share_out<P: Parts>(&self, parts: &P, own: &Own<'_, P::Task>) {
