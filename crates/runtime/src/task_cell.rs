@@ -24,7 +24,7 @@ use pin_project_lite::pin_project;
 
 use crate::{
     context::{self, Charge, EndedPoll},
-    flavor::hybrid,
+    flavor::hybrid::{self, Standing},
     join::JoinHandle,
     kind::Kind,
     lane::{Account, Credit},
@@ -182,21 +182,20 @@ impl TaskInfo {
         self.sleeps.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the task has computed for long lately.
-    pub(crate) fn is_distrusted(&self) -> bool {
-        self.trust.load(RELAXED) < 0
-    }
-
     /// Returns whether the task has shown itself that it holds no thread for long.
     pub(crate) fn is_proven(&self) -> bool {
         self.trust.load(RELAXED) >= TRUST
     }
 
-    /// Returns whether the task has held no thread for long lately. Before it could show that, others of its kind
-    /// speak for it.
-    pub(crate) fn is_trusted(&self) -> bool {
-        let trust = self.trust.load(RELAXED);
-        trust >= TRUST || trust >= 0 && self.kind.is_some_and(Kind::is_trusted)
+    /// Returns whether the task holds no thread for long. Before it could show that, others of its kind speak for
+    /// it.
+    pub(crate) fn standing(&self) -> Standing {
+        match self.trust.load(RELAXED) {
+            TRUST.. => Standing::Trusted,
+            0.. if self.kind.is_some_and(Kind::is_trusted) => Standing::Trusted,
+            0.. => Standing::Unknown,
+            _ => Standing::Distrusted,
+        }
     }
 }
 
