@@ -126,7 +126,7 @@ impl Account {
     /// A poll has ended that used `used` nanoseconds and left `credit`, children's pay included.
     pub(crate) fn charge(&self, credit: Credit, used: u64) {
         self.credit.store(credit.0, Ordering::Relaxed);
-        let used = u32::try_from(used).unwrap_or(UNKNOWN - 1).min(UNKNOWN - 1);
+        let used = u32::try_from(used).unwrap_or(UNKNOWN).min(UNKNOWN - 1);
         let usual = match self.usual_ns.load(Ordering::Relaxed) {
             UNKNOWN => used,
             before => before - before / 4 + used / 4,
@@ -257,7 +257,11 @@ mod tests {
             account.charge(Credit::FULL, 4_000);
         }
         assert!(account.usual_ns().is_some_and(|usual| usual < 20_000));
-        account.charge(Credit::FULL, u64::MAX);
-        assert!(account.usual_ns().is_some());
+        // No poll is so long that it counts as none.
+        for used in [u64::from(UNKNOWN), u64::MAX] {
+            let account = Account::new(Credit::FULL);
+            account.charge(Credit::FULL, used);
+            assert_eq!(account.usual_ns(), Some(UNKNOWN - 1));
+        }
     }
 }
