@@ -10,7 +10,9 @@
 //! See `docs/design/reaction.md`.
 
 mod baton;
+mod census;
 mod need;
+mod order;
 mod reserve;
 mod seat;
 mod supervisor;
@@ -30,13 +32,14 @@ use std::{
 
 use async_task::{ScheduleInfo, WithInfo};
 use crossbeam::{
-    deque::{Injector, Steal, Stealer, Worker as Queue},
+    deque::{Stealer, Worker as Queue},
     utils::CachePadded,
 };
 use vigie_detect::{Instant, Server, clock::monotonic_now};
 
 use self::{
     baton::Baton,
+    order::{Injected, Own, Parts, SOON, Waking, take},
     reserve::Reserves,
     seat::{Blocked, Seat},
     supervisor::Supervisor,
@@ -51,7 +54,7 @@ use crate::{
     idle::Idle,
     join::JoinHandle,
     kernel_help::{self, HogTimer},
-    lane::{Cause, ComputeQueue, Lane, Rank, SharedCredit},
+    lane::{Cause, ComputeQueue, Rank, SharedCredit},
     metrics::{
         Counters, Hogs, Metrics, ReserveCounters, Sampler, ThreadMetrics, foreign_ready_time,
     },
@@ -71,7 +74,7 @@ pub(crate) struct Shared {
     pool: Arc<BlockingPool>,
     options: Options,
     /// Tasks that no worker made ready.
-    injected: Injected,
+    injected: Injected<Runnable>,
     /// The workers' reaction lanes, from which others take. Reserve threads have none: what they make ready
     /// may be taken by any thread, also while they are caught.
     reacting: Box<[Stealer<Runnable>]>,
@@ -124,12 +127,6 @@ pub(crate) fn is_awaited(now: Instant) -> Option<bool> {
     })
 }
 
-/// Tasks that wait for any thread.
-struct Injected {
-    reaction: Injector<Runnable>,
-    compute: ComputeQueue<Runnable>,
-}
-
 /// What others may do to a worker or a reserve thread, and see of it.
 struct Remote {
     parker: Parker,
@@ -167,6 +164,10 @@ enum Woken {
 }
 
 impl Local {
+    fn own(&self) -> Own<'_, Runnable> {
+        Own { reacting: &self.reacting, worker: self.worker }
+    }
+
     /// From now on, tasks are woken by events. What an earlier look has woken, others may have run.
     fn begin_detection(&self) {
         self.cause.set(Cause::Detection);
@@ -182,11 +183,6 @@ impl Local {
         }
     }
 }
-
-/// In how many delays of the alarm the supervisor looks if a poll is long behind which events or tasks wait
-/// that react; and if it is only computation that waits there.
-const SOON: u64 = 1;
-const LATER: u64 = 5;
 
 thread_local! {
     static LOCAL: RefCell<Option<Rc<Local>>> = const { RefCell::new(None) };
@@ -210,7 +206,7 @@ pub(crate) fn start(
     let shared = Arc::new(Shared {
         live: Arc::new(LiveTasks::new()),
         pool: Arc::new(pool),
-        injected: Injected { reaction: Injector::new(), compute: ComputeQueue::new() },
+        injected: Injected::new(),
         reacting: queues.iter().map(Queue::stealer).collect(),
         computing: (0..options.workers).map(|_| ComputeQueue::new()).collect(),
         foreign_credit: SharedCredit::new(),
@@ -256,6 +252,58 @@ pub(crate) fn start(
         }
     }
     Ok((shared, threads))
+}
+
+impl Parts for Shared {
+    type Task = Runnable;
+
+    fn injected(&self) -> &Injected<Runnable> {
+        &self.injected
+    }
+
+    fn reacting(&self) -> &[Stealer<Runnable>] {
+        &self.reacting
+    }
+
+    fn computing(&self) -> &[ComputeQueue<Runnable>] {
+        &self.computing
+    }
+
+    fn seat(&self, place: usize) -> &Seat {
+        &self.remotes[place].seat
+    }
+
+    fn serving(&self) -> impl Iterator<Item = usize> + '_ {
+        self.reserves.serving().map(|slot| self.options.workers + slot)
+    }
+
+    fn is_serving(&self) -> bool {
+        self.reserves.is_serving()
+    }
+
+    fn idle(&self) -> &Idle {
+        &self.idle
+    }
+
+    fn baton(&self) -> &Baton {
+        &self.baton
+    }
+
+    fn alarm(&self) -> &Alarm {
+        &self.alarm
+    }
+
+    fn blocked(&self) -> &Blocked {
+        &self.blocked
+    }
+
+    fn serves_short(&self) -> &AtomicBool {
+        &self.serves_short
+    }
+
+    fn unpark(&self, place: usize) {
+        self.remotes[place].parker.unpark(|| self.server.unpark());
+    }
 }
 
 impl Shared {
@@ -309,77 +357,22 @@ impl Shared {
                 _ => Woken::Several,
             });
         }
-        let lane = task.metadata().account.choose_lane(info.woken_while_running, now);
-        match (lane, local.worker) {
-            (Lane::Reaction, Some(_)) => local.reacting.push(task),
-            (Lane::Reaction, None) => self.injected.reaction.push(task),
-            (Lane::Compute, Some(worker)) => {
-                let rank = self.rank(&task, now);
-                self.computing[worker].push(task, rank);
-            }
-            (Lane::Compute, None) => {
-                let rank = self.rank(&task, now);
-                self.injected.compute.push(task, rank);
-                self.wake_one();
-                return;
-            }
-        }
-        // A task that woke itself is queued when its poll is over. The rest of any other poll may be long;
-        // where that is usual, nobody should wait for it.
-        if local.cause.get() == Cause::Poll
-            && !info.woken_while_running
-            && (local.is_short.get() || !self.idle.may_need_waking() || !self.wake_one())
-        {
-            let delays = if lane == Lane::Reaction { SOON } else { LATER };
-            self.alarm.guard(now, delays, || false);
-        }
+        let was_running = info.woken_while_running;
+        let rank = self.choose_rank(&task, was_running, now);
+        let (cause, is_short) = (local.cause.get(), local.is_short.get());
+        self.queue_here(&local.own(), task, rank, Waking { cause, was_running, is_short, now });
     }
 
     fn schedule_from_outside(&self, task: Runnable, info: &ScheduleInfo) {
         let ready = foreign_ready_time();
         let now = ready.nanos().unwrap_or(0);
         task.metadata().note_ready(ready);
-        let lane = task.metadata().account.choose_lane(info.woken_while_running, now);
-        match lane {
-            Lane::Reaction => self.injected.reaction.push(task),
-            Lane::Compute => {
-                let rank = self.rank(&task, now);
-                self.injected.compute.push(task, rank);
-            }
-        }
-        if !self.wake_one() && (lane == Lane::Compute || !self.call_sentinel()) {
-            self.alarm.guard(now, SOON, || false);
-        }
+        let rank = self.choose_rank(&task, info.woken_while_running, now);
+        self.queue_from_outside(task, rank, now);
     }
 
-    /// Returns where a task stands in the compute lane.
-    fn rank(&self, task: &Runnable, now: u64) -> Rank {
-        let account = &task.metadata().account;
-        let is_short = |usual: u32| u128::from(usual) <= self.options.quantum.as_nanos();
-        Rank {
-            place: account.credit().place(now),
-            is_short: account.usual_ns().is_none_or(is_short),
-        }
-    }
-
-    /// Wakes a worker for work that was just queued, if one sleeps and none searches. Returns whether
-    /// it did.
-    fn wake_one(&self) -> bool {
-        let chosen = self.idle.choose();
-        if let Some(worker) = chosen {
-            self.remotes[worker].parker.unpark(|| self.server.unpark());
-        }
-        chosen.is_some()
-    }
-
-    /// Wakes the reserve thread in the wait point, if there is one. Returns whether there was.
-    fn call_sentinel(&self) -> bool {
-        // The fence in `Idle::choose` stands between our push to a queue and this look.
-        let sentinel = self.baton.holder();
-        if let Some(place) = sentinel {
-            self.remotes[place].parker.unpark(|| self.server.unpark());
-        }
-        sentinel.is_some()
+    fn choose_rank(&self, task: &Runnable, was_running: bool, now: u64) -> Option<Rank> {
+        order::choose_rank(&task.metadata().account, was_running, now, self.options.quantum)
     }
 
     fn workers(&self) -> &[Remote] {
@@ -448,14 +441,6 @@ impl Shared {
     /// Returns the reserve threads, to be joined after the shutdown.
     pub(crate) fn take_reserve_threads(&self) -> Vec<thread::JoinHandle<()>> {
         self.reserves.take_threads()
-    }
-
-    /// Returns whether a task waits somewhere.
-    fn has_work(&self) -> bool {
-        !self.injected.reaction.is_empty()
-            || !self.injected.compute.is_empty()
-            || self.computing.iter().any(|queue| !queue.is_empty())
-            || self.reacting.iter().any(|queue| !queue.is_empty())
     }
 
     /// Cancels every task and closes the server: the last worker's duty.
@@ -544,17 +529,6 @@ pub(crate) fn was_asleep() -> bool {
         }
         _ => false,
     })
-}
-
-/// Steals until the attempt has an answer.
-fn take<T>(steal: impl Fn() -> Steal<T>) -> Option<T> {
-    loop {
-        match steal() {
-            Steal::Success(value) => return Some(value),
-            Steal::Empty => return None,
-            Steal::Retry => {}
-        }
-    }
 }
 
 /// Wakes the thread that sits in `block_on`.

@@ -9,46 +9,18 @@ use std::time::Duration;
 
 use vigie_detect::{Instant, Lookout, clock::monotonic_now};
 
-use super::{
-    Remote, Shared,
-    need::{self, Situation},
-    reserve::Activated,
-};
+use super::{Remote, Shared, census::Census, order, reserve::Activated};
 use crate::{
     context,
     handle::{Handle, Scheduler},
     kernel_help,
-    lane::ComputeQueue,
     sync::{Arc, Ordering},
 };
-
-/// How long looks must have come regularly before workers are trusted to look by themselves.
-const STEADY: Duration = Duration::from_millis(2);
-
-/// How often the supervisor looks while threads are inside long polls, somebody watches, and nothing waits.
-const BACKSTOP: Duration = Duration::from_millis(10);
-
-/// The same while tasks wait that need no thread yet.
-const WAITING: Duration = Duration::from_millis(1);
 
 pub(super) struct Supervisor {
     shared: Arc<Shared>,
     lookout: Lookout,
     last_call: Instant,
-}
-
-/// What is known of all threads at one moment.
-#[derive(Clone, Copy, Debug, Default)]
-struct Census {
-    /// Threads inside long polls.
-    caught: usize,
-    /// A thread is inside a poll that is not long yet.
-    has_young_poll: bool,
-    free_reserves: usize,
-    computing_reserves: usize,
-    reaction_waits: bool,
-    waiting_count: usize,
-    all_compute_for_long: bool,
 }
 
 impl Supervisor {
@@ -77,100 +49,22 @@ impl Supervisor {
             }
             let was_resting = alarm.is_resting();
             let now = monotonic_now();
-            let census = self.take_census(now);
+            let options = &self.shared.options;
+            let census = Census::take(&*self.shared, now, options.long_poll, options.quantum);
             let needs_more = self.call(census, now);
             self.help_against_hogs(now);
-            let has_long_polls = census.caught > 0;
-            self.shared.has_long_polls.store(has_long_polls, Ordering::Relaxed);
-            if needs_more {
-                alarm.hold(now.as_nanos(), self.shared.options.long_poll / 2);
-            } else if has_long_polls {
-                alarm.hold(now.as_nanos(), self.next_look(census));
-            } else if !was_resting {
-                alarm.begin_rest();
-            }
+            self.shared.has_long_polls.store(census.caught > 0, Ordering::Relaxed);
+            let watched = (self.lookout.is_watched(), self.shared.options.long_poll);
+            census.plan_next_look(&*self.shared, now, (needs_more, was_resting), watched);
         }
-    }
-
-    /// Returns when to look again while threads are inside long polls, and nobody was called.
-    fn next_look(&self, census: Census) -> Duration {
-        if census.has_young_poll && !self.lookout.is_watched() {
-            // It began after the alarm rang, and did not set it again.
-            self.shared.options.long_poll
-        } else if census.waiting_count > 0 {
-            WAITING
-        } else {
-            BACKSTOP
-        }
-    }
-
-    /// Looks at all threads, and asks of those inside long polls whether they sleep in the kernel.
-    fn take_census(&self, now: Instant) -> Census {
-        let shared = &*self.shared;
-        let long_poll = shared.long_poll_ns();
-        let quantum = u64::try_from(shared.options.quantum.as_nanos()).unwrap_or(u64::MAX);
-        let mut census = Census {
-            waiting_count: shared.injected.compute.len() + shared.injected.reaction.len(),
-            all_compute_for_long: true,
-            ..Census::default()
-        };
-        let mut is_everybody_caught = true;
-        let reserves = shared.reserves.serving().map(|slot| (shared.reserve(slot), None));
-        let queues = shared.reacting.iter().zip(&shared.computing).map(Some);
-        for (remote, queues) in shared.workers().iter().zip(queues).chain(reserves) {
-            let seat = &remote.seat;
-            seat.forget_earlier(&shared.blocked);
-            let began = seat.current().map(|(began, _)| began);
-            let caught = began.filter(|_| seat.is_caught(now, long_poll));
-            let Some(began) = caught else {
-                is_everybody_caught = false;
-                census.has_young_poll |= began.is_some();
-                census.all_compute_for_long &= queues.is_none();
-                census.free_reserves += usize::from(queues.is_none());
-                continue;
-            };
-            census.caught += 1;
-            seat.ask(began, now, &shared.blocked);
-            if let Some((reacting, computing)) = queues {
-                census.reaction_waits |= !reacting.is_empty();
-                census.waiting_count += reacting.len() + computing.len();
-                census.all_compute_for_long &= !seat.is_blocked() && seat.is_caught(now, quantum);
-            } else {
-                census.computing_reserves += usize::from(!seat.is_blocked());
-            }
-        }
-        census.reaction_waits |= is_everybody_caught && !shared.injected.reaction.is_empty();
-        census
     }
 
     /// Calls those that are needed. Returns whether it should look again soon: somebody was called, or
     /// somebody is needed who may come by itself.
     fn call(&mut self, census: Census, now: Instant) -> bool {
         let shared = &*self.shared;
-        let mut computing = shared.computing.iter().chain([&shared.injected.compute]);
-        let short_waits = census.all_compute_for_long && computing.any(ComputeQueue::has_short);
-        shared.serves_short.store(short_waits, Ordering::Relaxed);
-        let situation = Situation {
-            workers: shared.options.workers,
-            has_idle_worker: shared.idle.has_sleepers(),
-            is_unwatched: census.caught > 0 && self.is_unwatched(now),
-            has_sentinel: shared.baton.holder().is_some(),
-            free_reserves: census.free_reserves,
-            computing_reserves: census.computing_reserves,
-            reaction_waits: census.reaction_waits,
-            waiting_count: census.waiting_count,
-            short_waits,
-            vacancies: shared.blocked.vacancies(),
-            looks_since_call: (now - self.last_call).as_nanos()
-                / shared.options.long_poll.as_nanos(),
-        };
-        let orders = need::decide(&situation);
-        if orders.wakes_worker {
-            shared.wake_one();
-        }
-        if orders.wakes_sentinel {
-            shared.call_sentinel();
-        }
+        let looks = (now - self.last_call).as_nanos() / shared.options.long_poll.as_nanos();
+        let (orders, needs_more) = census.decide(shared, self.is_unwatched(now), looks);
         if orders.activates > 0 {
             self.last_call = now;
         }
@@ -181,7 +75,7 @@ impl Supervisor {
                 break;
             }
         }
-        orders.calls_anybody() || situation.needs_somebody()
+        needs_more
     }
 
     /// Returns whether nobody would see an event in time.
@@ -239,5 +133,5 @@ impl Supervisor {
 
 /// Returns whether those who run tasks look for events as often as the policies want.
 pub(super) fn is_steady(lookout: &Lookout, now: Instant, long_poll: Duration) -> bool {
-    now - lookout.last_look() <= long_poll && now - lookout.last_gap() > STEADY
+    order::is_steady(now, lookout.last_look(), lookout.last_gap(), long_poll)
 }

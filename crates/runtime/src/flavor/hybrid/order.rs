@@ -1,0 +1,502 @@
+//! The order of the steps: what a thread takes next, and whom it calls for what it has queued.
+//!
+//! These are decisions over queues and counts. They start no thread, read no clock and do not sleep, so that
+//! the simulation in `tests/scheduler.rs` takes them in virtual time as the real threads do.
+
+use std::time::Duration;
+
+use crossbeam::deque::{Injector, Steal, Stealer, Worker as Queue};
+use vigie_detect::Instant;
+
+use super::{
+    baton::Baton,
+    seat::{Blocked, Seat},
+};
+use crate::{
+    alarm::Alarm,
+    idle::Idle,
+    lane::{Account, Cause, ComputeQueue, Lane, Rank, Share},
+    sync::{AtomicBool, Ordering},
+};
+
+/// In how many delays of the alarm the supervisor looks if a poll is long behind which events or tasks wait
+/// that react; and if it is only computation that waits there.
+pub(crate) const SOON: u64 = 1;
+const LATER: u64 = 5;
+
+/// How often a worker that computes looks whether reactions wait at other threads.
+const ROB_EVERY: Duration = Duration::from_micros(50);
+
+/// A task whose usual poll is no longer than this may wake others without calling a worker for them.
+const SHORT_NS: u32 = 20_000;
+
+/// How long looks must have come regularly before workers are trusted to look by themselves.
+const STEADY: Duration = Duration::from_millis(2);
+
+/// Tasks that wait for any thread.
+pub(crate) struct Injected<T> {
+    pub(crate) reaction: Injector<T>,
+    pub(crate) compute: ComputeQueue<T>,
+}
+
+impl<T> Injected<T> {
+    pub(crate) fn new() -> Self {
+        Self { reaction: Injector::new(), compute: ComputeQueue::new() }
+    }
+}
+
+/// What the calling thread has of its own.
+pub(crate) struct Own<'a, T> {
+    /// The reaction lane; empty for a reserve thread.
+    pub(crate) reacting: &'a Queue<T>,
+    /// The worker's place; none for a reserve thread, which has no lanes of its own.
+    pub(crate) worker: Option<usize>,
+}
+
+/// In what a task becomes ready on a thread of the runtime.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waking {
+    pub(crate) cause: Cause,
+    /// The task is polled at this moment, or was a moment ago.
+    pub(crate) was_running: bool,
+    /// The task that is polled has short polls as a rule.
+    pub(crate) is_short: bool,
+    /// When the poll or the look began.
+    pub(crate) now: u64,
+}
+
+/// The parts of a runtime that its threads share, and what they decide by them alone. A *place* is the index
+/// of a thread: the workers come first, then the slots of the reserve threads.
+pub(crate) trait Parts {
+    type Task;
+
+    /// Tasks that no worker made ready.
+    fn injected(&self) -> &Injected<Self::Task>;
+    /// The workers' reaction lanes, from which others take.
+    fn reacting(&self) -> &[Stealer<Self::Task>];
+    /// The workers' compute lanes.
+    fn computing(&self) -> &[ComputeQueue<Self::Task>];
+    fn seat(&self, place: usize) -> &Seat;
+    /// The places of the reserve threads that serve.
+    fn serving(&self) -> impl Iterator<Item = usize> + '_;
+    /// Returns whether there is one: one load.
+    fn is_serving(&self) -> bool;
+    fn idle(&self) -> &Idle;
+    fn baton(&self) -> &Baton;
+    fn alarm(&self) -> &Alarm;
+    fn blocked(&self) -> &Blocked;
+    /// Every worker computes for long, and short tasks wait: reserve threads run these, too. The
+    /// supervisor's.
+    fn serves_short(&self) -> &AtomicBool;
+    /// Wakes the thread at `place`, or keeps it from its next sleep.
+    fn unpark(&self, place: usize);
+
+    /// Queues a task on the thread that made it ready: at its rank in the compute lane, or without one in the
+    /// reaction lane.
+    fn queue_here(
+        &self,
+        own: &Own<'_, Self::Task>,
+        task: Self::Task,
+        rank: Option<Rank>,
+        waking: Waking,
+    ) {
+        match (rank, own.worker) {
+            (None, Some(_)) => own.reacting.push(task),
+            (None, None) => self.injected().reaction.push(task),
+            (Some(rank), Some(worker)) => self.computing()[worker].push(task, rank),
+            (Some(rank), None) => {
+                self.injected().compute.push(task, rank);
+                self.wake_one();
+                return;
+            }
+        }
+        // A task that woke itself is queued when its poll is over. The rest of any other poll may be long;
+        // where that is usual, nobody should wait for it.
+        if waking.cause == Cause::Poll
+            && !waking.was_running
+            && (waking.is_short || !self.idle().may_need_waking() || !self.wake_one())
+        {
+            let delays = if rank.is_none() { SOON } else { LATER };
+            self.alarm().guard(waking.now, delays, || false);
+        }
+    }
+
+    /// Queues a task that no thread of the runtime made ready.
+    fn queue_from_outside(&self, task: Self::Task, rank: Option<Rank>, now: u64) {
+        match rank {
+            None => self.injected().reaction.push(task),
+            Some(rank) => self.injected().compute.push(task, rank),
+        }
+        if !self.wake_one() && (rank.is_some() || !self.call_sentinel()) {
+            self.alarm().guard(now, SOON, || false);
+        }
+    }
+
+    /// Wakes a worker for work that was just queued, if one sleeps and none searches. Returns whether
+    /// it did.
+    fn wake_one(&self) -> bool {
+        let chosen = self.idle().choose();
+        if let Some(worker) = chosen {
+            self.unpark(worker);
+        }
+        chosen.is_some()
+    }
+
+    /// Wakes the reserve thread in the wait point, if there is one. Returns whether there was.
+    fn call_sentinel(&self) -> bool {
+        // The fence in `Idle::choose` stands between our push to a queue and this look.
+        let sentinel = self.baton().holder();
+        if let Some(place) = sentinel {
+            self.unpark(place);
+        }
+        sentinel.is_some()
+    }
+
+    /// Returns whether a task waits somewhere.
+    fn has_work(&self) -> bool {
+        !self.injected().reaction.is_empty()
+            || !self.injected().compute.is_empty()
+            || self.computing().iter().any(|queue| !queue.is_empty())
+            || self.reacting().iter().any(|queue| !queue.is_empty())
+    }
+
+    /// A task of the reaction lane that lies elsewhere.
+    fn take_reaction(&self) -> Option<Self::Task> {
+        if let Some(task) = take(|| self.injected().reaction.steal()) {
+            return Some(task);
+        }
+        // One at a time: if this one holds us, the others can still be had by other threads.
+        let queues = self.reacting().iter().filter(|queue| !queue.is_empty());
+        queues.into_iter().find_map(|queue| take(|| queue.steal()))
+    }
+}
+
+/// Returns where a task that becomes ready stands in the compute lane, or none if it reacts.
+pub(crate) fn choose_rank(
+    account: &Account,
+    was_running: bool,
+    now: u64,
+    quantum: Duration,
+) -> Option<Rank> {
+    let is_short = |usual: u32| u128::from(usual) <= quantum.as_nanos();
+    (account.choose_lane(was_running, now) == Lane::Compute).then(|| Rank {
+        place: account.credit().place(now),
+        is_short: account.usual_ns().is_none_or(is_short),
+    })
+}
+
+/// Returns whether a task may wake others without calling a worker for them.
+pub(crate) fn has_short_polls(account: &Account, is_trusted: bool) -> bool {
+    is_trusted && account.usual_ns().is_some_and(|usual| usual <= SHORT_NS)
+}
+
+/// Returns whether those who run tasks look for events as often as the policies want: by when a look last
+/// came, and when one last came late.
+pub(crate) fn is_steady(
+    now: Instant,
+    last_look: Instant,
+    last_gap: Instant,
+    long_poll: Duration,
+) -> bool {
+    now - last_look <= long_poll && now - last_gap > STEADY
+}
+
+/// Steals until the attempt has an answer.
+pub(crate) fn take<T>(steal: impl Fn() -> Steal<T>) -> Option<T> {
+    loop {
+        match steal() {
+            Steal::Success(value) => return Some(value),
+            Steal::Empty => return None,
+            Steal::Retry => {}
+        }
+    }
+}
+
+impl<T> Own<'_, T> {
+    fn computing<'p, P: Parts<Task = T>>(&self, parts: &'p P) -> Option<&'p ComputeQueue<T>> {
+        parts.computing().get(self.worker?)
+    }
+
+    /// Returns whether tasks wait in this thread's own queues.
+    pub(crate) fn has_more<P: Parts<Task = T>>(&self, parts: &P) -> bool {
+        !self.reacting.is_empty() || self.computing(parts).is_some_and(|own| !own.is_empty())
+    }
+
+    /// Sees to it that the supervisor notices if the poll that comes is a long one while no other thread
+    /// watches, or while tasks wait behind it.
+    #[inline]
+    pub(crate) fn guard<P: Parts<Task = T>>(
+        &self,
+        parts: &P,
+        now: Instant,
+        is_watched: bool,
+        may_put_off: impl FnOnce() -> bool,
+    ) {
+        if !is_watched || !self.reacting.is_empty() {
+            parts.alarm().guard(now.as_nanos(), SOON, may_put_off);
+        } else if self.computing(parts).is_some_and(|own| !own.is_empty()) {
+            parts.alarm().guard(now.as_nanos(), LATER, || false);
+        }
+    }
+}
+
+/// One thread's turns: a worker's, or those of a reserve thread.
+pub(crate) struct Turns {
+    /// Its place.
+    index: usize,
+    share: Share,
+    random: fastrand::Rng,
+    is_searching: bool,
+    /// When it last looked for reactions at other threads.
+    robbed_at: Instant,
+    /// A reserve thread that computes in the place of one that sleeps.
+    is_substitute: bool,
+}
+
+impl Turns {
+    pub(crate) fn new(index: usize, reaction_slice: Duration) -> Self {
+        Self {
+            index,
+            share: Share::new(reaction_slice),
+            random: fastrand::Rng::with_seed(index as u64),
+            is_searching: false,
+            robbed_at: Instant::from_nanos(0),
+            is_substitute: false,
+        }
+    }
+
+    // -------------------------------------------------------------------------------- a worker
+
+    /// The next task of this worker's own queues or of the injected ones; before a computation, also a
+    /// reaction that waits at another thread.
+    pub(crate) fn next<P: Parts>(
+        &mut self,
+        parts: &P,
+        own: &Own<'_, P::Task>,
+        now: Instant,
+    ) -> Option<(P::Task, Lane)> {
+        let reacting = own.reacting;
+        // Injected tasks join the end of the lane, so that neither source starves the other.
+        if !parts.injected().reaction.is_empty() {
+            let _ = take(|| parts.injected().reaction.steal_batch(reacting));
+        }
+        if self.share.first() == Lane::Compute
+            && let Some(task) = compute(parts, own)
+        {
+            return Some((task, Lane::Compute));
+        }
+        if let Some(task) = reacting.pop() {
+            return Some((task, Lane::Reaction));
+        }
+        if now - self.robbed_at >= ROB_EVERY
+            && own.computing(parts).is_some_and(|own| !own.is_empty())
+        {
+            self.robbed_at = now;
+            if let Some(task) = parts.take_reaction() {
+                return Some((task, Lane::Reaction));
+            }
+        }
+        Some((compute(parts, own)?, Lane::Compute))
+    }
+
+    /// A worker without work looks for it elsewhere.
+    pub(crate) fn search<P: Parts>(
+        &mut self,
+        parts: &P,
+        own: &Own<'_, P::Task>,
+    ) -> Option<(P::Task, Lane)> {
+        if !self.is_searching {
+            self.is_searching = parts.idle().begin_search();
+        }
+        if !self.is_searching {
+            return None;
+        }
+        let (injected, reacting) = (parts.injected(), parts.reacting());
+        let begin = self.random.usize(..reacting.len());
+        if let Some(task) = take(|| injected.reaction.steal_batch_and_pop(own.reacting)) {
+            return Some((task, Lane::Reaction));
+        }
+        // Our own queue among them is empty.
+        for queue in reacting[begin..].iter().chain(&reacting[..begin]) {
+            if let Some(task) = take(|| queue.steal_batch_and_pop(own.reacting)) {
+                return Some((task, Lane::Reaction));
+            }
+        }
+        let own = own.computing(parts)?;
+        let others = parts.computing()[begin..].iter().chain(&parts.computing()[..begin]);
+        [&injected.compute]
+            .into_iter()
+            .chain(others)
+            .filter(|queue| !std::ptr::eq(*queue, own))
+            .find_map(|queue| queue.steal_batch_and_pop(own))
+            .map(|task| (task, Lane::Compute))
+    }
+
+    /// The search is over, if there was one: work was found, or the runtime ends.
+    pub(crate) fn stop_searching(&mut self, parts: &impl Parts) {
+        if self.is_searching {
+            self.is_searching = false;
+            if parts.idle().end_search() {
+                parts.wake_one();
+            }
+        }
+    }
+
+    /// A worker announces that it sleeps.
+    pub(crate) fn begin_sleep(&mut self, parts: &impl Parts) {
+        let was_last = parts.idle().begin_sleep(self.index, self.is_searching);
+        self.is_searching = false;
+        if was_last && parts.has_work() {
+            // Perhaps ourselves: then the sleep below ends at once.
+            parts.wake_one();
+        }
+        if parts.idle().is_everyone_asleep() && !parts.is_serving() {
+            parts.alarm().stop();
+        }
+    }
+
+    /// A worker has woken. Returns whether its sleep is over, in any case if the runtime ends; otherwise it
+    /// sleeps again.
+    pub(crate) fn ends_sleep<P: Parts>(
+        &mut self,
+        parts: &P,
+        own: &Own<'_, P::Task>,
+        is_shutdown: bool,
+    ) -> bool {
+        if own.has_more(parts) || is_shutdown {
+            // Somebody may have chosen us meanwhile: then we are a searcher, with work.
+            self.is_searching = !parts.idle().end_sleep(self.index);
+            return true;
+        }
+        if !parts.idle().is_sleeping(self.index) {
+            self.is_searching = true;
+            return true;
+        }
+        false
+    }
+
+    // ------------------------------------------------------------------------ a reserve thread
+
+    /// The next task for a reserve thread: reactions first; then anything in the place of a thread that
+    /// sleeps; then short tasks, which should not wait behind long polls.
+    pub(crate) fn next_of_reserve<P: Parts>(
+        &mut self,
+        parts: &P,
+        own: &Own<'_, P::Task>,
+    ) -> Option<(P::Task, Lane)> {
+        if self.is_substitute && parts.blocked().is_overfull() {
+            self.end_substitution(parts);
+        }
+        let computes_first = self.share.first() == Lane::Compute;
+        let compute = |turns: &mut Self| Some((turns.compute_of_reserve(parts)?, Lane::Compute));
+        if computes_first && let Some(next) = compute(self) {
+            return Some(next);
+        }
+        if let Some(task) = own.reacting.pop().or_else(|| parts.take_reaction()) {
+            return Some((task, Lane::Reaction));
+        }
+        if computes_first { None } else { compute(self) }
+    }
+
+    fn compute_of_reserve<P: Parts>(&mut self, parts: &P) -> Option<P::Task> {
+        let mut queues = parts.computing().iter().chain([&parts.injected().compute]);
+        if !self.is_substitute {
+            self.is_substitute = parts.blocked().substitute();
+        }
+        if self.is_substitute {
+            queues.max_by_key(|queue| queue.len()).and_then(ComputeQueue::pop)
+        } else if parts.serves_short().load(Ordering::Relaxed) {
+            queues.find_map(ComputeQueue::pop_short)
+        } else {
+            None
+        }
+    }
+
+    /// A reserve thread computes no longer in the place of one that sleeps.
+    pub(crate) fn end_substitution(&mut self, parts: &impl Parts) {
+        if std::mem::take(&mut self.is_substitute) {
+            parts.blocked().leave();
+        }
+    }
+
+    /// Returns whether a reserve thread without work is still needed in the wait point.
+    pub(crate) fn should_watch(&self, parts: &impl Parts, now: Instant, is_steady: bool) -> bool {
+        if parts.idle().has_sleepers() || is_steady {
+            // An idle worker takes the wait point, or the busy ones look by themselves. The supervisor
+            // sees to it that this is so.
+            let _ = parts.wake_one();
+            parts.alarm().guard(now.as_nanos(), SOON, || false);
+            return false;
+        }
+        true
+    }
+
+    /// Announces the sleep of a reserve thread in the wait point. Returns whether it must stay awake.
+    pub(crate) fn take_baton(&self, parts: &impl Parts, is_awaited: impl FnOnce() -> bool) -> bool {
+        let has_work = || !parts.injected().reaction.is_empty();
+        parts.baton().take(self.index, || is_awaited() || has_work())
+    }
+
+    // ------------------------------------------------------------------------------------ both
+
+    /// Wakes another worker if there is more to do here than the task about to be polled.
+    pub(crate) fn share_out<P: Parts>(&self, parts: &P, own: &Own<'_, P::Task>) {
+        if parts.idle().may_need_waking() && own.has_more(parts) {
+            parts.wake_one();
+        }
+    }
+
+    /// Returns whether the supervisor is not needed for others: none is inside a long poll, and looks are
+    /// as frequent as the policies want, which `is_seen` says.
+    #[cold]
+    pub(crate) fn may_put_off(
+        &self,
+        parts: &impl Parts,
+        now: Instant,
+        long_poll: u64,
+        is_seen: bool,
+    ) -> bool {
+        let is_caught =
+            |worker: usize| worker != self.index && parts.seat(worker).is_caught(now, long_poll);
+        is_seen && !(0..parts.computing().len()).any(is_caught)
+    }
+
+    /// The task that is about to be polled slept in the kernel when it was polled last: another thread
+    /// takes our place at once, without waiting for the supervisor to see it. Returns whether that must be
+    /// a reserve thread, which the caller activates.
+    #[cold]
+    #[must_use = "nobody takes our place otherwise"]
+    pub(crate) fn expect_sleep<P: Parts>(
+        &self,
+        parts: &P,
+        own: &Own<'_, P::Task>,
+        now: Instant,
+        is_watched: bool,
+    ) -> bool {
+        parts.seat(self.index).expect_sleep(now, parts.blocked());
+        let is_needed = !is_watched || own.has_more(parts) || parts.has_work();
+        is_needed && !parts.wake_one() && !parts.call_sentinel()
+    }
+
+    /// Takes note of a poll of `nanos` in `lane`.
+    pub(crate) fn record<P: Parts>(
+        &mut self,
+        parts: &P,
+        own: &Own<'_, P::Task>,
+        lane: Lane,
+        nanos: u64,
+    ) {
+        let computing = own.computing(parts).unwrap_or_else(|| &parts.injected().compute).len();
+        let reacting = if computing > 0 { own.reacting.len() } else { 0 };
+        self.share.record(lane, nanos, reacting, computing);
+    }
+}
+
+/// The next task of a worker's compute lane, which injected tasks join.
+fn compute<P: Parts>(parts: &P, own: &Own<'_, P::Task>) -> Option<P::Task> {
+    let (own, injected) = (own.computing(parts)?, &parts.injected().compute);
+    if !injected.is_empty() {
+        own.take_batch(injected);
+    }
+    own.pop()
+}
