@@ -152,7 +152,8 @@ impl Account {
     }
 }
 
-#[cfg(test)]
+// The models of `tests/loom.rs` compile this file, too: the tests below are none of them.
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

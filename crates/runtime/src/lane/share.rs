@@ -52,7 +52,8 @@ impl Share {
     }
 }
 
-#[cfg(test)]
+// The models of `tests/loom.rs` compile this file, too: the tests below are none of them.
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -31,31 +31,34 @@ pub(crate) mod timerfd {
 
     use loom::sync::Mutex;
 
-    pub(crate) struct Timer {
-        is_armed: Mutex<bool>,
-    }
+    /// What it is set to, as long as nobody has slept on it.
+    pub(crate) struct Timer(Mutex<Option<Duration>>);
 
     impl Timer {
         pub(crate) fn new() -> io::Result<Self> {
-            Ok(Self { is_armed: Mutex::new(false) })
+            Ok(Self(Mutex::new(None)))
         }
 
-        pub(crate) fn wake_in(&self, _: Duration) {
-            *self.is_armed.lock().expect("no panic") = true;
+        pub(crate) fn wake_in(&self, delay: Duration) {
+            *self.0.lock().expect("no panic") = Some(delay);
         }
 
         pub(crate) fn stop(&self) {
-            *self.is_armed.lock().expect("no panic") = false;
+            self.take();
         }
 
         /// Returns an error if the sleep would never end.
         pub(crate) fn sleep(&self) -> io::Result<()> {
-            let is_armed = std::mem::take(&mut *self.is_armed.lock().expect("no panic"));
-            if is_armed { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
+            self.take().map(|_| ()).ok_or_else(|| io::ErrorKind::WouldBlock.into())
         }
 
         pub(crate) fn is_armed(&self) -> bool {
-            *self.is_armed.lock().expect("no panic")
+            self.0.lock().expect("no panic").is_some()
+        }
+
+        /// Stops the timer, and returns what it was set to.
+        pub(crate) fn take(&self) -> Option<Duration> {
+            self.0.lock().expect("no panic").take()
         }
     }
 }
