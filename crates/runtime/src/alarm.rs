@@ -127,9 +127,10 @@ mod tests {
     use super::*;
 
     const HOUR: Duration = Duration::from_secs(3600);
+    const HOUR_NS: u64 = 3_600_000_000_000;
     /// The alarm's delay. So long that no timer of these tests ends, and that what is left of one says how
     /// it was set, however slow the machine is.
-    const D: u64 = 2 * 3_600_000_000_000;
+    const D: u64 = 2 * HOUR_NS;
     /// What the timer is set to before each step, and what nothing else sets it to.
     const BEFORE: Duration = Duration::from_secs(100 * 3600);
     const NOW: u64 = 1_000 * D;
@@ -207,7 +208,7 @@ mod tests {
             let alarm = alarm(0);
             assert!(alarm.is_resting());
             alarm.hold(now, HOUR);
-            assert_eq!(seen(&alarm), (now + HOUR.as_nanos() as u64 | HELD, HOUR));
+            assert_eq!(seen(&alarm), ((now + HOUR_NS) | HELD, HOUR));
             assert!(!alarm.is_resting());
             alarm.begin_rest();
             assert_eq!(seen(&alarm), (0, Duration::from_nanos(D)));

@@ -293,12 +293,14 @@ mod tests {
         {
             let filled = || {
                 let queue = ComputeQueue::new();
-                (0..count).for_each(|place| queue.push(place, Rank { place, is_short: false }));
+                for place in 0..count {
+                    queue.push(place, Rank { place: place as u64, is_short: false });
+                }
                 queue
             };
             let (victim, thief) = (filled(), ComputeQueue::new());
             thief.take_batch(&victim);
-            assert_eq!((victim.len() as u64, thief.len()), (count - taken, taken as usize));
+            assert_eq!((victim.len(), thief.len()), (count - taken, taken));
             assert_eq!(thief.pop(), (taken > 0).then_some(0));
             let (victim, thief) = (filled(), ComputeQueue::new());
             assert_eq!(victim.steal_batch_and_pop(&thief), (count > 0).then_some(0));
