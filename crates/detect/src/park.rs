@@ -97,7 +97,8 @@ impl ParkWord {
 }
 
 // The models of `tests/loom.rs` compile this file, too: the tests below are none of them.
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
 

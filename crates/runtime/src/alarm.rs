@@ -122,7 +122,8 @@ impl Alarm {
 }
 
 // The models of `tests/loom.rs` compile this file, too, over a timer that only knows whether it is set.
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
 

@@ -125,7 +125,8 @@ const fn is_needed(counts: usize) -> bool {
 }
 
 // The models of `tests/loom.rs` compile this file, too: the tests below are none of them.
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use proptest::prelude::*;
 

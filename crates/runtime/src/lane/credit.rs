@@ -153,7 +153,8 @@ impl Account {
 }
 
 // The models of `tests/loom.rs` compile this file, too: the tests below are none of them.
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
 

@@ -220,7 +220,8 @@ impl<T> Batch<T> {
 }
 
 // The models of `tests/loom.rs` compile this file, too: the tests below are none of them.
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use proptest::prelude::*;
 

@@ -134,8 +134,8 @@ pub(crate) struct Model {
     pub(crate) nothing: Injected<Task>,
     pub(crate) reacting: Vec<Stealer<Task>>,
     pub(crate) computing: Vec<ComputeQueue<Task>>,
-    /// The queues of the reaction lane are none of loom's: this word, read before each use, lets other
-    /// threads run in between.
+    /// The injected reactions are in no queue of loom's: this word, read before each use, lets other threads
+    /// run in between. (No model queues a reaction on a worker.)
     pub(crate) turn: AtomicUsize,
     /// How many tasks have not been run.
     pub(crate) left: Mutex<usize>,
@@ -152,7 +152,6 @@ impl Parts for Model {
     }
 
     fn reacting(&self) -> &[Stealer<Task>] {
-        self.turn.load(Ordering::Relaxed);
         &self.reacting
     }
 
@@ -452,7 +451,7 @@ fn sentinel(fault: Fault) {
         thread::spawn(move || if number == 0 { model.serve(1) } else { model.wait_point.detect() })
     });
     if fault == Fault::NoWaking {
-        model.injected.reaction.push(Task::Ends);
+        model.injected().reaction.push(Task::Ends);
     } else {
         model.queue_from_outside(Task::Ends, None, NOW.as_nanos());
     }

@@ -45,7 +45,8 @@ impl Baton {
 }
 
 // The models of `tests/loom.rs` compile this file, too: the test below is none of them.
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
 
