@@ -95,3 +95,54 @@ impl ParkWord {
         self.bits.fetch_or(RUNG, Ordering::SeqCst) == PARKED
     }
 }
+
+// The models of `tests/loom.rs` compile this file, too: the tests below are none of them.
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    /// Goal: a ring is kept until it is taken, asleep or awake, and only the first one of a sleep wakes.
+    /// Method: the transitions of the drawing, one after the other, with all that can be asked in between.
+    #[test]
+    fn rings_are_kept_until_they_are_taken() {
+        let word = ParkWord::new();
+        let is = || (word.is_parked(), word.is_rung());
+        assert_eq!((is(), word.take_ring()), ((false, false), false));
+        assert!(!word.ring(), "nobody sleeps");
+        assert_eq!(is(), (false, true));
+        assert_eq!(word.begin_park(), Park::Rung);
+        assert_eq!((is(), word.ring()), ((true, true), false));
+        word.end_park();
+        assert_eq!(is(), (false, true));
+        assert!(word.take_ring() && !word.take_ring());
+        assert_eq!(is(), (false, false));
+
+        assert_eq!(word.begin_park(), Park::Sleep);
+        assert_eq!((is(), word.take_ring()), ((true, false), false));
+        assert!(word.ring() && !word.ring());
+        assert!(word.take_ring(), "by another host that looks");
+        assert_eq!(is(), (true, false));
+        assert!(word.ring());
+        word.end_park();
+        assert_eq!(is(), (false, true));
+    }
+
+    /// Goal: a host is rung for if it may sleep past a deadline or over a request. Method: deadlines around
+    /// the present one, asleep and awake.
+    #[test]
+    fn sleepers_are_rung_for() {
+        for sleeps in [false, true] {
+            let (word, deadline, count) =
+                (ParkWord::new(), AtomicU64::new(100), AtomicUsize::new(3));
+            if sleeps {
+                assert_eq!(word.begin_park(), Park::Sleep);
+            }
+            for (nanos, is_sooner, left) in [(101, false, 100), (100, false, 100), (99, true, 99)] {
+                assert_eq!(word.lower(&deadline, nanos), sleeps && is_sooner);
+                assert_eq!(deadline.load(Ordering::SeqCst), left);
+            }
+            assert_eq!((word.raise(&count, 5), count.load(Ordering::SeqCst)), (sleeps, 5));
+        }
+    }
+}

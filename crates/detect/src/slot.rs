@@ -195,4 +195,89 @@ mod tests {
             }
         }
     }
+
+    struct Woken(crate::sync::AtomicUsize);
+
+    impl std::task::Wake for Woken {
+        fn wake(self: crate::sync::Arc<Self>) {
+            self.0.fetch_add(1, crate::sync::Ordering::Relaxed);
+        }
+    }
+
+    fn waker() -> Waker {
+        Waker::from(crate::sync::Arc::new(Woken(crate::sync::AtomicUsize::new(0))))
+    }
+
+    fn push(slot: &Slot<u32>, event: u32) -> Option<Waker> {
+        slot.push(event, usize::MAX, |_, newer| Some(newer)).expect("there is room")
+    }
+
+    /// Goal: an event or the end wakes whoever polled last, once. Method: two wakers, one after the other.
+    #[test]
+    fn the_last_waiter_is_woken_once() {
+        let (first, second) = (waker(), waker());
+        let ends =
+            [|slot: &Slot<u32>| push(slot, 1), |slot: &Slot<u32>| slot.finish(End::Finished)];
+        for end in ends {
+            let slot = Slot::new();
+            assert!(push(&slot, 0).is_none(), "nobody waits");
+            assert!(matches!(
+                slot.poll(&Context::from_waker(&first)),
+                Poll::Ready(Taken::Event(0))
+            ));
+            for waiter in [&first, &second, &second] {
+                assert!(slot.poll(&Context::from_waker(waiter)).is_pending());
+            }
+            assert!(end(&slot).is_some_and(|woken| woken.will_wake(&second)));
+            assert!(push(&slot, 2).is_none() && slot.finish(End::Finished).is_none());
+        }
+    }
+
+    /// Goal: events are taken in their order, then the end, which stays; an error is told once, and the first
+    /// end counts. Method: both ends after three events.
+    #[test]
+    fn the_end_comes_after_the_events() {
+        let cx = Context::from_waker(Waker::noop());
+        for fails in [false, true] {
+            let slot = Slot::new();
+            (0..3).for_each(|event| drop(push(&slot, event)));
+            drop(slot.finish(if fails {
+                End::Failed(WaitError::ServerClosed)
+            } else {
+                End::Finished
+            }));
+            drop(slot.finish(End::Failed(WaitError::ServerClosed)));
+            for event in 0..3 {
+                assert!(
+                    matches!(slot.poll(&cx), Poll::Ready(Taken::Event(taken)) if taken == event)
+                );
+            }
+            if fails {
+                assert!(matches!(slot.poll(&cx), Poll::Ready(Taken::End(End::Failed(_)))));
+            }
+            for _ in 0..2 {
+                assert!(matches!(slot.poll(&cx), Poll::Ready(Taken::End(End::Finished))));
+            }
+        }
+    }
+
+    /// Goal: a slot that is used again knows nothing of the waiter before; what that left is given back in
+    /// order. Method: one with events, a refusal and an end, and one with a waker.
+    #[test]
+    fn a_reset_slot_is_new() {
+        let cx = Context::from_waker(Waker::noop());
+        let slot = Slot::new();
+        (0..3).for_each(|event| drop(push(&slot, event)));
+        assert_eq!(slot.push(3, 3, |_, newer| Some(newer)).err(), Some(3));
+        drop(slot.finish(End::Finished));
+        assert!(slot.reset().events.eq(0..3));
+        assert!(slot.poll(&cx).is_pending());
+        assert!(slot.reset().events.next().is_none());
+        assert!(push(&slot, 7).is_none(), "the waker went, too");
+        assert!(
+            matches!(slot.poll(&cx), Poll::Ready(Taken::Event(7))),
+            "nothing was refused to it"
+        );
+        assert!(slot.poll(&cx).is_pending());
+    }
 }

@@ -120,3 +120,117 @@ impl Alarm {
         }
     }
 }
+
+// The models of `tests/loom.rs` compile this file, too, over a timer that only knows whether it is set.
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+    const HOUR_NS: u64 = 3_600_000_000_000;
+    /// The alarm's delay. So long that no timer of these tests ends, and that what is left of one says how
+    /// it was set, however slow the machine is.
+    const D: u64 = 2 * HOUR_NS;
+    /// What the timer is set to before each step, and what nothing else sets it to.
+    const BEFORE: Duration = Duration::from_secs(100 * 3600);
+    const NOW: u64 = 1_000 * D;
+
+    fn alarm(due: u64) -> Alarm {
+        let alarm = Alarm::new(Duration::from_nanos(D)).expect("a timer");
+        alarm.due.store(due, Ordering::Relaxed);
+        alarm.timer.wake_in(BEFORE);
+        alarm
+    }
+
+    /// Returns when the alarm is due, and to what its timer was set.
+    fn seen(alarm: &Alarm) -> (u64, Duration) {
+        // Rounded up to hours.
+        let hours = (alarm.timer.left() + HOUR - Duration::from_nanos(1)).as_secs() / 3600;
+        (alarm.due.load(Ordering::Relaxed), HOUR * u32::try_from(hours).expect("few"))
+    }
+
+    /// Goal: a poll that begins is looked at between one and two times what it asks for, by one load if that
+    /// is so already; sooner only if the sleeper wants it itself, or others need it. Method: alarms around
+    /// each bound, for a poll that asks for two delays.
+    #[test]
+    fn a_poll_is_looked_at_in_time() {
+        let delay = 2 * D;
+        let right = [
+            (NOW + delay, NOW, true, "the first moment"),
+            (NOW + 2 * delay, NOW, true, "the last moment"),
+            (NOW + delay - 2, NOW, false, "sooner, for others"),
+            (NOW + delay - 1, NOW, true, "sooner, for the sleeper"),
+            (NOW - LOST_NS + 1, NOW, true, "on its way"),
+        ];
+        for (due, now, may_put_off, case) in right {
+            let alarm = alarm(due);
+            alarm.guard(now, 2, || may_put_off);
+            assert_eq!(seen(&alarm), (due, BEFORE), "{case}");
+        }
+        let wrong = [
+            (0, NOW, false, "not set"),
+            (0, 5, false, "not set, soon after the clock's beginning"),
+            (0, NOW + 1, false, "at an odd time, which is nobody's own"),
+            (NOW + delay - 2, NOW, true, "sooner, for nobody"),
+            (NOW + 2 * delay + 2, NOW, false, "too late"),
+            (NOW + 2 * delay + 3, NOW, false, "too late, for the sleeper"),
+            (NOW - LOST_NS, NOW, false, "lost"),
+        ];
+        for (due, now, may_put_off, case) in wrong {
+            let alarm = alarm(due);
+            alarm.guard(now, 2, || may_put_off);
+            let set_to = Duration::from_nanos(2 * delay);
+            assert_eq!(seen(&alarm), ((now + 2 * delay) & !HELD, set_to), "{case}");
+        }
+    }
+
+    /// Goal: who finds no use for the sleeper stops what the threads have set, and nothing else. Method: an
+    /// alarm of the threads, one of the sleeper, and none.
+    #[test]
+    fn only_alarms_of_threads_are_stopped() {
+        for (due, after) in [
+            (0, (0, BEFORE)),
+            (NOW | HELD, (NOW | HELD, BEFORE)),
+            (HELD, (HELD, BEFORE)),
+            (NOW, (0, Duration::ZERO)),
+        ] {
+            let alarm = alarm(due);
+            alarm.stop();
+            assert_eq!(seen(&alarm), after, "{due}");
+        }
+    }
+
+    /// Goal: the sleeper's own alarm is marked as such, at whatever time. Method: odd and even times; the
+    /// longest delay.
+    #[test]
+    fn the_sleepers_own_alarm_is_known() {
+        for now in [NOW, NOW + 1] {
+            let alarm = alarm(0);
+            assert!(alarm.is_resting());
+            alarm.hold(now, HOUR);
+            assert_eq!(seen(&alarm), ((now + HOUR_NS) | HELD, HOUR));
+            assert!(!alarm.is_resting());
+            alarm.begin_rest();
+            assert_eq!(seen(&alarm), (0, Duration::from_nanos(D)));
+            assert!(alarm.is_resting());
+        }
+        let alarm = alarm(0);
+        alarm.hold(NOW, Duration::MAX);
+        assert_eq!(alarm.due.load(Ordering::Relaxed), (NOW + u64::MAX / 4) | HELD);
+    }
+
+    /// Goal: a sleep ends with the timer, and the next one needs another end. Method: what the descriptor
+    /// says before and after.
+    #[test]
+    fn a_sleep_takes_the_end_of_the_timer() {
+        let alarm = alarm(0);
+        assert!(!alarm.timer.is_over());
+        alarm.hold(NOW, Duration::ZERO);
+        while !alarm.timer.is_over() {
+            std::thread::yield_now();
+        }
+        alarm.sleep();
+        assert!(!alarm.timer.is_over());
+    }
+}

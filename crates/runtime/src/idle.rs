@@ -123,3 +123,82 @@ impl Idle {
 const fn is_needed(counts: usize) -> bool {
     counts & SEARCHERS == 0 && counts >= SLEEPER
 }
+
+// The models of `tests/loom.rs` compile this file, too: the tests below are none of them.
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Worker {
+        Running,
+        Searching,
+        Sleeping,
+    }
+
+    proptest! {
+        /// Goal: the counts are those of the workers' states; at most half of the workers search; the last
+        /// to fall asleep is woken, and only while nobody searches. Method: random steps of up to five
+        /// workers, one at a time, against a list of their states.
+        #[test]
+        fn the_counts_agree_with_the_states(count in 1usize..6, steps in prop::collection::vec((0u8..4, 0usize..5), 0..200)) {
+            let idle = Idle::new(count);
+            let mut states = vec![Worker::Running; count];
+            // In the order in which they fell asleep.
+            let mut asleep: Vec<usize> = Vec::new();
+            for (kind, worker) in steps {
+                let worker = worker % count;
+                let searchers = states.iter().filter(|&&state| state == Worker::Searching).count();
+                match (kind, states[worker]) {
+                    // Whoever makes work.
+                    (0, _) => {
+                        let expected = if searchers == 0 { asleep.pop() } else { None };
+                        prop_assert_eq!(idle.choose(), expected);
+                        if let Some(woken) = expected {
+                            states[woken] = Worker::Searching;
+                        }
+                    }
+                    (1, Worker::Running) => {
+                        let may_search = 2 * searchers < count;
+                        prop_assert_eq!(idle.begin_search(), may_search);
+                        if may_search {
+                            states[worker] = Worker::Searching;
+                        }
+                    }
+                    (1, Worker::Searching) => {
+                        prop_assert_eq!(idle.end_search(), searchers == 1);
+                        states[worker] = Worker::Running;
+                    }
+                    (_, Worker::Running | Worker::Searching) => {
+                        let was_searching = states[worker] == Worker::Searching;
+                        let was_last = was_searching && searchers == 1;
+                        prop_assert_eq!(idle.begin_sleep(worker, was_searching), was_last);
+                        states[worker] = Worker::Sleeping;
+                        asleep.push(worker);
+                    }
+                    // An event wakes it.
+                    (_, Worker::Sleeping) => {
+                        prop_assert!(idle.end_sleep(worker));
+                        states[worker] = Worker::Running;
+                        let at = asleep.iter().position(|&sleeper| sleeper == worker);
+                        asleep.swap_remove(at.expect("it sleeps"));
+                    }
+                }
+                let searches = states.contains(&Worker::Searching);
+                let sleeps = states.contains(&Worker::Sleeping);
+                prop_assert_eq!(idle.may_need_waking(), sleeps && !searches);
+                prop_assert_eq!(idle.has_sleepers(), sleeps);
+                prop_assert_eq!(idle.is_everyone_asleep(), asleep.len() == count);
+                for (worker, &state) in states.iter().enumerate() {
+                    prop_assert_eq!(idle.is_sleeping(worker), state == Worker::Sleeping);
+                    if state != Worker::Sleeping {
+                        prop_assert!(!idle.end_sleep(worker));
+                    }
+                }
+            }
+        }
+    }
+}

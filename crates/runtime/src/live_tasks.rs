@@ -188,7 +188,8 @@ fn thread_index() -> usize {
     })
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use std::{sync::atomic::AtomicUsize, task::Wake};
 

@@ -17,7 +17,7 @@ pub(crate) use std::sync::atomic::{
 pub(crate) use std::sync::{Condvar, Mutex as RealMutex, MutexGuard as RealGuard, TryLockError};
 /// For counters that one thread writes and anybody reads, which no order depends on: loom need not know.
 pub(crate) mod count {
-    pub(crate) use std::sync::atomic::{AtomicI8, AtomicU64};
+    pub(crate) use std::sync::atomic::{AtomicU8, AtomicU64};
 
     pub(crate) const RELAXED: std::sync::atomic::Ordering = std::sync::atomic::Ordering::Relaxed;
 }

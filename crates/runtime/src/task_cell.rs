@@ -24,7 +24,7 @@ use pin_project_lite::pin_project;
 
 use crate::{
     context::{self, Charge, EndedPoll},
-    flavor::hybrid::{self, Standing},
+    flavor::hybrid,
     join::JoinHandle,
     kind::Kind,
     lane::{Account, Credit},
@@ -32,7 +32,7 @@ use crate::{
     panics::contained,
     sync::{
         Arc, AtomicBool, Ordering,
-        count::{AtomicI8, AtomicU64, RELAXED},
+        count::{AtomicU8, AtomicU64, RELAXED},
         thread::{self, ThreadId},
     },
 };
@@ -74,9 +74,9 @@ pub(crate) struct TaskInfo {
     kind: Option<Kind>,
     /// What the task has used lately.
     pub(crate) account: Account,
-    /// How many short polls there were, up to [`TRUST`]; a long one sets it below zero. Written by the
+    /// How many short polls there were, less those that long ones took away: see [`TRUST`]. Written by the
     /// thread that polls.
-    trust: AtomicI8,
+    trust: AtomicU8,
     /// The task slept in the kernel in its last poll. Written by the thread that polls.
     sleeps: AtomicBool,
 }
@@ -125,8 +125,11 @@ impl From<&'static Location<'static>> for Label {
 /// that is soon free, and no reason to have another thread ready.
 const SLEEP_NS: u64 = 300_000;
 
-/// How many short polls in a row make a task trusted.
-const TRUST: i8 = 4;
+/// How many short polls make a task trusted, to how many one adds up, and how many a long one takes away. Clocks of
+/// threads go wrong, by time that the host of a virtual machine takes away: once means little.
+const TRUST: u8 = 4;
+const MOST: u8 = 16;
+const LOST: u8 = 8;
 
 impl TaskInfo {
     fn new(label: &Label, name_key: u32) -> Self {
@@ -137,7 +140,7 @@ impl TaskInfo {
             is_aborted: AtomicBool::new(false),
             kind: label.kind,
             account: Account::new(label.credit, label.kind.and_then(Kind::expected_ns)),
-            trust: AtomicI8::new(0),
+            trust: AtomicU8::new(0),
             sleeps: AtomicBool::new(false),
         }
     }
@@ -162,12 +165,13 @@ impl TaskInfo {
     fn record_poll(&self, charge: Charge) {
         self.account.charge(charge.credit, charge.used_ns.min(charge.most_ns));
         let trust = self.trust.load(RELAXED);
-        if (0..TRUST).contains(&trust)
+        if trust < TRUST
             && let Some(kind) = self.kind
         {
-            kind.note_poll(charge.used_ns, charge.has_computed, trust + 1 == TRUST);
+            kind.note_poll(charge.used_ns);
         }
-        let changed = if charge.has_computed { -TRUST } else { (trust + 1).min(TRUST) };
+        let changed =
+            if charge.has_computed { trust.saturating_sub(LOST) } else { (trust + 1).min(MOST) };
         if changed != trust {
             self.trust.store(changed, RELAXED);
         }
@@ -185,17 +189,6 @@ impl TaskInfo {
     /// Returns whether the task has shown itself that it holds no thread for long.
     pub(crate) fn is_proven(&self) -> bool {
         self.trust.load(RELAXED) >= TRUST
-    }
-
-    /// Returns whether the task holds no thread for long. Before it could show that, others of its kind speak for
-    /// it.
-    pub(crate) fn standing(&self) -> Standing {
-        match self.trust.load(RELAXED) {
-            TRUST.. => Standing::Trusted,
-            0.. if self.kind.is_some_and(Kind::is_trusted) => Standing::Trusted,
-            0.. => Standing::Unknown,
-            _ => Standing::Distrusted,
-        }
     }
 }
 

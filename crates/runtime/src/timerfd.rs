@@ -49,3 +49,19 @@ impl Timer {
         }
     }
 }
+
+#[cfg(test)]
+impl Timer {
+    /// Returns the time that is left; zero if the timer is over or was stopped.
+    pub(crate) fn left(&self) -> Duration {
+        let left = rustix::time::timerfd_gettime(&self.descriptor).expect("a timer").it_value;
+        Duration::try_from(left).expect("no timer is left less than nothing")
+    }
+
+    /// Returns whether a sleep would end at once.
+    pub(crate) fn is_over(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, poll};
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&self.descriptor, PollFlags::IN)], Some(&now)) == Ok(1)
+    }
+}

@@ -2,7 +2,12 @@
 //! loom`. The modules are compiled into this test as they stand, over loom's atomics. Each model is
 //! also run with a fault planted, and must fail then: a model that cannot fail shows nothing.
 #![cfg(loom)]
-#![expect(dead_code, unused_imports, reason = "the models use a part of each module")]
+#![expect(
+    dead_code,
+    unused_imports,
+    unreachable_pub,
+    reason = "the models use a part of each module, and are no library"
+)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -22,13 +27,10 @@ mod baton;
 mod door;
 #[path = "../src/idle.rs"]
 mod idle;
-#[path = "loom"]
-mod lane {
-    pub(crate) use queue::{ComputeQueue, Rank};
-
-    #[path = "../../src/lane/queue.rs"]
-    mod queue;
-}
+#[path = "../src/lane/mod.rs"]
+mod lane;
+#[path = "../src/flavor/hybrid/order.rs"]
+mod order;
 #[path = "../src/parker.rs"]
 mod parker;
 #[path = "../src/flavor/hybrid/seat.rs"]
@@ -40,6 +42,8 @@ mod hybrid {
     #[path = "../../src/flavor/hybrid/reserve.rs"]
     pub(crate) mod reserve;
 }
+#[path = "loom/decisions.rs"]
+mod decisions;
 #[path = "loom/reserves.rs"]
 mod reserves;
 #[path = "loom/supervision.rs"]
@@ -65,6 +69,17 @@ mod metrics {
         pub(crate) calls: u64,
         pub(crate) new_threads: u64,
         pub(crate) refused: u64,
+    }
+}
+
+/// The same, of refused resources.
+mod refusal {
+    pub(crate) enum Resource {
+        Thread,
+    }
+
+    pub(crate) fn cause(_: Resource, _: &std::io::Error) -> &'static str {
+        ""
     }
 }
 
@@ -102,7 +117,7 @@ mod sync {
 
     pub(crate) use super::door::{
         AtomicBool, AtomicCell, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Mutex, OnceLock,
-        Ordering, PoisonError, lock, parking,
+        Ordering, PoisonError, count, lock, parking,
     };
 
     thread_local! {

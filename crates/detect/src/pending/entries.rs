@@ -180,6 +180,56 @@ mod tests {
         }
     }
 
+    /// Goal: places are given back when an eighth of them is in use, and again at each half of that; what is
+    /// kept has room for twice as many. Method: the number of places around each of these moments, with
+    /// requests of which the last end first.
+    #[test]
+    fn places_are_given_back_by_halves() {
+        const COUNT: u32 = 80_000;
+        let mut entries = Entries::<Timers>::new();
+        for _ in 0..COUNT {
+            let index = entries.insert();
+            entries.used(index).phase = Phase::Pending;
+        }
+        let mut before = entries.places.capacity();
+        let mut leaving = (0..COUNT).rev();
+        for left in [10_000, 5_000, 2_500] {
+            while entries.in_use() > left + 1 {
+                entries.free(leaving.next().expect("one is left"));
+            }
+            assert_eq!(entries.places.capacity(), before, "too early");
+            entries.free(leaving.next().expect("one is left"));
+            before = entries.places.capacity();
+            assert_eq!((entries.places.len(), before), (left, 2 * left));
+            assert!(entries.spare.is_empty() && entries.vacant.is_empty(), "all are in use");
+        }
+        // Spare entries are used before new ones, and places before the list grows.
+        entries.free(7);
+        assert_eq!((entries.insert(), entries.insert()), (7, 2_500));
+    }
+
+    /// Goal: no more entries are spare than in use, or than are kept. Method: as many as are kept end, one
+    /// more, and then so many that places are left without an entry, which are filled first again.
+    #[test]
+    fn no_more_are_spare_than_used() {
+        let kept = u32::try_from(KEPT).expect("few");
+        let mut entries = Entries::<Timers>::new();
+        for _ in 0..3 * kept {
+            let index = entries.insert();
+            entries.used(index).phase = Phase::Pending;
+        }
+        let size = |entries: &Entries<Timers>| (entries.iter().count(), entries.vacant.len());
+        // In use: twice as many as are kept, then half of that.
+        (0..kept).for_each(|index| entries.free(index));
+        assert_eq!(size(&entries), (3 * KEPT, 0));
+        (kept..2 * kept).for_each(|index| entries.free(index));
+        assert_eq!(size(&entries), (2 * KEPT, KEPT));
+        let mut filled: Vec<u32> = (0..2 * kept).map(|_| entries.insert()).collect();
+        filled.sort_unstable();
+        assert!(filled.into_iter().eq(0..2 * kept));
+        assert_eq!((size(&entries), entries.places.len()), ((3 * KEPT, 0), 3 * KEPT));
+    }
+
     proptest! {
         /// Goal: an index is handed out once at a time, and with a new generation each time. Method: random
         /// bursts and ends, against sets.

@@ -229,4 +229,31 @@ mod tests {
         assert_eq!(heap.first(), None);
         assert!(heap.places.capacity() <= 4 * KEPT);
     }
+
+    /// Goal: memory is given back when an eighth of the places is in use, and again at each half of that; what
+    /// is kept has room for twice as many. Method: the capacities around each of these moments, with timers
+    /// that leave in the order in which they came and in the opposite one.
+    #[test]
+    fn memory_is_given_back_by_halves() {
+        const COUNT: u64 = 80_000;
+        for is_reversed in [false, true] {
+            let mut heap = DeadlineHeap::default();
+            (0..COUNT).for_each(|index| heap.insert(node(index, 50, index)));
+            let order = |n: u64| if is_reversed { COUNT - 1 - n } else { n };
+            let mut leaving = (0..COUNT).map(order);
+            let mut before = (heap.nodes.capacity(), heap.places.capacity());
+            for left in [10_000, 5_000, 2_500] {
+                while heap.nodes.len() > left + 1 {
+                    heap.remove(Key::from_bits(leaving.next().expect("one is left")));
+                }
+                assert_eq!((heap.nodes.capacity(), heap.places.capacity()), before, "too early");
+                heap.remove(Key::from_bits(leaving.next().expect("one is left")));
+                let (nodes, places) = (heap.nodes.capacity(), heap.places.capacity());
+                assert!((2 * left..before.0).contains(&nodes), "{nodes} for {left}");
+                let expected = if is_reversed { 2 * left } else { before.1 };
+                assert!((expected..=expected + 8).contains(&places), "{places} for {left}");
+                before = (nodes, places);
+            }
+        }
+    }
 }

@@ -148,7 +148,7 @@ impl Account {
     /// A poll has ended that used `used` nanoseconds and left `credit`, children's pay included.
     pub(crate) fn charge(&self, credit: Credit, used: u64) {
         self.credit.store(credit.0, Ordering::Relaxed);
-        let used = u32::try_from(used).unwrap_or(UNKNOWN - 1).min(UNKNOWN - 1);
+        let used = u32::try_from(used).unwrap_or(UNKNOWN).min(UNKNOWN - 1);
         let usual = match self.usual_ns.load(Ordering::Relaxed) {
             UNKNOWN => used,
             before => before - before / 4 + used / 4,
@@ -172,12 +172,24 @@ impl Account {
         if self_wakes != before {
             self.self_wakes.store(self_wakes, Ordering::Relaxed);
         }
-        let reacts = self_wakes <= SELF_WAKES_MAX && self.credit().is_sufficient(now);
+        let reacts = self_wakes <= SELF_WAKES_MAX && self.is_credit_sufficient(now);
         if reacts { Lane::Reaction } else { Lane::Compute }
+    }
+
+    /// A new task that would probably use in its first poll what it does not have does not react.
+    fn is_credit_sufficient(&self, now: u64) -> bool {
+        let credit = self.credit();
+        let is_new = self.usual_ns.load(Ordering::Relaxed) == UNKNOWN;
+        let is_beyond = is_new
+            && self.expected_ns != UNKNOWN
+            && u64::from(self.expected_ns) > credit.level(now);
+        credit.is_sufficient(now) && !is_beyond
     }
 }
 
+// The models of `tests/loom.rs` compile this file, too: the tests below are none of them.
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
 
@@ -295,6 +307,21 @@ mod tests {
         }
     }
 
+    /// Goal: a new task reacts if it can pay for what is expected of its first poll. Method: a bucket with half a
+    /// millisecond, and polls around that; and after the first poll.
+    #[test]
+    fn who_will_probably_overdraw_does_not_react() {
+        let now = 1_000 * MS;
+        let half = Credit::FULL.after(now, MS / 2);
+        let cases = [(None, true), (Some(500_000), true), (Some(500_001), false)];
+        for (expected, reacts) in cases {
+            let account = Account::new(half, expected);
+            assert_eq!(account.choose_lane(false, now) == Lane::Reaction, reacts, "{expected:?}");
+            account.charge(half, 1_000);
+            assert_eq!(account.choose_lane(false, now), Lane::Reaction);
+        }
+    }
+
     /// Goal: the usual poll follows what the task does. Method: one long poll among short ones.
     #[test]
     fn the_usual_poll_is_an_average() {
@@ -308,7 +335,11 @@ mod tests {
             account.charge(Credit::FULL, 4_000);
         }
         assert!(account.usual_ns().is_some_and(|usual| usual < 20_000));
-        account.charge(Credit::FULL, u64::MAX);
-        assert!(account.usual_ns().is_some());
+        // No poll is so long that it counts as none.
+        for used in [u64::from(UNKNOWN), u64::MAX] {
+            let account = Account::new(Credit::FULL, None);
+            account.charge(Credit::FULL, used);
+            assert_eq!(account.usual_ns(), Some(UNKNOWN - 1));
+        }
     }
 }

@@ -220,7 +220,8 @@ impl<T> Batch<T> {
 }
 
 // The models of `tests/loom.rs` compile this file, too: the tests below are none of them.
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use proptest::prelude::*;
 
@@ -250,6 +251,7 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(queue.len(), oracle.len());
+                prop_assert_eq!(queue.is_empty(), oracle.is_empty());
                 prop_assert_eq!(queue.has_short(), oracle.iter().any(|entry| entry.2));
             }
         }
@@ -281,5 +283,68 @@ mod tests {
         }
         while ranked.pop().is_some() {}
         assert!(ranked.other.capacity() <= 4 * KEPT, "{}", ranked.other.capacity());
+    }
+
+    /// Goal: whoever takes from another thread takes half, rounded up, and at most one batch; a thief gets
+    /// one more to run at once, and half of what is left then. Method: few tasks and many.
+    #[test]
+    fn half_of_the_tasks_are_taken() {
+        for (count, taken, stolen) in
+            [(0, 0, 0), (1, 1, 0), (2, 1, 0), (5, 3, 2), (6, 3, 2), (99, 16, 16)]
+        {
+            let filled = || {
+                let queue = ComputeQueue::new();
+                for place in 0..count {
+                    queue.push(place, Rank { place: place as u64, is_short: false });
+                }
+                queue
+            };
+            let (victim, thief) = (filled(), ComputeQueue::new());
+            thief.take_batch(&victim);
+            assert_eq!((victim.len(), thief.len()), (count - taken, taken));
+            assert_eq!(thief.pop(), (taken > 0).then_some(0));
+            let (victim, thief) = (filled(), ComputeQueue::new());
+            assert_eq!(victim.steal_batch_and_pop(&thief), (count > 0).then_some(0));
+            assert_eq!((thief.len(), thief.pop()), (stolen, (stolen > 0).then_some(1)));
+        }
+    }
+
+    /// Goal: a heap shrinks when less than a quarter of it is used, to twice of that. Method: the capacity
+    /// before and after each pop of a burst.
+    #[test]
+    fn a_heap_shrinks_by_half() {
+        let mut ranked = Ranked::default();
+        (0..10_000).for_each(|place| ranked.push((), Rank { place, is_short: false }));
+        let mut before = ranked.other.capacity();
+        while ranked.pop().is_some() {
+            let (count, after) = (ranked.len(), ranked.other.capacity());
+            let expected = if before > KEPT && count < before / 4 { 2 * count } else { before };
+            assert!((expected..=expected + 8).contains(&after), "{before} to {after} for {count}");
+            before = after;
+        }
+    }
+
+    /// Goal: a heap that was never large keeps its memory, so that its bursts allocate once. Method: as many
+    /// tasks as are kept come and go.
+    #[test]
+    fn a_small_heap_keeps_its_memory() {
+        let mut ranked = Ranked::default();
+        for place in 0..KEPT as u64 {
+            ranked.push((), Rank { place, is_short: false });
+        }
+        let capacity = ranked.other.capacity();
+        assert_eq!(capacity, KEPT, "the test is for the largest one that is kept");
+        while ranked.pop().is_some() {}
+        assert_eq!(ranked.other.capacity(), capacity);
+    }
+
+    /// Goal: `==` says what the order says. Method: all pairs of few places and arrivals.
+    #[test]
+    fn equality_agrees_with_the_order() {
+        let entry = |n: u64| Entry { place: n / 2, arrival: n % 2, is_short: n > 2, item: n };
+        for (one, other) in (0..16).map(|n| (entry(n / 4), entry(n % 4))) {
+            assert_eq!(one == other, one.cmp(&other).is_eq());
+            assert_eq!(one == other, one.item == other.item);
+        }
     }
 }

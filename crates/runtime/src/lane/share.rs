@@ -52,7 +52,9 @@ impl Share {
     }
 }
 
+// The models of `tests/loom.rs` compile this file, too: the tests below are none of them.
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
 
@@ -87,5 +89,16 @@ mod tests {
         let mut share = Share::new(Duration::from_millis(1));
         share.record(Lane::Reaction, 3_600_000_000_000, 5, 0);
         assert_eq!(share.first(), Lane::Reaction);
+    }
+
+    /// Goal: the part is that of the tasks that compute among all, the one that was polled included, between
+    /// its bounds. Method: what is owed after one reaction, by hand.
+    #[test]
+    fn the_part_follows_the_tasks() {
+        for (reacting, computing, percent) in [(9, 2, 16), (0, 1, 25), (6, 2, 22), (1_000, 1, 5)] {
+            let mut share = Share::new(Duration::from_secs(60));
+            share.record(Lane::Reaction, 1_000_000, reacting, computing);
+            assert_eq!(share.owed_ns, 1_000_000 * percent / (100 - percent));
+        }
     }
 }

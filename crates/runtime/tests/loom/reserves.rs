@@ -109,6 +109,8 @@ pub(crate) mod blocking {
     std::thread_local! {
         /// A fault: a sleeper does not ask whether it still should sleep.
         pub(crate) static IS_HASTY: Cell<bool> = const { Cell::new(false) };
+        /// Whether threads run at all. Loom has five at most.
+        pub(crate) static RUNS_THREADS: Cell<bool> = const { Cell::new(true) };
     }
 
     pub(crate) struct Condvar(loom::sync::Condvar);
@@ -165,20 +167,21 @@ pub(crate) mod blocking {
             }
 
             pub(crate) fn spawn(self, body: impl FnOnce() + 'static) -> io::Result<JoinHandle<()>> {
-                Ok(JoinHandle(loom::thread::spawn(body)))
+                let runs = super::RUNS_THREADS.get();
+                Ok(JoinHandle(runs.then(|| loom::thread::spawn(body))))
             }
         }
 
-        pub(crate) struct JoinHandle<T>(loom::thread::JoinHandle<T>);
+        pub(crate) struct JoinHandle<T>(Option<loom::thread::JoinHandle<T>>);
 
-        impl<T> JoinHandle<T> {
+        impl JoinHandle<()> {
             /// Nobody may rely on it: it says so late.
             pub(crate) fn is_finished(&self) -> bool {
                 false
             }
 
-            pub(crate) fn join(self) -> std::thread::Result<T> {
-                self.0.join()
+            pub(crate) fn join(self) -> std::thread::Result<()> {
+                self.0.map_or(Ok(()), loom::thread::JoinHandle::join)
             }
         }
 
@@ -201,6 +204,7 @@ enum Fault {
 /// The supervisor calls somebody twice, waits each time until that has served, and ends all.
 fn call_and_end(keep_alive: Duration, fault: Fault) {
     blocking::IS_HASTY.set(fault == Fault::Hasty);
+    blocking::RUNS_THREADS.set(true);
     let shared = Arc::new(Shared {
         options: Options::default(),
         reserves: Reserves::new(1, keep_alive),
@@ -237,6 +241,47 @@ fn calls_are_served() {
     for keep_alive in [LONG, Duration::ZERO] {
         loom::model(move || call_and_end(keep_alive, Fault::None));
     }
+}
+
+/// Goal: each slot has a bit of its own, in every word of the set. Method: more slots than two words have
+/// bits, called and left by hand, without threads.
+#[test]
+fn slots_are_told_apart() {
+    const COUNT: usize = 130;
+    const EDGES: [usize; 5] = [0, 63, 64, 127, 128];
+    let mut model = loom::model::Builder::new();
+    model.max_branches = 100_000;
+    model.check(|| {
+        blocking::RUNS_THREADS.set(false);
+        let shared = Arc::new(Shared {
+            options: Options::default(),
+            reserves: Reserves::new(COUNT, LONG),
+            fault: Fault::None,
+            work: Mutex::new(Work::default()),
+            served: Condvar::new(),
+        });
+        let reserves = &shared.reserves;
+        let serving = || reserves.serving().collect::<Vec<_>>();
+        assert!(!reserves.is_serving() && serving().is_empty());
+        for slot in 0..COUNT {
+            assert_eq!(reserves.activate(&shared), Activated::NewThread);
+            assert!(serving().into_iter().eq(0..=slot));
+        }
+        assert_eq!(reserves.activate(&shared), Activated::Refused, "all of them serve");
+        for slot in EDGES {
+            reserves.leave(slot);
+            assert!(!serving().contains(&slot));
+        }
+        assert_eq!(serving().len(), COUNT - EDGES.len());
+        assert!(EDGES.iter().all(|_| reserves.activate(&shared) == Activated::NewThread));
+        assert!(serving().into_iter().eq(0..COUNT));
+        // A slot that is left twice counts once.
+        (0..COUNT).for_each(|slot| reserves.leave(slot));
+        reserves.leave(0);
+        assert!(!reserves.is_serving() && serving().is_empty());
+        assert_eq!(reserves.activate(&shared), Activated::NewThread);
+        assert!(reserves.is_serving() && serving() == [0]);
+    });
 }
 
 /// Goal: the model can fail. Method: each fault; in processes of their own, since loom cannot unwind

@@ -31,39 +31,59 @@ pub(crate) mod timerfd {
 
     use loom::sync::Mutex;
 
-    pub(crate) struct Timer {
-        is_armed: Mutex<bool>,
-    }
+    /// What it is set to, as long as nobody has slept on it.
+    pub(crate) struct Timer(Mutex<Option<Duration>>);
 
     impl Timer {
         pub(crate) fn new() -> io::Result<Self> {
-            Ok(Self { is_armed: Mutex::new(false) })
+            Ok(Self(Mutex::new(None)))
         }
 
-        pub(crate) fn wake_in(&self, _: Duration) {
-            *self.is_armed.lock().expect("no panic") = true;
+        pub(crate) fn wake_in(&self, delay: Duration) {
+            *self.0.lock().expect("no panic") = Some(delay);
         }
 
         pub(crate) fn stop(&self) {
-            *self.is_armed.lock().expect("no panic") = false;
+            self.take();
         }
 
         /// Returns an error if the sleep would never end.
         pub(crate) fn sleep(&self) -> io::Result<()> {
-            let is_armed = std::mem::take(&mut *self.is_armed.lock().expect("no panic"));
-            if is_armed { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
+            self.take().map(|_| ()).ok_or_else(|| io::ErrorKind::WouldBlock.into())
         }
 
         pub(crate) fn is_armed(&self) -> bool {
-            *self.is_armed.lock().expect("no panic")
+            self.0.lock().expect("no panic").is_some()
+        }
+
+        /// Stops the timer, and returns what it was set to.
+        pub(crate) fn take(&self) -> Option<Duration> {
+            self.0.lock().expect("no panic").take()
         }
     }
 }
 
-/// Threads of the models are asleep in the kernel whenever somebody asks.
+/// Threads of the models are asleep in the kernel whenever somebody asks, unless a test says otherwise.
 pub(crate) mod thread_state {
+    use std::cell::Cell;
+
+    std::thread_local! {
+        static IS_ASLEEP: Cell<bool> = const { Cell::new(true) };
+        static QUESTIONS: Cell<usize> = const { Cell::new(0) };
+    }
+
     pub(crate) fn is_asleep(_: u32) -> bool {
-        true
+        QUESTIONS.set(QUESTIONS.get() + 1);
+        IS_ASLEEP.get()
+    }
+
+    pub(crate) fn set_asleep(is_asleep: bool) {
+        IS_ASLEEP.set(is_asleep);
+    }
+
+    /// Returns how often somebody has asked since the last call.
+    pub(crate) fn take_questions() -> usize {
+        QUESTIONS.take()
     }
 }
 
@@ -76,6 +96,11 @@ pub(crate) mod kernel_help {
 
     pub(crate) fn thread_number() -> u32 {
         1
+    }
+
+    /// A thread that sleeps uses nothing.
+    pub(crate) fn processor_time(_thread: u32) -> Option<u64> {
+        Some(1)
     }
 
     /// As the real one, whose flag is a hint that spares the lock and the system call.
@@ -382,7 +407,10 @@ fn substitutes(fault: Fault) {
     let task = TaskInfo { site: Location::caller(), name_key: 0 };
     seat.take();
     seat.begin(Instant::from_nanos(1), &task);
-    seat.ask(Instant::from_nanos(1), Instant::from_nanos(1_000_000), &blocked);
+    for now in [1_000_000, 1_100_000] {
+        assert_eq!(blocked.count(), 0, "asleep once may be by chance");
+        seat.ask(Instant::from_nanos(1), Instant::from_nanos(now), &blocked);
+    }
     assert_eq!((blocked.count(), blocked.vacancies()), (1, 1));
     let computing = Arc::new(AtomicUsize::new(0));
     let substitute = {
@@ -461,4 +489,133 @@ fn without_a_second_question_a_timer_runs_on() {
 fn without_fences_a_timer_runs_on() {
     sync::take_fences_away();
     must_fail(|| timer_against_rest(Fault::None));
+}
+
+fn at(nanos: u64) -> Instant {
+    Instant::from_nanos(nanos)
+}
+
+fn task() -> TaskInfo {
+    TaskInfo { site: Location::caller(), name_key: 0 }
+}
+
+/// Goal: whether a thread sleeps is asked at once, and then ever more rarely, of confirmed sleepers still less; of a new
+/// poll at once again, and never where no thread sits. Method: how often the kernel is asked, a nanosecond
+/// before each time and at it.
+#[test]
+fn long_polls_are_asked_of_ever_more_rarely() {
+    const US: u64 = 1_000;
+    let awake = [100, 200, 400, 800, 1_600, 3_200, 6_400, 10_000, 10_000];
+    let asleep = [100, 2_000, 4_000, 8_000, 10_000, 10_000];
+    loom::model(move || {
+        let (seat, count) = (Seat::new(), Blocked::new());
+        let task = task();
+        seat.begin(at(5), &task);
+        seat.ask(at(5), at(6), &count);
+        assert_eq!((thread_state::take_questions(), seat.thread()), (0, None), "nobody sits here");
+        seat.take();
+        assert_eq!(seat.thread(), Some(1));
+        for (began, is_asleep, pauses) in [(7, false, &awake[..]), (9, true, &asleep[..])] {
+            thread_state::set_asleep(is_asleep);
+            seat.begin(at(began), &task);
+            // Earlier than it would be asked again of the poll before.
+            let mut now = began;
+            seat.ask(at(began), at(now), &count);
+            assert_eq!(thread_state::take_questions(), 1);
+            for pause in pauses {
+                now += pause * US;
+                seat.ask(at(began), at(now - 1), &count);
+                assert_eq!(thread_state::take_questions(), 0, "before {pause} us are over");
+                seat.ask(at(began), at(now), &count);
+                assert_eq!(thread_state::take_questions(), 1, "after {pause} us");
+            }
+            assert_eq!((count.count(), seat.is_blocked()), (usize::from(is_asleep), is_asleep));
+        }
+        // It wakes up within the same poll.
+        thread_state::set_asleep(false);
+        seat.ask(at(9), at(1_000_000 * US), &count);
+        assert_eq!((count.count(), seat.is_blocked()), (0, false));
+        thread_state::set_asleep(true);
+        thread_state::take_questions();
+        seat.leave();
+        assert_eq!(seat.thread(), None);
+    });
+}
+
+/// Goal: a thread that is expected to sleep counts once; a mark is forgotten when the poll it was set in is
+/// over, and not before. Method: by hand, one step after the other.
+#[test]
+fn expected_sleepers_count_once() {
+    loom::model(|| {
+        let (seat, count) = (Seat::new(), Blocked::new());
+        let task = task();
+        seat.take();
+        seat.begin(at(1), &task);
+        seat.expect_sleep(at(1), &count);
+        assert!(seat.is_blocked());
+        seat.expect_sleep(at(1), &count);
+        seat.ask(at(1), at(2), &count);
+        seat.forget_earlier(&count);
+        assert_eq!((count.count(), seat.is_blocked()), (1, true));
+        seat.begin(at(3), &task);
+        assert_eq!((count.count(), seat.is_blocked()), (1, false));
+        seat.forget_earlier(&count);
+        assert_eq!(count.count(), 0);
+        seat.forget_earlier(&count);
+        assert_eq!(count.count(), 0);
+        seat.expect_sleep(at(3), &count);
+        assert_eq!(count.count(), 1);
+        seat.end_long_poll(&count);
+        assert_eq!((count.count(), seat.is_blocked()), (0, false));
+        // A place may have been taken while its thread slept.
+        seat.expect_sleep(at(3), &count);
+        assert!(count.substitute() && !count.substitute() && !count.is_overfull());
+        seat.end_long_poll(&count);
+        assert!(count.is_overfull());
+        count.leave();
+        assert!(!count.is_overfull());
+    });
+}
+
+/// Goal: what is seen of a poll is that of the present one. Method: before the first, inside one, around the
+/// time from which it is long, and after it.
+#[test]
+fn the_present_poll_is_seen() {
+    loom::model(|| {
+        let (seat, timer, live) = (Seat::new(), HogTimer::new(), super::task_cell::LiveTasks);
+        let task = task();
+        let is_seen = || (seat.current().is_some(), seat.current_task(at(50), &live).is_some());
+        assert_eq!(is_seen(), (false, false));
+        assert!(!seat.is_caught(at(1_000), 0));
+        // The supervisor is late: nobody needs its help.
+        seat.help(&timer);
+        assert!(!timer.runs());
+
+        seat.begin(at(40), &task);
+        assert_eq!(seat.current(), Some((at(40), task.site)));
+        let current = seat.current_task(at(50), &live).expect("a poll");
+        assert_eq!((current.site, current.elapsed), (task.site, Duration::from_nanos(10)));
+        assert!(!seat.is_caught(at(30), 0) && !seat.is_caught(at(60), 20));
+        assert!(seat.is_caught(at(61), 20));
+        seat.help(&timer);
+        assert!(timer.runs());
+
+        seat.rest(&timer);
+        assert_eq!((is_seen(), timer.runs()), ((false, false), false));
+    });
+}
+
+/// Goal: of each long poll and of each hog is told once; a slice is given back once. Method: two polls.
+#[test]
+fn each_poll_is_told_of_once() {
+    loom::model(|| {
+        let seat = Seat::new();
+        assert!(!seat.take_long_slice());
+        for began in [1, 2] {
+            assert!(seat.tell_once(at(began)) && !seat.tell_once(at(began)));
+            assert!(seat.tell_hog_once(at(began)) && !seat.tell_hog_once(at(began)));
+            seat.give_long_slice();
+            assert!(seat.take_long_slice() && !seat.take_long_slice());
+        }
+    });
 }

@@ -130,4 +130,24 @@ mod tests {
         }
         assert_eq!(allowance.used(), 7_000_000);
     }
+
+    /// Goal: what was taken and not used can be used again, and news is told of as such. Method: every count of
+    /// what was used and returned, up to five.
+    #[test]
+    fn an_allowance_counts() {
+        for used in 0..=5 {
+            for returned in 0..=6 {
+                let mut allowance = Allowance::new(5);
+                (0..used).for_each(|_| allowance.take());
+                let news = (returned <= used).then_some(returned > 0);
+                assert_eq!(allowance.update(returned), news);
+                let back = if news.is_some() { returned } else { 0 };
+                assert_eq!((allowance.left(), allowance.used()), (5 - used + back, used));
+                if used > back {
+                    allowance.untake();
+                    assert_eq!((allowance.left(), allowance.used()), (6 - used + back, used - 1));
+                }
+            }
+        }
+    }
 }

@@ -233,3 +233,83 @@ impl Peer {
         is_free
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn send(own: &mut Loop, bytes: &[&[u8]]) -> Sent {
+        let slices: Vec<_> = bytes.iter().map(|bytes| IoSlice::new(bytes)).collect();
+        let length = bytes.iter().map(|bytes| bytes.len()).sum::<usize>();
+        own.send_frame(&slices, u32::try_from(length).expect("short"))
+    }
+
+    /// Goal: frames to oneself arrive whole and in order, and no more of them wait than the bound, to the byte.
+    /// Method: frames that fill it exactly, one byte more, and again after one was taken.
+    #[test]
+    fn frames_to_oneself_are_bounded() {
+        let mut own = Loop::new(10);
+        assert!(own.is_idle() && own.take().is_none());
+        assert_eq!(send(&mut own, &[b"abc", b"d"]), Sent::Done);
+        assert_eq!(send(&mut own, &[b"1234567"]), Sent::Blocked);
+        assert_eq!(send(&mut own, &[b"123456"]), Sent::Done);
+        assert_eq!(send(&mut own, &[b"x"]), Sent::Blocked);
+        own.items.push_back(Item::Control(Control::Pause));
+        assert!(!own.is_idle());
+        assert!(matches!(own.take(), Some(Item::Frame(frame)) if frame == b"abcd"));
+        assert_eq!(send(&mut own, &[b"12345"]), Sent::Blocked);
+        assert_eq!(send(&mut own, &[b"1234"]), Sent::Done);
+        assert!(matches!(own.take(), Some(Item::Frame(frame)) if frame == b"123456"));
+        assert!(matches!(own.take(), Some(Item::Control(Control::Pause))));
+        assert!(matches!(own.take(), Some(Item::Frame(frame)) if frame == b"1234"));
+        assert!(own.is_idle());
+        assert_eq!(send(&mut own, &[b"0123456789"]), Sent::Done, "nothing counts any more");
+    }
+
+    /// Goal: a message goes at once only with nothing before it, and a peer is looked at while anything can be
+    /// done for it. Method: each thing that can wait alone, with and without a pause.
+    #[test]
+    fn work_waits_for_a_peer() {
+        for case in 0..12 {
+            let mut peer = Peer::new(Link::Loop(Loop::new(10)));
+            peer.is_paused = case % 2 == 1;
+            match case / 2 {
+                0 => {}
+                1 => peer.outbox.push_back(1),
+                2 => peer.pumps.push_back(1),
+                3 => peer.controls.push_back(Control::Pause),
+                4 => peer.stalled.push(1),
+                _ => peer.failed = Some(Reason::TimedOut),
+            }
+            assert_eq!(peer.is_clear(), matches!(case, 0 | 4 | 6 | 8), "{case}");
+            // What waits behind a pause is no work.
+            assert_eq!(peer.has_work(), matches!(case, 2 | 4..=9), "{case}");
+            assert_eq!(peer.vi(), None);
+        }
+    }
+
+    /// Goal: streams are told apart, used again, and bounded. Method: all that can be opened, closed in another
+    /// order; numbers that a peer may not use.
+    #[test]
+    fn streams_are_bounded() {
+        let mut peer = Peer::new(Link::Absent);
+        let open: Vec<u32> = std::iter::from_fn(|| peer.open_stream()).collect();
+        assert!(open.iter().copied().eq(0..STREAMS_MAX - 1));
+        assert_eq!(peer.open_stream(), None);
+        for stream in [7, 3] {
+            peer.close_stream(stream);
+        }
+        let again = [(); 3].map(|()| peer.open_stream());
+        assert_eq!(again, [Some(3), Some(7), None]);
+
+        assert_eq!(peer.stream(0), None);
+        assert!(!peer.set_stream(STREAMS_MAX, 5) && peer.set_stream(STREAMS_MAX - 1, 5));
+        assert!(peer.set_stream(0, 6));
+        assert_eq!((peer.stream(0), peer.stream(1)), (Some(6), None));
+        assert_eq!(peer.stream(STREAMS_MAX - 1), Some(5));
+        assert!(!peer.set_stream(0, 7), "it is in use");
+        assert!(peer.set_stream(0, 0) && peer.set_stream(0, 0));
+        assert_eq!(peer.stream(0), None);
+        assert!(peer.set_stream(0, 8));
+    }
+}

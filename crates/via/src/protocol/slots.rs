@@ -128,4 +128,26 @@ mod tests {
         assert_eq!((index_of(next), slots.len()), (1, 1));
         assert_eq!(slots.keys().collect::<Vec<_>>(), [next]);
     }
+
+    /// Goal: each value is found under its key alone, whole or by its index, and changed there. Method: three
+    /// values, of which the middle one is replaced.
+    #[test]
+    fn values_are_found_under_their_keys() {
+        let mut slots = Slots::new();
+        let keys = ['a', 'b', 'c'].map(|value| slots.insert(value));
+        assert_eq!(slots.remove(keys[1]), Some('b'));
+        assert_eq!((slots.len(), slots.key_at(index_of(keys[1]))), (2, None));
+        assert_eq!(slots.keys().collect::<Vec<_>>(), [keys[0], keys[2]]);
+        let new = slots.insert('d');
+        for (key, value) in [(keys[0], 'a'), (new, 'd'), (keys[2], 'c')] {
+            assert_eq!(slots.get(key), Some(&value));
+            assert_eq!(slots.key_at(index_of(key)), Some(key));
+            *slots.get_mut(key).expect("it is there") = value.to_ascii_uppercase();
+        }
+        assert!(slots.get_mut(keys[1]).is_none() && slots.get_mut(3).is_none());
+        assert_eq!((slots.key_at(3), slots.len()), (None, 3));
+        let values = [keys[0], new, keys[2]].map(|key| slots.remove(key));
+        assert_eq!(values, [Some('A'), Some('D'), Some('C')]);
+        assert_eq!(slots.len(), 0);
+    }
 }

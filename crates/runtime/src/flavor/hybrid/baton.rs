@@ -43,3 +43,24 @@ impl Baton {
         self.holder.load(Ordering::SeqCst).checked_sub(1)
     }
 }
+
+// The models of `tests/loom.rs` compile this file, too: the test below is none of them.
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    /// Goal: the sentinel is who went to the wait point last, while it is there; who has left it clears
+    /// nothing of the next one. Method: two threads, one after the other, by hand.
+    #[test]
+    fn the_next_sentinel_is_not_cleared() {
+        let baton = Baton::new();
+        assert_eq!(baton.holder(), None);
+        assert!(baton.take(0, || baton.holder() == Some(0)), "it is announced when it is asked");
+        assert!(!baton.take(3, || baton.holder() != Some(3)));
+        baton.give_up(0);
+        assert_eq!(baton.holder(), Some(3));
+        baton.give_up(3);
+        assert_eq!(baton.holder(), None);
+    }
+}

@@ -17,13 +17,18 @@ const BACKSTOP: Duration = Duration::from_millis(10);
 /// The same while tasks wait that need no thread yet.
 const WAITING: Duration = Duration::from_millis(1);
 
-/// Where so many reserve threads compute, the others mind whom they serve.
-const SOME: usize = 2;
-const CROWD: usize = 6;
+/// Where every worker has been computing for so many quanta in one poll, a reserve thread takes any one task, lest
+/// it wait for ever; and another one after the same time. So a few endless tasks make no crowd. 2 s by default.
+const ENDLESS: u32 = 2_000;
 
-/// Where every worker has been computing for so many quanta in one poll, a reserve thread runs any task, one
-/// at a time.
-const ENDLESS: u32 = 100;
+/// What the supervisor did before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Since {
+    /// How many long polls ago a reserve thread was called.
+    pub(crate) call: u128,
+    /// How long ago one was last allowed to take any task.
+    pub(crate) any: Duration,
+}
 
 /// What is known of all threads at one moment.
 #[derive(Clone, Copy, Debug, Default)]
@@ -93,15 +98,15 @@ impl Census {
         self,
         parts: &impl Parts,
         is_unwatched: bool,
-        looks_since_call: u128,
+        since: Since,
         quantum: Duration,
     ) -> (Orders, bool) {
         let mut computing = parts.computing().iter().chain([&parts.injected().compute]);
-        let serves = self.serves(quantum);
+        let serves = self.serves(parts.serves().load(), since.any, quantum);
         let short_waits = match serves {
             Serves::Short => computing.any(ComputeQueue::has_short),
-            Serves::All => computing.any(|queue| !queue.is_empty()),
-            _ => false,
+            Serves::AnyOne => computing.any(|queue| !queue.is_empty()),
+            Serves::Nothing => false,
         };
         parts.serves().store(serves);
         let situation = Situation {
@@ -116,7 +121,7 @@ impl Census {
             waiting_count: self.waiting_count,
             short_waits,
             vacancies: parts.blocked().vacancies(),
-            looks_since_call,
+            looks_since_call: since.call,
         };
         let orders = need::decide(&situation);
         if orders.wakes_worker {
@@ -129,17 +134,15 @@ impl Census {
     }
 
     /// Returns what reserve threads run now.
-    fn serves(self, quantum: Duration) -> Serves {
-        if self.computing_reserves >= CROWD {
-            Serves::TrustedReactions
-        } else if self.computing_reserves >= SOME {
-            Serves::ShortReactions
-        } else if self.all_compute_for > ENDLESS * quantum && self.computing_reserves == 0 {
-            Serves::All
+    fn serves(self, before: Serves, since_any: Duration, quantum: Duration) -> Serves {
+        let endless = quantum.saturating_mul(ENDLESS);
+        let is_due = before == Serves::AnyOne || since_any >= endless;
+        if self.all_compute_for >= endless && is_due {
+            Serves::AnyOne
         } else if self.all_compute_for > quantum {
             Serves::Short
         } else {
-            Serves::Reactions
+            Serves::Nothing
         }
     }
 

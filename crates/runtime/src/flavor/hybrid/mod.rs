@@ -18,10 +18,7 @@ mod seat;
 mod supervisor;
 mod worker;
 
-pub(crate) use self::{
-    order::Standing,
-    reserve::{Activated, RESERVES_MAX},
-};
+pub(crate) use self::reserve::{Activated, RESERVES_MAX};
 
 use std::{
     cell::{Cell, RefCell},
@@ -59,7 +56,7 @@ use crate::{
     join::JoinHandle,
     kernel_help::{self, HogTimer},
     kind::Kind,
-    lane::{Cause, ComputeQueue, Lane, Rank, SharedCredit},
+    lane::{Cause, ComputeQueue, Rank, SharedCredit},
     metrics::{
         Counters, Hogs, Metrics, ReserveCounters, Sampler, ThreadMetrics, foreign_ready_time,
     },
@@ -220,7 +217,7 @@ pub(crate) fn start(
         baton: Baton::new(),
         alarm: Alarm::new(options.long_poll).map_err(BuildError::Server)?,
         blocked: Blocked::new(),
-        serves: AtomicCell::new(Serves::Reactions),
+        serves: AtomicCell::new(Serves::Nothing),
         has_long_polls: AtomicBool::new(false),
         signal: options.kernel_help.usable_signal(),
         hogs: Hogs::new(options.quantum),
@@ -305,15 +302,6 @@ impl Parts for Shared {
         &self.serves
     }
 
-    fn standing(&self, task: &Runnable) -> Standing {
-        task.metadata().standing()
-    }
-
-    fn rank(&self, task: &Runnable, now: u64) -> Rank {
-        let info = task.metadata();
-        order::rank(&info.account, info.standing(), now, self.options.quantum)
-    }
-
     fn unpark(&self, place: usize) {
         self.remotes[place].parker.unpark(|| self.server.unpark());
     }
@@ -390,8 +378,7 @@ impl Shared {
     }
 
     fn choose_rank(&self, task: &Runnable, was_running: bool, now: u64) -> Option<Rank> {
-        let lane = task.metadata().account.choose_lane(was_running, now);
-        (lane == Lane::Compute).then(|| self.rank(task, now))
+        order::choose_rank(&task.metadata().account, was_running, now, self.options.quantum)
     }
 
     fn workers(&self) -> &[Remote] {

@@ -213,4 +213,33 @@ mod tests {
         let watched = Situation { vacancies: 1, free_reserves: 1, has_sentinel: true, ..seen };
         assert_eq!(decide(&watched), activated(1), "somebody must watch, too");
     }
+
+    /// Goal: somebody is needed for events, for reactions, and in the place of sleepers if anything waits. Method:
+    /// each need alone.
+    #[test]
+    fn needs_are_told_apart() {
+        let sleeping = Situation { vacancies: 2, ..busy() };
+        let waiting = Situation { waiting_count: 2, ..busy() };
+        for idle in [busy(), sleeping, waiting, Situation { short_waits: true, ..waiting }] {
+            assert!(!idle.needs_somebody(), "{idle:?}");
+        }
+        for needy in [
+            Situation { is_unwatched: true, ..busy() },
+            Situation { reaction_waits: true, ..busy() },
+            Situation { waiting_count: 1, ..sleeping },
+            Situation { vacancies: 1, ..waiting },
+        ] {
+            assert!(needy.needs_somebody(), "{needy:?}");
+        }
+        assert!(activated(1).calls_anybody());
+        assert!(Orders { wakes_worker: true, ..Orders::default() }.calls_anybody());
+    }
+
+    /// Goal: a sentinel that has left the wait point a moment ago is no contradiction. Method: it is seen there,
+    /// and no reserve thread is free.
+    #[test]
+    fn a_sentinel_may_be_on_its_way() {
+        let seen = Situation { reaction_waits: true, has_sentinel: true, ..busy() };
+        assert_eq!(decide(&seen), Orders { wakes_sentinel: true, ..Orders::default() });
+    }
 }

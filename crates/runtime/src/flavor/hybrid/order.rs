@@ -33,40 +33,14 @@ const SHORT_NS: u32 = 20_000;
 /// How long looks must have come regularly before workers are trusted to look by themselves.
 const STEADY: Duration = Duration::from_millis(2);
 
-/// What reserve threads run that compute in nobody's place.
+/// What reserve threads run beside reactions, unless they compute in the place of a thread that sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Serves {
-    Reactions,
-    /// Some of them are caught already: no reactions of tasks that have computed for long.
-    ShortReactions,
-    /// Many are: reactions of trusted tasks alone.
-    TrustedReactions,
-    /// Every worker computes for long: short tasks of the compute lane, too.
+    Nothing,
+    /// Every worker computes for long: tasks that are known to be short.
     Short,
-    /// Every worker computes without end: anything.
-    All,
-}
-
-impl Serves {
-    /// Returns whether a reserve thread runs a reaction, by what is known of its task: where several reserve
-    /// threads are caught, one more that is would only make events wait for the next one.
-    fn admits(self, standing: Standing) -> bool {
-        match self {
-            Self::ShortReactions => standing != Standing::Distrusted,
-            Self::TrustedReactions => standing == Standing::Trusted,
-            Self::Reactions | Self::Short | Self::All => true,
-        }
-    }
-}
-
-/// What is known of a task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
-    /// Its polls are short, or those of its kind before it could show that.
-    Trusted,
-    Unknown,
-    /// It has computed for long lately.
-    Distrusted,
+    /// Every worker computes without end: any task, but only one; then short ones.
+    AnyOne,
 }
 
 /// Tasks that wait for any thread.
@@ -123,10 +97,6 @@ pub(crate) trait Parts {
     fn blocked(&self) -> &Blocked;
     /// What reserve threads run. The supervisor's.
     fn serves(&self) -> &AtomicCell<Serves>;
-    /// Returns what is known of the task.
-    fn standing(&self, task: &Self::Task) -> Standing;
-    /// Returns where the task stands in the compute lane at `now`.
-    fn rank(&self, task: &Self::Task, now: u64) -> Rank;
     /// Wakes the thread at `place`, or keeps it from its next sleep.
     fn unpark(&self, place: usize);
 
@@ -200,11 +170,18 @@ pub(crate) trait Parts {
     }
 }
 
-/// Returns where a task stands in the compute lane at `now`.
-pub(crate) fn rank(account: &Account, standing: Standing, now: u64, quantum: Duration) -> Rank {
+/// Returns where a task that becomes ready stands in the compute lane, or none if it reacts.
+pub(crate) fn choose_rank(
+    account: &Account,
+    was_running: bool,
+    now: u64,
+    quantum: Duration,
+) -> Option<Rank> {
     let is_short = |usual: u32| u128::from(usual) <= quantum.as_nanos();
-    let is_short = standing == Standing::Trusted && account.usual_ns().is_some_and(is_short);
-    Rank { place: account.credit().place(now), is_short }
+    (account.choose_lane(was_running, now) == Lane::Compute).then(|| Rank {
+        place: account.credit().place(now),
+        is_short: account.usual_ns().is_some_and(is_short),
+    })
 }
 
 /// Returns whether a task may wake others without calling a worker for them.
@@ -411,7 +388,6 @@ impl Turns {
         &mut self,
         parts: &P,
         own: &Own<'_, P::Task>,
-        now: Instant,
     ) -> Option<(P::Task, Lane)> {
         if self.is_substitute && parts.blocked().is_overfull() {
             self.end_substitution(parts);
@@ -421,13 +397,8 @@ impl Turns {
         if computes_first && let Some(next) = compute(self) {
             return Some(next);
         }
-        while let Some(task) = own.reacting.pop().or_else(|| self.take_reaction(parts)) {
-            if self.is_substitute || parts.serves().load().admits(parts.standing(&task)) {
-                return Some((task, Lane::Reaction));
-            }
-            // It waits for a worker, before all that has used more.
-            let rank = parts.rank(&task, now.as_nanos());
-            parts.injected().compute.push(task, rank);
+        if let Some(task) = own.reacting.pop().or_else(|| self.take_reaction(parts)) {
+            return Some((task, Lane::Reaction));
         }
         if computes_first { None } else { compute(self) }
     }
@@ -441,9 +412,13 @@ impl Turns {
             queues.max_by_key(|queue| queue.len()).and_then(ComputeQueue::pop)
         } else {
             match parts.serves().load() {
-                Serves::Short => queues.find_map(ComputeQueue::pop_short),
-                Serves::All => queues.find_map(ComputeQueue::pop),
-                _ => None,
+                Serves::AnyOne
+                    if parts.serves().compare_exchange(Serves::AnyOne, Serves::Short).is_ok() =>
+                {
+                    queues.find_map(ComputeQueue::pop)
+                }
+                Serves::Short | Serves::AnyOne => queues.find_map(ComputeQueue::pop_short),
+                Serves::Nothing => None,
             }
         }
     }

@@ -176,7 +176,7 @@ impl Seat {
             if self.began.load(Ordering::SeqCst) != began {
                 self.clear_blocked(count);
             }
-        } else {
+        } else if slept_at.is_none() {
             self.clear_blocked(count);
         }
         slept_at.is_some() && !is_asleep

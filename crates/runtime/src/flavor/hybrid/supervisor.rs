@@ -9,7 +9,12 @@ use std::time::Duration;
 
 use vigie_detect::{Instant, Lookout, clock::monotonic_now};
 
-use super::{Remote, Shared, census::Census, order, reserve::Activated};
+use super::{
+    Remote, Shared,
+    census::{Census, Since},
+    order::{self, Serves},
+    reserve::Activated,
+};
 use crate::{
     context,
     handle::{Handle, Scheduler},
@@ -21,6 +26,8 @@ pub(super) struct Supervisor {
     shared: Arc<Shared>,
     lookout: Lookout,
     last_call: Instant,
+    /// When a reserve thread was last allowed to take any task.
+    last_any: Instant,
 }
 
 impl Supervisor {
@@ -30,7 +37,8 @@ impl Supervisor {
             // Who is late to see that nobody watches is late for every event.
             kernel_help::shorten_slice();
         }
-        let mut supervisor = Self { shared, lookout, last_call: Instant::from_nanos(0) };
+        let long_ago = Instant::from_nanos(0);
+        let mut supervisor = Self { shared, lookout, last_call: long_ago, last_any: long_ago };
         supervisor.work();
         // The last thread cancels what is left, which may use the runtime.
         let shared = Arc::clone(&supervisor.shared);
@@ -63,10 +71,16 @@ impl Supervisor {
     /// somebody is needed who may come by itself.
     fn call(&mut self, census: Census, now: Instant) -> bool {
         let shared = &*self.shared;
-        let looks = (now - self.last_call).as_nanos() / shared.options.long_poll.as_nanos();
+        let since = Since {
+            call: (now - self.last_call).as_nanos() / shared.options.long_poll.as_nanos(),
+            any: now - self.last_any,
+        };
         let (orders, needs_more) =
-            census.decide(shared, self.is_unwatched(now), looks, shared.options.quantum);
-        if orders.activates > 0 {
+            census.decide(shared, self.is_unwatched(now), since, shared.options.quantum);
+        if shared.serves.load() == Serves::AnyOne {
+            self.last_any = now;
+        }
+        if orders.activates > 0 || orders.wakes_sentinel {
             self.last_call = now;
         }
         for _ in 0..orders.activates.min(shared.reserves.limit()) {

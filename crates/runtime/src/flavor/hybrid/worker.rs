@@ -155,7 +155,7 @@ impl Worker {
             now = self.look_if_due(now);
             let Self { shared, local, turns, .. } = &mut *self;
             let (parts, own) = (&**shared, &local.own());
-            if let Some((task, lane)) = turns.next_of_reserve(parts, own, now) {
+            if let Some((task, lane)) = turns.next_of_reserve(parts, own) {
                 turns.share_out(parts, own);
                 now = self.poll(task, lane, now);
                 continue;

@@ -1,0 +1,481 @@
+//! What one thread decides by `flavor/hybrid/order.rs`, case by case, without a second thread: what it takes
+//! next, when it calls others, what it leaves behind when it sleeps.
+
+use std::{panic::Location, sync::Arc, time::Duration};
+
+use crossbeam::deque::Worker as Queue;
+use loom::sync::atomic::Ordering;
+use vigie_detect::Instant;
+
+use super::{
+    RANK,
+    lane::{Account, Credit, Lane, Rank},
+    order::{self, Own, Parts, Serves, Turns},
+    task_cell::TaskInfo,
+    whole::{self, Fault, LATER, Model, NOW, SOON, Task},
+};
+
+const SLICE: Duration = Duration::from_millis(1);
+const LONG: Rank = Rank { place: 1, is_short: false };
+const SHORT: Rank = Rank { place: 2, is_short: true };
+
+/// Runs `check` for the first of two workers, for each number of `cases`.
+fn each(
+    cases: usize,
+    check: impl Fn(&Model, &Own<'_, Task>, Turns, usize) + Sync + Send + 'static,
+) {
+    let check = Arc::new(check);
+    for case in 0..cases {
+        let check = Arc::clone(&check);
+        loom::model(move || {
+            let (model, queues) = whole::model(2, 1, Fault::None);
+            let own = Own { reacting: &queues[0], worker: Some(0) };
+            check(&model, &own, Turns::new(0, SLICE), case);
+        });
+    }
+}
+
+fn bits<const N: usize>(case: usize) -> [bool; N] {
+    std::array::from_fn(|bit| case >> bit & 1 == 1)
+}
+
+/// Puts a task in one of the places from which a worker takes: the injected ones, and another worker's.
+fn put(model: &Model, queues: &[Queue<Task>], place: usize, task: Task) {
+    match place {
+        0 => model.injected.reaction.push(task),
+        1 => queues[1].push(task),
+        2 => model.injected.compute.push(task, RANK),
+        _ => model.computing[1].push(task, RANK),
+    }
+}
+
+fn poll_began(model: &Model, place: usize, nanos_ago: u64) {
+    let task = TaskInfo { site: Location::caller(), name_key: 0 };
+    model.seats[place].begin(Instant::from_nanos(NOW.as_nanos() - nanos_ago), &task);
+}
+
+/// Goal: reactions go first, injected ones behind those of the worker; then computation, which injected tasks
+/// join. Method: two tasks in each place.
+#[test]
+fn a_worker_takes_reactions_first() {
+    each(1, |model, own, mut turns, _| {
+        assert_eq!(turns.next(model, own, NOW), None);
+        model.computing[0].push(Task::Ends, SHORT);
+        model.injected.compute.push(Task::WaitsForAnother, RANK);
+        own.reacting.push(Task::Ends);
+        model.injected.reaction.push(Task::WaitsForAnother);
+        for expected in [
+            (Task::Ends, Lane::Reaction),
+            (Task::WaitsForAnother, Lane::Reaction),
+            (Task::WaitsForAnother, Lane::Compute),
+            (Task::Ends, Lane::Compute),
+        ] {
+            assert_eq!(turns.next(model, own, NOW), Some(expected));
+        }
+        assert_eq!(turns.next(model, own, NOW), None);
+    });
+}
+
+/// Goal: a worker that computes looks for reactions at others, no more often than each 50 us; one without
+/// computation leaves this to its search. Method: times around that, with a reaction at the other worker.
+#[test]
+fn computing_workers_rob_reactions() {
+    loom::model(|| {
+        let (model, queues) = whole::model(2, 1, Fault::None);
+        let (model, own) = (&*model, Own { reacting: &queues[0], worker: Some(0) });
+        let mut turns = Turns::new(0, SLICE);
+        let after = |micros: u64| Instant::from_nanos(NOW.as_nanos() + 1_000 * micros);
+        queues[1].push(Task::WaitsForAnother);
+        assert_eq!(turns.next(model, &own, NOW), None);
+        for (time, robs) in [(0, true), (49, false), (50, true), (60, false), (100, true)] {
+            model.computing[0].push(Task::Ends, RANK);
+            let (task, lane) = turns.next(model, &own, after(time)).expect("there are two");
+            assert_eq!(lane == Lane::Reaction, robs, "after {time} us");
+            assert_eq!(task == Task::WaitsForAnother, robs, "after {time} us");
+            if robs {
+                queues[1].push(Task::WaitsForAnother);
+            }
+            while model.computing[0].pop().is_some() {}
+        }
+    });
+}
+
+/// Goal: a poll is charged to the share of its lane, by the tasks that wait in both. Method: a reaction of a
+/// length after which a computation has its turn if it is alone, and has not beside a hundred reactions.
+#[test]
+fn computation_has_its_turn() {
+    each(2, |model, own, mut turns, case| {
+        let reacting = [0, 100][case];
+        model.computing[0].push(Task::Ends, RANK);
+        (0..reacting).for_each(|_| own.reacting.push(Task::Ends));
+        turns.record(model, own, Lane::Reaction, 2_000_000);
+        own.reacting.push(Task::Ends);
+        let expected = [Lane::Compute, Lane::Reaction][case];
+        assert_eq!(turns.next(model, own, NOW).map(|next| next.1), Some(expected));
+        // And when it has been paid, or there is none, it is a reaction's turn.
+        turns.record(model, own, Lane::Compute, 2_000_000);
+        assert_eq!(turns.next(model, own, NOW).map(|next| next.1), Some(Lane::Reaction));
+    });
+}
+
+/// Goal: a worker without work finds what lies anywhere else, in its lane, reactions before computation.
+/// Method: a task in each place alone; then one in all of them.
+#[test]
+fn a_search_finds_everything() {
+    for place in 0..5 {
+        loom::model(move || {
+            let (model, queues) = whole::model(2, 1, Fault::None);
+            let (model, own) = (&*model, Own { reacting: &queues[0], worker: Some(0) });
+            let mut turns = Turns::new(0, SLICE);
+            assert_eq!(turns.search(model, &own), None);
+            let places = if place == 4 { 0..4 } else { place..place + 1 };
+            places.clone().for_each(|place| put(model, &queues, place, Task::Ends));
+            assert!(model.has_work());
+            for place in places {
+                let lane = if place < 2 { Lane::Reaction } else { Lane::Compute };
+                assert_eq!(turns.search(model, &own), Some((Task::Ends, lane)));
+            }
+            assert!(!model.has_work());
+            // It searched all the time, and was the last.
+            model.let_one_sleep();
+            turns.stop_searching(model);
+            assert!(model.was_called(1));
+            turns.stop_searching(model);
+            assert!(!model.was_called(1), "it searches no more");
+        });
+    }
+}
+
+/// Goal: where half of the workers search, another one does not. Method: the other one searches.
+#[test]
+fn half_of_the_workers_search() {
+    each(1, |model, own, mut turns, _| {
+        model.injected.reaction.push(Task::Ends);
+        assert!(model.idle.begin_search());
+        assert_eq!(turns.search(model, own), None);
+        let _ = model.idle.end_search();
+        assert!(turns.search(model, own).is_some());
+    });
+}
+
+/// Goal: the last searcher looks everywhere before it sleeps, and wakes somebody for what it finds; the last
+/// thread of all stops the supervisor's alarm. Method: a task in each place, or nowhere; with others awake, or
+/// a reserve thread, or none.
+#[test]
+fn the_last_searcher_looks_once_more() {
+    for case in 0..6 * 8 {
+        let (place, [is_searching, other_sleeps, serves]) = (case / 8, bits(case % 8));
+        loom::model(move || {
+            let (model, queues) = whole::model(2, 1, Fault::None);
+            let (model, own) = (&*model, Own { reacting: &queues[0], worker: Some(0) });
+            let mut turns = Turns::new(0, SLICE);
+            if is_searching {
+                assert_eq!(turns.search(model, &own), None);
+            }
+            match place {
+                0..4 => put(model, &queues, place, Task::Ends),
+                4 => model.computing[0].push(Task::Ends, RANK),
+                _ => {}
+            }
+            if other_sleeps {
+                model.let_one_sleep();
+            }
+            model.is_serving.store(serves, Ordering::Relaxed);
+            model.alarm.guard(NOW.as_nanos(), 1, || false);
+            turns.begin_sleep(model);
+            // The one that fell asleep last.
+            let is_called = is_searching && place < 5;
+            assert_eq!((model.was_called(0), model.was_called(1)), (is_called, false), "{case}");
+            let is_stopped = other_sleeps && !serves && !is_called;
+            assert_eq!(model.alarm.timer.take().is_none(), is_stopped, "{case}");
+        });
+    }
+}
+
+/// Goal: a worker sleeps until it is chosen, has tasks of its own, or the runtime ends. Method: every case; who
+/// was chosen is a searcher.
+#[test]
+fn a_sleep_ends_for_a_reason() {
+    each(16, |model, own, mut turns, case| {
+        let [was_chosen, reacts, computes, is_shutdown] = bits(case);
+        turns.begin_sleep(model);
+        assert!(!was_chosen || model.idle.choose() == Some(0));
+        if reacts {
+            own.reacting.push(Task::Ends);
+        }
+        if computes {
+            model.computing[0].push(Task::Ends, RANK);
+        }
+        let ends = turns.ends_sleep(model, own, is_shutdown);
+        assert_eq!(ends, case > 0, "{case}");
+        assert_eq!(model.idle.is_sleeping(0), !ends, "{case}");
+        // A searcher that stops wakes the next one.
+        if ends {
+            model.let_one_sleep();
+            turns.stop_searching(model);
+            assert_eq!(model.was_called(1), was_chosen, "{case}");
+        }
+    });
+}
+
+/// Goal: a reserve thread takes reactions; computation only in the place of a thread that sleeps, of the longest
+/// queue, or if it is short and the supervisor says so. Method: tasks everywhere, in each of these situations.
+#[test]
+fn reserve_threads_compute_for_others() {
+    loom::model(|| {
+        let (model, queues) = whole::model(2, 1, Fault::None);
+        let (model, none) = (&*model, Queue::new_fifo());
+        let own = Own { reacting: &none, worker: None };
+        let mut turns = Turns::new(2, SLICE);
+        assert_eq!(turns.next_of_reserve(model, &own), None);
+        model.injected.reaction.push(Task::Ends);
+        queues[1].push(Task::Ends);
+        queues[1].push(Task::Ends);
+        model.computing[0].push(Task::Ends, LONG);
+        model.computing[1].push(Task::Ends, LONG);
+        model.computing[1].push(Task::WaitsForAnother, SHORT);
+        for _ in 0..3 {
+            let reaction = Some((Task::Ends, Lane::Reaction));
+            assert_eq!(turns.next_of_reserve(model, &own), reaction);
+        }
+        assert_eq!(turns.next_of_reserve(model, &own), None, "computation is for workers");
+
+        model.serves.store(Serves::Short);
+        let short = Some((Task::WaitsForAnother, Lane::Compute));
+        assert_eq!(turns.next_of_reserve(model, &own), short);
+        assert_eq!(turns.next_of_reserve(model, &own), None);
+
+        model.serves.store(Serves::Nothing);
+        model.computing[1].push(Task::WaitsForAnother, RANK);
+        poll_began(model, 0, 0);
+        model.seats[0].expect_sleep(NOW, &model.blocked);
+        assert_eq!(turns.next_of_reserve(model, &own), short, "of the longest queue");
+        assert_eq!((model.blocked.count(), model.blocked.vacancies()), (1, 0));
+        let long = Some((Task::Ends, Lane::Compute));
+        assert_eq!(turns.next_of_reserve(model, &own), long);
+        assert_eq!(model.blocked.vacancies(), 0, "its place is taken once");
+
+        model.seats[0].end_long_poll(&model.blocked);
+        assert!(model.blocked.is_overfull());
+        assert_eq!(turns.next_of_reserve(model, &own), None, "the thread is back");
+        assert!(!model.blocked.is_overfull());
+        turns.end_substitution(model);
+        assert!(!model.blocked.is_overfull(), "it left once");
+
+        model.seats[0].expect_sleep(NOW, &model.blocked);
+        assert_eq!(turns.next_of_reserve(model, &own), long);
+        turns.end_substitution(model);
+        assert_eq!(model.blocked.vacancies(), 1);
+    });
+}
+
+/// Goal: where workers compute without end, reserve threads run one task of any kind, reactions first. Method: two
+/// long tasks in each situation.
+#[test]
+fn beside_endless_polls_one_task_is_run() {
+    for (serves, runs) in [(Serves::Nothing, false), (Serves::Short, false), (Serves::AnyOne, true)]
+    {
+        loom::model(move || {
+            let (model, _queues) = whole::model(2, 1, Fault::None);
+            let (model, none) = (&*model, Queue::new_fifo());
+            let own = Own { reacting: &none, worker: None };
+            let mut turns = Turns::new(2, SLICE);
+            model.serves.store(serves);
+            model.injected.compute.push(Task::Ends, LONG);
+            model.injected.compute.push(Task::Ends, LONG);
+            model.injected.reaction.push(Task::WaitsForAnother);
+            let next = turns.next_of_reserve(model, &own);
+            assert_eq!(next, Some((Task::WaitsForAnother, Lane::Reaction)));
+            assert_eq!(turns.next_of_reserve(model, &own).is_some(), runs, "{serves:?}");
+            assert_eq!(turns.next_of_reserve(model, &own), None, "{serves:?}");
+        });
+    }
+}
+
+/// Goal: a substitute gives each lane its share, as a worker does. Method: reactions have used more than
+/// theirs; with and without computation that it may take.
+#[test]
+fn substitutes_share_their_time() {
+    for computes in [false, true] {
+        loom::model(move || {
+            let (model, _queues) = whole::model(2, 1, Fault::None);
+            let (model, none) = (&*model, Queue::new_fifo());
+            let own = Own { reacting: &none, worker: None };
+            let mut turns = Turns::new(2, SLICE);
+            model.injected.compute.push(Task::Ends, RANK);
+            model.injected.reaction.push(Task::Ends);
+            turns.record(model, &own, Lane::Reaction, 2_000_000);
+            if computes {
+                poll_began(model, 0, 0);
+                model.seats[0].expect_sleep(NOW, &model.blocked);
+            }
+            let lanes = [(); 3].map(|()| turns.next_of_reserve(model, &own).map(|next| next.1));
+            let (reaction, compute) = (Some(Lane::Reaction), Some(Lane::Compute));
+            let expected =
+                if computes { [compute, reaction, None] } else { [reaction, None, None] };
+            assert_eq!(lanes, expected);
+        });
+    }
+}
+
+/// Goal: a reserve thread watches unless a worker sleeps, which it wakes, or the workers look by themselves,
+/// which the supervisor checks soon. Method: every case.
+#[test]
+fn reserve_threads_watch_if_nobody_else_does() {
+    each(4, |model, _, turns, case| {
+        let [sleeps, is_steady] = bits(case);
+        if sleeps {
+            model.let_one_sleep();
+        }
+        assert_eq!(turns.should_watch(model, NOW, is_steady), case == 0);
+        assert_eq!(model.was_called(1), sleeps);
+        assert_eq!(model.alarm.timer.take(), if case == 0 { None } else { SOON });
+    });
+}
+
+/// Goal: the sentinel is announced before it looks, and stays awake for a call and for a reaction. Method:
+/// every case.
+#[test]
+fn the_sentinel_looks_after_it_is_announced() {
+    each(4, |model, _, turns, case| {
+        let [is_awaited, has_work] = bits(case);
+        if has_work {
+            model.injected.reaction.push(Task::Ends);
+        }
+        let stays = turns.take_baton(model, || {
+            assert_eq!(model.baton.holder(), Some(0));
+            is_awaited
+        });
+        assert_eq!((stays, model.baton.holder()), (case > 0, Some(0)));
+    });
+}
+
+/// Goal: a worker that has more to do than the next task wakes another one, unless somebody searches. Method:
+/// every case.
+#[test]
+fn work_is_shared_out() {
+    each(16, |model, own, turns, case| {
+        let [sleeps, searches, reacts, computes] = bits(case);
+        if sleeps {
+            model.let_one_sleep();
+        }
+        if searches {
+            assert!(model.idle.begin_search());
+        }
+        if reacts {
+            own.reacting.push(Task::Ends);
+        }
+        if computes {
+            model.computing[0].push(Task::Ends, RANK);
+        }
+        assert_eq!(own.has_more(model), reacts || computes);
+        turns.share_out(model, own);
+        assert_eq!(model.was_called(1), sleeps && !searches && (reacts || computes), "{case}");
+    });
+}
+
+/// Goal: the supervisor's look may be put off while no other worker is inside a long poll and somebody looks.
+/// Method: long and short polls of each worker; the reserve thread's do not count.
+#[test]
+fn looks_are_put_off_for_nobody() {
+    each(16, |model, _, turns, case| {
+        let [own_is_long, other_is_long, of_reserve, is_seen] = bits(case);
+        for (place, is_long) in [own_is_long, other_is_long, of_reserve].into_iter().enumerate() {
+            poll_began(model, place, if is_long { 201 } else { 200 });
+        }
+        let expected = is_seen && !other_is_long;
+        assert_eq!(turns.may_put_off(model, NOW, 200, is_seen), expected, "{case}");
+    });
+}
+
+/// Goal: a task that will sleep in the kernel counts as asleep, and if nobody watches or anything waits, its
+/// thread is replaced: by a worker, by the sentinel, or by whom the caller activates. Method: every case.
+#[test]
+fn expected_sleepers_are_replaced() {
+    each(32, |model, own, turns, case| {
+        let [is_watched, has_own, has_other, sleeps, has_sentinel] = bits(case);
+        poll_began(model, 0, 0);
+        if has_own {
+            own.reacting.push(Task::Ends);
+        }
+        if has_other {
+            model.injected.compute.push(Task::Ends, RANK);
+        }
+        if sleeps {
+            model.let_one_sleep();
+        }
+        if has_sentinel {
+            model.baton.take(2, || false);
+        }
+        let is_needed = !is_watched || has_own || has_other;
+        let activates = is_needed && !sleeps && !has_sentinel;
+        assert_eq!(turns.expect_sleep(model, own, NOW, is_watched), activates, "{case}");
+        assert!(model.seats[0].is_blocked() && model.blocked.count() == 1);
+        assert_eq!(model.was_called(1), is_needed && sleeps, "{case}");
+        assert_eq!(model.was_called(2), is_needed && !sleeps && has_sentinel, "{case}");
+    });
+}
+
+/// Goal: before a poll the supervisor is asked for a look, soon if events or reactions may wait behind it, later
+/// if computation does, not at all if nothing does. Method: every case; only the first may be put off.
+#[test]
+fn polls_are_guarded_by_what_waits() {
+    each(8, |model, own, _, case| {
+        let [is_watched, reacts, computes] = bits(case);
+        if reacts {
+            own.reacting.push(Task::Ends);
+        }
+        if computes {
+            model.computing[0].push(Task::Ends, RANK);
+        }
+        own.guard(model, NOW, is_watched, || false);
+        let soon = !is_watched || reacts;
+        let expected = if soon { SOON } else { LATER.filter(|_| computes) };
+        assert_eq!(model.alarm.timer.take(), expected, "{case}");
+    });
+}
+
+/// Goal: a task is ranked by its credit and its usual poll, a new one by what is expected. Method: with and
+/// without credit; polls around a quantum and around what counts as short.
+#[test]
+fn tasks_are_ranked_by_what_they_used() {
+    loom::model(|| {
+        let (now, quantum) = (NOW.as_nanos(), Duration::from_micros(500));
+        let choose = |account: &Account| order::choose_rank(account, false, now, quantum);
+        let account = Account::new(Credit::FULL, None);
+        assert_eq!(choose(&account), None);
+        assert!(!order::has_short_polls(&account, true), "nobody knows");
+        let spent = Credit::FULL.after(now, 1_000_000);
+        let rank = |is_short| Some(Rank { place: spent.place(now), is_short });
+        assert_eq!(choose(&Account::new(spent, Some(10_000))), rank(true), "as others of its kind");
+        for (usual, is_short, is_very_short) in [
+            (20_000, true, true),
+            (20_001, true, false),
+            (500_000, true, false),
+            (500_001, false, false),
+        ] {
+            let account = Account::new(spent, None);
+            assert_eq!(choose(&account), rank(false), "nobody knows");
+            account.charge(spent, usual);
+            assert_eq!(choose(&account), rank(is_short));
+            assert_eq!(order::has_short_polls(&account, true), is_very_short);
+            assert!(!order::has_short_polls(&account, false));
+        }
+    });
+}
+
+/// Goal: looks are regular if the last one is no older than a long poll, and none was late for two
+/// milliseconds. Method: times around both.
+#[test]
+fn regular_looks_are_trusted() {
+    let long_poll = Duration::from_micros(200);
+    let ago = |nanos: u64| Instant::from_nanos(NOW.as_nanos() - nanos);
+    for (look, gap, expected) in [
+        (200_000, 2_000_001, true),
+        (200_001, 2_000_001, false),
+        (0, 2_000_000, false),
+        (0, 0, false),
+    ] {
+        assert_eq!(order::is_steady(NOW, ago(look), ago(gap), long_poll), expected);
+    }
+}
