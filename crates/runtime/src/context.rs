@@ -15,7 +15,7 @@ use vigie_detect::{
 use crate::{
     handle::Handle,
     kind::Kind,
-    lane::{Credit, SharedCredit},
+    lane::{self, Credit, SharedCredit},
     sync::{Arc, thread_local},
 };
 
@@ -116,16 +116,12 @@ impl Drop for Entered {
     }
 }
 
-/// The most that is charged for a poll of a task that is trusted: clocks of threads go wrong, by time that the host
-/// of a virtual machine takes away, and a task that is short as a rule should not pay for that with 0.4 s.
-const TRUSTED_MOST_NS: u64 = 1_000_000;
-
 /// A poll begins at `now` of a task that has `credit`, and is trusted by its own polls or not.
 #[inline]
 pub(crate) fn begin_poll(now: u64, credit: Credit, is_trusted: bool, long_poll: Duration) {
     budget::begin(Instant::from_nanos(now));
     POLL.with(|poll| {
-        let most = if is_trusted { TRUSTED_MOST_NS } else { u64::MAX };
+        let most = lane::most_ns(is_trusted);
         let long = u64::try_from(long_poll.as_nanos()).unwrap_or(u64::MAX).max(1);
         poll.present.set(PresentPoll { began: now, long, credit, most });
         poll.ended.set(0);

@@ -26,7 +26,10 @@ pub(crate) struct Kind(NonZeroU32);
 /// A power of two.
 const SLOTS: usize = 256;
 
-static KINDS: [Known; SLOTS] = [const { Known::new() }; SLOTS];
+/// What is known of kinds.
+pub(crate) struct Kinds([Known; SLOTS]);
+
+static KINDS: Kinds = Kinds::new();
 
 struct Known {
     /// In the upper half the kind, zero while there is none; in the lower half what early polls use, in
@@ -68,31 +71,55 @@ impl Kind {
     pub(crate) fn of<F: 'static>() -> Self {
         let mut hasher = Taken::default();
         TypeId::of::<F>().hash(&mut hasher);
-        let hash = hasher.finish();
+        Self::of_hash(hasher.finish())
+    }
+
+    pub(crate) fn of_hash(hash: u64) -> Self {
         let folded = (hash >> 32) ^ (hash & u64::from(u32::MAX));
         Self(NonZeroU32::MIN | u32::try_from(folded).unwrap_or_default())
     }
 
-    fn slot(self) -> &'static Known {
-        &KINDS[(self.0.get() >> 1) as usize % SLOTS]
-    }
-
     /// Returns what an early poll of such a task will probably use, in nanoseconds, if one was seen.
     pub(crate) fn expected_ns(self) -> Option<u32> {
-        let known = self.slot().word.load(RELAXED);
-        let expected = u32::try_from(known & u64::from(u32::MAX)).ok()?;
-        (known >> 32 == u64::from(self.0.get())).then_some(expected)
+        KINDS.expected_ns(self)
     }
 
     /// Pays a new task at `now` for some polls, if such tasks are short and the kind has credit left.
     pub(crate) fn pay(self, now: u64) -> Option<Credit> {
-        self.slot().credit.pay_short(now, self.expected_ns()?)
+        KINDS.pay(self, now)
     }
 
     /// Takes note of what an early poll of such a task has used, in nanoseconds.
     pub(crate) fn note_poll(self, used_ns: u64) {
+        KINDS.note_poll(self, used_ns);
+    }
+}
+
+impl Kinds {
+    pub(crate) const fn new() -> Self {
+        Self([const { Known::new() }; SLOTS])
+    }
+
+    fn slot(&self, kind: Kind) -> &Known {
+        &self.0[(kind.0.get() >> 1) as usize % SLOTS]
+    }
+
+    /// See [`Kind::expected_ns`].
+    pub(crate) fn expected_ns(&self, kind: Kind) -> Option<u32> {
+        let known = self.slot(kind).word.load(RELAXED);
+        let expected = u32::try_from(known & u64::from(u32::MAX)).ok()?;
+        (known >> 32 == u64::from(kind.0.get())).then_some(expected)
+    }
+
+    /// See [`Kind::pay`].
+    pub(crate) fn pay(&self, kind: Kind, now: u64) -> Option<Credit> {
+        self.slot(kind).credit.pay_short(now, self.expected_ns(kind)?)
+    }
+
+    /// See [`Kind::note_poll`].
+    pub(crate) fn note_poll(&self, kind: Kind, used_ns: u64) {
         let used = u32::try_from(used_ns).unwrap_or(u32::MAX);
-        let expected = match self.expected_ns() {
+        let expected = match self.expected_ns(kind) {
             None => used,
             Some(before) => {
                 let expected = before - before / 4 + used / 4;
@@ -103,7 +130,8 @@ impl Kind {
                 expected
             }
         };
-        self.slot().word.store(u64::from(self.0.get()) << 32 | u64::from(expected), RELAXED);
+        let word = u64::from(kind.0.get()) << 32 | u64::from(expected);
+        self.slot(kind).word.store(word, RELAXED);
     }
 }
 

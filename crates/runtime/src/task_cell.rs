@@ -27,12 +27,12 @@ use crate::{
     flavor::hybrid,
     join::JoinHandle,
     kind::Kind,
-    lane::{Account, Credit},
+    lane::{Account, Credit, Trust},
     live_tasks::Membership,
     panics::contained,
     sync::{
         Arc, AtomicBool, Ordering,
-        count::{AtomicU8, AtomicU64, RELAXED},
+        count::{AtomicU64, RELAXED},
         thread::{self, ThreadId},
     },
 };
@@ -74,9 +74,7 @@ pub(crate) struct TaskInfo {
     kind: Option<Kind>,
     /// What the task has used lately.
     pub(crate) account: Account,
-    /// How many short polls there were, less those that long ones took away: see [`TRUST`]. Written by the
-    /// thread that polls.
-    trust: AtomicU8,
+    trust: Trust,
     /// The task slept in the kernel in its last poll. Written by the thread that polls.
     sleeps: AtomicBool,
 }
@@ -125,12 +123,6 @@ impl From<&'static Location<'static>> for Label {
 /// that is soon free, and no reason to have another thread ready.
 const SLEEP_NS: u64 = 300_000;
 
-/// How many short polls make a task trusted, to how many one adds up, and how many a long one takes away. Clocks of
-/// threads go wrong, by time that the host of a virtual machine takes away: once means little.
-const TRUST: u8 = 4;
-const MOST: u8 = 16;
-const LOST: u8 = 8;
-
 impl TaskInfo {
     fn new(label: &Label, name_key: u32) -> Self {
         Self {
@@ -140,7 +132,7 @@ impl TaskInfo {
             is_aborted: AtomicBool::new(false),
             kind: label.kind,
             account: Account::new(label.credit, label.kind.and_then(Kind::expected_ns)),
-            trust: AtomicU8::new(0),
+            trust: Trust::new(),
             sleeps: AtomicBool::new(false),
         }
     }
@@ -164,17 +156,12 @@ impl TaskInfo {
     /// Takes note of a poll.
     fn record_poll(&self, charge: Charge) {
         self.account.charge(charge.credit, charge.used_ns.min(charge.most_ns));
-        let trust = self.trust.load(RELAXED);
-        if trust < TRUST
+        if !self.is_proven()
             && let Some(kind) = self.kind
         {
             kind.note_poll(charge.used_ns);
         }
-        let changed =
-            if charge.has_computed { trust.saturating_sub(LOST) } else { (trust + 1).min(MOST) };
-        if changed != trust {
-            self.trust.store(changed, RELAXED);
-        }
+        self.trust.note_poll(charge.has_computed);
         let sleeps = charge.slept_ns >= SLEEP_NS && hybrid::was_asleep();
         if sleeps != self.sleeps() {
             self.sleeps.store(sleeps, Ordering::Relaxed);
@@ -188,7 +175,7 @@ impl TaskInfo {
 
     /// Returns whether the task has shown itself that it holds no thread for long.
     pub(crate) fn is_proven(&self) -> bool {
-        self.trust.load(RELAXED) >= TRUST
+        self.trust.is_proven()
     }
 }
 

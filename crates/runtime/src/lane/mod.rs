@@ -8,6 +8,7 @@
 mod credit;
 mod queue;
 mod share;
+mod trust;
 
 use std::fmt;
 
@@ -15,6 +16,7 @@ pub(crate) use self::{
     credit::{Account, Credit, SharedCredit},
     queue::{ComputeQueue, Rank, Ranked},
     share::Share,
+    trust::{Trust, most_ns},
 };
 
 /// One of the two queues of ready tasks.

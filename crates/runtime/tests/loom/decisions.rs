@@ -180,7 +180,7 @@ fn the_last_searcher_looks_once_more() {
             if other_sleeps {
                 model.let_one_sleep();
             }
-            model.is_serving.store(serves, Ordering::Relaxed);
+            model.serving_count.store(usize::from(serves), Ordering::Relaxed);
             model.alarm.guard(NOW.as_nanos(), 1, || false);
             turns.begin_sleep(model);
             // The one that fell asleep last.
@@ -304,11 +304,11 @@ fn substitutes_share_their_time() {
             let mut turns = Turns::new(2, SLICE);
             model.injected.compute.push(Task::Ends, RANK);
             model.injected.reaction.push(Task::Ends);
-            turns.record(model, &own, Lane::Reaction, 2_000_000);
             if computes {
                 poll_began(model, 0, 0);
                 model.seats[0].expect_sleep(NOW, &model.blocked);
             }
+            turns.record(model, &own, Lane::Reaction, 2_000_000);
             let lanes = [(); 3].map(|()| turns.next_of_reserve(model, &own).map(|next| next.1));
             let (reaction, compute) = (Some(Lane::Reaction), Some(Lane::Compute));
             let expected =
@@ -389,12 +389,15 @@ fn looks_are_put_off_for_nobody() {
 }
 
 /// Goal: a task that will sleep in the kernel counts as asleep, and if nobody watches or anything waits, its
-/// thread is replaced: by a worker, by the sentinel, or by whom the caller activates. Method: every case.
+/// thread is replaced: by a worker, by the sentinel, or by whom the caller activates, unless enough threads run
+/// already. Method: every case, with as many threads as are not enough yet, and one more.
 #[test]
 fn expected_sleepers_are_replaced() {
-    each(32, |model, own, turns, case| {
-        let [is_watched, has_own, has_other, sleeps, has_sentinel] = bits(case);
+    each(64, |model, own, turns, case| {
+        let [is_watched, has_own, has_other, sleeps, has_sentinel, has_enough] = bits(case);
         poll_began(model, 0, 0);
+        // Two workers, one of which will sleep, and these make five: two for each worker, and one.
+        model.serving_count.store(4 + usize::from(has_enough), Ordering::Relaxed);
         if has_own {
             own.reacting.push(Task::Ends);
         }
@@ -408,7 +411,7 @@ fn expected_sleepers_are_replaced() {
             model.baton.take(2, || false);
         }
         let is_needed = !is_watched || has_own || has_other;
-        let activates = is_needed && !sleeps && !has_sentinel;
+        let activates = is_needed && !sleeps && !has_sentinel && !has_enough;
         assert_eq!(turns.expect_sleep(model, own, NOW, is_watched), activates, "{case}");
         assert!(model.seats[0].is_blocked() && model.blocked.count() == 1);
         assert_eq!(model.was_called(1), is_needed && sleeps, "{case}");

@@ -506,7 +506,7 @@ fn task() -> TaskInfo {
 fn long_polls_are_asked_of_ever_more_rarely() {
     const US: u64 = 1_000;
     let awake = [100, 200, 400, 800, 1_600, 3_200, 6_400, 10_000, 10_000];
-    let asleep = [100, 2_000, 4_000, 8_000, 10_000, 10_000];
+    let asleep = [100, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 100_000, 100_000];
     loom::model(move || {
         let (seat, count) = (Seat::new(), Blocked::new());
         let task = task();
@@ -539,6 +539,34 @@ fn long_polls_are_asked_of_ever_more_rarely() {
         thread_state::take_questions();
         seat.leave();
         assert_eq!(seat.thread(), None);
+    });
+}
+
+/// Goal: a poll that was expected to sleep is believed to for 5 ms, and asked of as rarely as others that sleep from
+/// then on. Method: as above.
+#[test]
+fn expected_sleepers_are_asked_of_late() {
+    const US: u64 = 1_000;
+    loom::model(|| {
+        let (seat, count) = (Seat::new(), Blocked::new());
+        seat.take();
+        thread_state::set_asleep(true);
+        seat.begin(at(1), &task());
+        seat.expect_sleep(at(1), &count);
+        let mut now = 200 * US;
+        assert!(!seat.ask(at(1), at(now), &count));
+        for pause in [5_000, 10_000, 20_000, 40_000, 80_000, 100_000, 100_000] {
+            now += pause * US;
+            seat.ask(at(1), at(now - 1), &count);
+            assert_eq!(thread_state::take_questions(), 0, "before {pause} us are over");
+            assert!(!seat.ask(at(1), at(now), &count), "nothing is in doubt");
+            assert_eq!(thread_state::take_questions(), 1, "after {pause} us");
+        }
+        thread_state::set_asleep(false);
+        seat.ask(at(1), at(now + 100_000 * US), &count);
+        assert_eq!((count.count(), seat.is_blocked()), (0, false));
+        thread_state::take_questions();
+        thread_state::set_asleep(true);
     });
 }
 

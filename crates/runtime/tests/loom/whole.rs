@@ -125,8 +125,8 @@ pub(crate) struct Model {
     pub(crate) alarm: Alarm,
     pub(crate) blocked: Blocked,
     pub(crate) serves: AtomicCell<Serves>,
-    /// A reserve thread serves.
-    pub(crate) is_serving: AtomicBool,
+    /// Reserve threads that serve.
+    pub(crate) serving_count: AtomicUsize,
     pub(crate) seats: Vec<Seat>,
     pub(crate) parkers: Vec<Parker>,
     wait_point: WaitPoint,
@@ -168,8 +168,8 @@ impl Parts for Model {
         std::iter::empty()
     }
 
-    fn is_serving(&self) -> bool {
-        self.is_serving.load(Ordering::Relaxed)
+    fn serving_count(&self) -> usize {
+        self.serving_count.load(Ordering::Relaxed)
     }
 
     fn idle(&self) -> &Idle {
@@ -223,8 +223,8 @@ impl Parts for Blind<'_> {
         self.0.serving()
     }
 
-    fn is_serving(&self) -> bool {
-        self.0.is_serving()
+    fn serving_count(&self) -> usize {
+        self.0.serving_count()
     }
 
     fn idle(&self) -> &Idle {
@@ -397,7 +397,7 @@ pub(crate) fn model(workers: usize, left: usize, fault: Fault) -> (Arc<Model>, V
         alarm: Alarm::new(Duration::from_micros(200)).expect("a timer"),
         blocked: Blocked::new(),
         serves: AtomicCell::new(Serves::Nothing),
-        is_serving: AtomicBool::new(false),
+        serving_count: AtomicUsize::new(0),
         // One more for a reserve thread.
         seats: (0..=workers).map(|_| Seat::new()).collect(),
         parkers: (0..=workers).map(|_| Parker::new()).collect(),

@@ -278,8 +278,8 @@ impl Parts for Shared {
         self.reserves.serving().map(|slot| self.options.workers + slot)
     }
 
-    fn is_serving(&self) -> bool {
-        self.reserves.is_serving()
+    fn serving_count(&self) -> usize {
+        self.reserves.serving_count()
     }
 
     fn idle(&self) -> &Idle {

@@ -89,8 +89,8 @@ pub(crate) trait Parts {
     fn seat(&self, place: usize) -> &Seat;
     /// The places of the reserve threads that serve.
     fn serving(&self) -> impl Iterator<Item = usize> + '_;
-    /// Returns whether there is one: one load.
-    fn is_serving(&self) -> bool;
+    /// How many they are: one load.
+    fn serving_count(&self) -> usize;
     fn idle(&self) -> &Idle;
     fn baton(&self) -> &Baton;
     fn alarm(&self) -> &Alarm;
@@ -168,6 +168,14 @@ pub(crate) trait Parts {
             || self.computing().iter().any(|queue| !queue.is_empty())
             || self.reacting().iter().any(|queue| !queue.is_empty())
     }
+}
+
+/// Returns whether so many threads run, or wait for a processor, that another one would only wait, too. The supervisor
+/// decides then, which knows more.
+fn has_enough_threads(parts: &impl Parts) -> bool {
+    let workers = parts.computing().len();
+    let running = (workers + parts.serving_count()).saturating_sub(parts.blocked().count());
+    running > 2 * workers + 1
 }
 
 /// Returns where a task that becomes ready stands in the compute lane, or none if it reacts.
@@ -355,7 +363,7 @@ impl Turns {
             // Perhaps ourselves: then the sleep below ends at once.
             parts.wake_one();
         }
-        if parts.idle().is_everyone_asleep() && !parts.is_serving() {
+        if parts.idle().is_everyone_asleep() && parts.serving_count() == 0 {
             parts.alarm().stop();
         }
     }
@@ -506,7 +514,7 @@ impl Turns {
     ) -> bool {
         parts.seat(self.index).expect_sleep(now, parts.blocked());
         let is_needed = !is_watched || own.has_more(parts) || parts.has_work();
-        is_needed && !parts.wake_one() && !parts.call_sentinel()
+        is_needed && !parts.wake_one() && !parts.call_sentinel() && !has_enough_threads(parts)
     }
 
     /// Takes note of a poll of `nanos` in `lane`.
@@ -517,7 +525,13 @@ impl Turns {
         lane: Lane,
         nanos: u64,
     ) {
-        let computing = own.computing(parts).unwrap_or_else(|| &parts.injected().compute).len();
+        let injected = &parts.injected().compute;
+        let computing = match own.computing(parts) {
+            Some(own) => own.len(),
+            None if self.is_substitute || parts.blocked().vacancies() > 0 => injected.len(),
+            // It owes nothing to those that it does not run.
+            None => usize::from(parts.serves().load() != Serves::Nothing && injected.has_short()),
+        };
         let reacting = if computing > 0 { own.reacting.len() } else { 0 };
         self.share.record(lane, nanos, reacting, computing);
     }

@@ -98,7 +98,12 @@ impl Reserves {
     /// Returns whether any of them serves: one load.
     #[inline]
     pub(crate) fn is_serving(&self) -> bool {
-        self.serving_count.load(Ordering::Relaxed) > 0
+        self.serving_count() > 0
+    }
+
+    /// Returns how many threads are no spares.
+    pub(crate) fn serving_count(&self) -> usize {
+        self.serving_count.load(Ordering::Relaxed)
     }
 
     /// The slots of the threads that are not spares.

@@ -45,10 +45,17 @@ pub(crate) struct Seat {
 /// time, up to the second value.
 pub(super) const ASK_AGAIN_NS: u64 = 100_000;
 const ASK_AGAIN_MAX_NS: u64 = 10_000_000;
+
+/// The same of one that was found asleep: it is replaced, so that what it does next is not urgent, and a question costs
+/// some 5 µs.
 const ASK_SLEEPER_NS: u64 = 2_000_000;
+const ASK_SLEEPER_MAX_NS: u64 = 100_000_000;
+
+/// How long a poll that was expected to sleep is believed to.
+const ASK_EXPECTED_NS: u64 = 5_000_000;
 
 /// A thread that has used so much processor time in a poll since it was found to be long computes.
-const COMPUTES_NS: u64 = 100_000;
+const COMPUTES_NS: u64 = 200_000;
 
 #[derive(Clone, Copy, Debug)]
 struct Asked {
@@ -154,16 +161,22 @@ impl Seat {
         if !is_new && now < asked.next {
             return false;
         }
-        let mut pause = if is_new { ASK_AGAIN_NS } else { (asked.pause * 2).min(ASK_AGAIN_MAX_NS) };
+        if is_new && self.is_blocked() {
+            let next = now + ASK_EXPECTED_NS;
+            self.asked.store(Asked { began, next, pause: ASK_EXPECTED_NS, slept_at: None });
+            return false;
+        }
         let slept_at = self.thread().filter(|&thread| thread_state::is_asleep(thread));
         let slept_at = slept_at.and_then(kernel_help::processor_time);
         // Twice at the same processor time: it did not run in between. A thread that waits for a lock of ours
         // whose holder lost its processor is back sooner.
         let is_asleep = slept_at.is_some() && !is_new && slept_at == asked.slept_at;
-        if is_asleep {
-            // It is replaced: what it does next is not urgent.
-            pause = pause.max(ASK_SLEEPER_NS);
-        }
+        let pause = match slept_at {
+            _ if is_new => ASK_AGAIN_NS,
+            Some(_) if self.is_blocked() => (asked.pause * 2).min(ASK_SLEEPER_MAX_NS),
+            Some(_) if is_asleep => ASK_SLEEPER_NS,
+            _ => (asked.pause * 2).min(ASK_AGAIN_MAX_NS),
+        };
         self.asked.store(Asked { began, next: now + pause, pause, slept_at });
         if is_asleep {
             // First, so that whoever clears the mark at once takes away what was counted.
@@ -179,7 +192,7 @@ impl Seat {
         } else if slept_at.is_none() {
             self.clear_blocked(count);
         }
-        slept_at.is_some() && !is_asleep
+        slept_at.is_some() && !self.is_blocked()
     }
 
     /// Returns whether the thread is known to compute in the poll that began at `began`, and not to wait for a

@@ -1,0 +1,395 @@
+//! What must hold in each run, judged by what has happened in it.
+//!
+//! **Events.** Let an event be visible to the kernel at `t0`, whose task has credit and is first polled at
+//! `t1`. Each moment between is one of these, or the scheduler has wasted it:
+//! - *older*: a thread was inside a poll of a task of the reaction lane that was ready before, not counting
+//!   what exceeds a long poll;
+//! - *kernel*: a thread was ready to run and had no core, unless it was inside a poll that computes for long.
+//!
+//! The rest must be at most `(1 + s) * base + share + put_off`, where
+//! - `base = 3 * long_poll + 3 * wake + start + look + slack`: the alarm rings between one and two delays
+//!   after the beginning of a poll, it wakes the supervisor, which starts a thread; one poll that is just not
+//!   long, and the interval of looks;
+//! - `s` is the number of threads that were caught in a long poll between `t0` and `t1`: after each the
+//!   supervisor may have to call another thread;
+//! - `share` is what the compute lane is owed for the reactions: a third of *older*, and 0.25 ms of debt for
+//!   each thread that served;
+//! - `put_off` is what `need.rs` lets pass between calls while reserve threads are caught by computations:
+//!   `2^k` long polls with `k` of them, at most 16, for each call.
+//!
+//! **Shares.** In a window of 50 ms throughout which a task of the compute lane waits, computation gets what
+//! one thread owes it: 5 %, less one debt of 0.25 ms. What exceeds a long poll is computation in either lane.
+//!
+//! **Idle workers.** A worker sleeps no longer than ten alarms and two wake-ups while tasks are ready and
+//! nobody searches for them.
+//!
+//! **Threads.** At most four reserve threads serve, and 16 during the first 100 ms. Beside them one for each
+//! 128 long polls since the beginning, since calls are put off and never refused; and one for each poll of the
+//! reaction lane that has become long: more tasks with credit than workers that compute for long catch one thread
+//! each. And three for each poll that sleeps in the kernel, as many as there were
+//! at a time: its own thread, the one that computes in its place and may be inside a long poll when it is back, and
+//! one that was called for it and waits for a core.
+//!
+//! **Liveness.** The alarm never finds a ready task while every thread sleeps, outside of polls; and once the
+//! events end, every task that is ready is polled, also beside computations that never end.
+
+use std::collections::BTreeSet;
+
+use super::{
+    hybrid::order::Parts,
+    lane::Lane,
+    world::{Options, RESERVES, START_NS, World},
+};
+
+const MS: u64 = 1_000_000;
+const WINDOW_NS: u64 = 50 * MS;
+
+/// Costs of switches and system calls on the way of an event.
+const SLACK_NS: u64 = 30_000;
+
+/// The debt of a thread to the compute lane from which on that goes first: a quarter of `reaction_slice`.
+const DEBT_NS: u64 = 250_000;
+
+/// The most long polls that `need.rs` puts off a call: for events, and for short tasks.
+const PUT_OFF_EVENTS_MAX: u64 = 16;
+const PUT_OFF_MAX: u64 = 128;
+
+/// How long a burst at the beginning may have more threads.
+const BURST_NS: u64 = 100 * MS;
+
+/// How many failures of a kind are told.
+const TOLD: usize = 3;
+
+#[derive(Clone, Copy, Debug)]
+struct PollSpan {
+    place: usize,
+    lane: Lane,
+    begin: u64,
+    end: u64,
+    ready_at: u64,
+    /// The processor time that it takes.
+    work: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Checks {
+    options: Options,
+    pub(crate) trace: u64,
+    pub(crate) polls: u64,
+    current: Vec<Option<PollSpan>>,
+    /// By their ends.
+    past: Vec<PollSpan>,
+    /// When reserve threads were called.
+    calls: Vec<u64>,
+    waiting_computations: usize,
+    /// The compute lane was empty in the present window.
+    was_empty: bool,
+    /// Since when a worker sleeps although a task is ready.
+    stranded_since: Option<u64>,
+    pub(crate) failures: Vec<String>,
+    /// What events with credit have waited for.
+    pub(crate) waits: Vec<u64>,
+    /// The same of those without.
+    pub(crate) late: Vec<u64>,
+    pub(crate) windows: u64,
+    /// Polls that sleep in the kernel at some time: now, and at most so far.
+    sleepers: usize,
+    most_sleepers: usize,
+    pub(crate) most_reserves: usize,
+}
+
+impl Checks {
+    pub(crate) fn new(options: Options) -> Self {
+        Self {
+            options,
+            trace: options.seed,
+            polls: 0,
+            current: vec![None; options.workers + RESERVES],
+            past: Vec::new(),
+            calls: Vec::new(),
+            waiting_computations: 0,
+            was_empty: true,
+            stranded_since: None,
+            failures: Vec::new(),
+            waits: Vec::new(),
+            late: Vec::new(),
+            windows: 0,
+            sleepers: 0,
+            most_sleepers: 0,
+            most_reserves: 0,
+        }
+    }
+
+    fn note(&mut self, value: u64) {
+        // FNV-1a over words, as in `vigie_detect::Simulation`.
+        self.trace = (self.trace ^ value).wrapping_mul(0x0000_0100_0000_01B3);
+    }
+
+    pub(crate) fn note_queued(&mut self, now: u64, lane: Lane) {
+        self.note(now);
+        self.waiting_computations += usize::from(lane == Lane::Compute);
+    }
+
+    /// The thread at `place` is inside no poll any more.
+    pub(crate) fn end_poll(&mut self, place: usize, now: u64) {
+        if let Some(poll) = self.current[place].take() {
+            self.past.push(PollSpan { end: now, ..poll });
+        }
+    }
+
+    /// The poll that began at `place` takes so much processor time.
+    pub(crate) fn note_work(&mut self, place: usize, work: u64) {
+        if let Some(poll) = &mut self.current[place] {
+            poll.work = work;
+        }
+    }
+
+    /// A poll begins that will sleep in the kernel, or ends.
+    pub(crate) fn note_sleeper(&mut self, begins: bool) {
+        self.sleepers = if begins { self.sleepers + 1 } else { self.sleepers - 1 };
+        self.most_sleepers = self.most_sleepers.max(self.sleepers);
+    }
+
+    fn base_ns(&self) -> u64 {
+        let Options { wake_ns, look_ns, .. } = self.options;
+        3 * self.options.long_poll_ns() + 3 * wake_ns + START_NS + look_ns + SLACK_NS
+    }
+
+    fn polls_after(&self, begin: u64) -> impl Iterator<Item = PollSpan> + '_ {
+        // A long poll may have begun before others that have ended since: the order is that of the ends.
+        let past = self.past.iter().rev().take_while(move |poll| poll.end > begin);
+        past.chain(self.current.iter().flatten()).copied()
+    }
+
+    pub(crate) fn fail(&mut self, what: String) {
+        let kind = what.split(':').next().unwrap_or("").to_owned();
+        if self.failures.iter().filter(|failure| failure.starts_with(&kind)).count() < TOLD {
+            self.failures.push(what);
+        }
+    }
+
+    /// Returns how much later than at once reserve threads may have been called between `from` and `to`.
+    fn put_off_ns(&self, polls: &[PollSpan], from: u64, to: u64) -> u64 {
+        let long_poll = self.options.long_poll_ns();
+        let is_reserve = |poll: &&PollSpan| poll.place >= self.options.workers;
+        let mut edges: Vec<(u64, i32)> = Vec::new();
+        for poll in polls.iter().filter(is_reserve) {
+            let (begin, end) = ((poll.begin + long_poll).max(from), poll.end.min(to));
+            if begin < end {
+                edges.extend([(begin, 1), (end, -1)]);
+            }
+        }
+        edges.sort_unstable();
+        let (mut caught, mut most) = (0, 0);
+        for (_, step) in edges {
+            caught += step;
+            most = most.max(caught);
+        }
+        let Ok(most @ 1..) = u32::try_from(most) else { return 0 };
+        let calls = self.calls.iter().filter(|&&at| at > from && at <= to).count() as u64;
+        (calls + 1) * long_poll * 2_u64.saturating_pow(most).min(PUT_OFF_EVENTS_MAX)
+    }
+}
+
+impl World {
+    /// A poll begins: the event of its task is judged.
+    pub(crate) fn begin_poll(&self, place: usize, task: usize, lane: Lane) {
+        let (cell, now) = (self.task(task), self.now());
+        assert!(cell.is_queued.replace(false), "task {task} is polled and was not ready");
+        assert!(!cell.is_running.replace(true), "task {task} is polled twice at a time");
+        cell.polls.set(cell.polls.get() + 1);
+        let mut checks = self.checks.borrow_mut();
+        checks.polls += 1;
+        checks.note(now);
+        checks.note((task * 1_024 + place) as u64);
+        if lane != cell.lane.get() {
+            checks.fail(format!("lane: task {task} is polled in another than it was queued in"));
+        }
+        if cell.lane.get() == Lane::Compute {
+            checks.waiting_computations -= 1;
+            checks.was_empty |= checks.waiting_computations == 0;
+        }
+        let ready_at = cell.ready_at.get();
+        if let Some(happened) = cell.event_at.take() {
+            if lane == Lane::Compute {
+                checks.late.push(now - happened);
+            } else {
+                checks.waits.push(now - happened);
+                if now - happened > checks.base_ns() {
+                    self.judge(&mut checks, (task, place), happened, ready_at);
+                }
+            }
+        }
+        let span = PollSpan { place, lane, begin: now, end: u64::MAX, ready_at, work: u64::MAX };
+        checks.current[place] = Some(span);
+        drop(checks);
+        self.note_idle();
+        self.trace(|| format!("{place} polls {task}, {lane}"));
+    }
+
+    /// Prints what happens, if `VIGIE_TRACE` asks for it.
+    pub(crate) fn trace(&self, what: impl FnOnce() -> String) {
+        if self.is_traced {
+            println!("{:>12} {}", self.now(), what());
+        }
+    }
+
+    /// Explains the wait of `task` since `happened`.
+    fn judge(
+        &self,
+        checks: &mut Checks,
+        (task, place): (usize, usize),
+        happened: u64,
+        ready_at: u64,
+    ) {
+        let now = self.now();
+        let long_poll = self.options.long_poll_ns();
+        let (mut older, mut caught) = (Vec::new(), 0);
+        let mut servers = BTreeSet::new();
+        let polls: Vec<PollSpan> = checks.polls_after(happened).collect();
+        for poll in &polls {
+            let long_at = poll.begin + long_poll;
+            caught += u64::from(long_at > happened && long_at < now && poll.end > long_at);
+            if poll.lane == Lane::Reaction && poll.ready_at <= ready_at {
+                // One that computes for less is longer only if it waits for a core.
+                let until = if poll.work > long_poll { poll.end.min(long_at) } else { poll.end };
+                older.push((poll.begin.max(happened), until.min(now)));
+                servers.insert(poll.place);
+            }
+        }
+        let queued = self.kernel.queued_after(happened).into_iter().filter(|queued| {
+            let is_caught = |poll: &PollSpan| {
+                poll.place == queued.thread
+                    && poll.work > long_poll
+                    && poll.begin + long_poll < queued.begin
+                    && poll.end > queued.begin
+            };
+            !polls.iter().any(is_caught)
+        });
+        let older_ns = union(older.clone());
+        let all = older.into_iter().chain(queued.map(|q| (q.begin.max(happened), q.end.min(now))));
+        let rest = (now - happened).saturating_sub(union(all.collect()));
+        let share = older_ns / 3 + DEBT_NS * servers.len() as u64;
+        let put_off = checks.put_off_ns(&polls, happened, now);
+        let allowed = (1 + caught) * checks.base_ns() + share + put_off;
+        if rest > allowed {
+            checks.fail(format!(
+                "event: task {task} waited {} ns from {happened} on, ready at {ready_at}, polled at \
+                 {place}: {older_ns} older, {rest} not explained, {allowed} allowed, of it {put_off} \
+                 put off, {caught} caught",
+                now - happened
+            ));
+        }
+    }
+
+    /// A reserve thread is called.
+    pub(crate) fn note_call(&self) {
+        self.trace(|| "a reserve thread is called".to_owned());
+        self.checks.borrow_mut().calls.push(self.now());
+        self.note_threads();
+    }
+
+    /// Looks at the threads; called whenever one more serves, and now and then.
+    pub(crate) fn note_threads(&self) {
+        let (now, serving) = (self.now(), self.serving.borrow().len());
+        let mut checks = self.checks.borrow_mut();
+        checks.most_reserves = checks.most_reserves.max(serving);
+        let put_off = now / (PUT_OFF_MAX * self.options.long_poll_ns());
+        let usual = if now < BURST_NS { 16 } else { 4 + put_off };
+        let long_poll = self.options.long_poll_ns();
+        let is_caught = |poll: &&PollSpan| {
+            poll.lane == Lane::Reaction
+                && poll.place >= self.options.workers
+                && poll.begin + long_poll < now
+        };
+        let caught = checks.current.iter().flatten().filter(is_caught).count();
+        // And one that was called a moment ago.
+        let allowed = usual + (1 + caught + 3 * checks.most_sleepers) as u64;
+        if serving as u64 > allowed {
+            checks.fail(format!("threads: {serving} reserve threads at {now}, {allowed} allowed"));
+        }
+    }
+
+    /// Looks whether a worker sleeps although a task is ready; called when either may have changed.
+    pub(crate) fn note_idle(&self) {
+        let (now, mut checks) = (self.now(), self.checks.borrow_mut());
+        let is_stranded = self.queued_count.get() > 0 && self.idle().may_need_waking();
+        let since = checks.stranded_since;
+        checks.stranded_since = is_stranded.then(|| since.unwrap_or(now));
+        let allowed = 10 * self.options.long_poll_ns() + 2 * self.options.wake_ns + SLACK_NS;
+        if let Some(since) = since
+            && now - since > allowed
+        {
+            checks.fail(format!(
+                "idle: a worker slept from {since} to {now} while tasks were ready, {allowed} allowed"
+            ));
+            checks.stranded_since = None;
+        }
+    }
+
+    /// The supervisor's timer ends.
+    pub(crate) fn note_ring(&self) {
+        let (now, ready) = (self.now(), self.queued_count.get());
+        if ready > 0 && self.kernel.is_everyone_asleep() {
+            let mut checks = self.checks.borrow_mut();
+            checks.fail(format!(
+                "liveness: {ready} tasks are ready at {now} and every thread sleeps"
+            ));
+        }
+        self.note_idle();
+    }
+
+    /// Judges each window.
+    pub(crate) async fn audit(self: std::rc::Rc<Self>) {
+        loop {
+            let begin = self.now();
+            {
+                let mut checks = self.checks.borrow_mut();
+                checks.was_empty = checks.waiting_computations == 0;
+            }
+            self.kernel.wait_until(begin + WINDOW_NS).await;
+            self.judge_window(begin);
+        }
+    }
+
+    fn judge_window(&self, begin: u64) {
+        let mut checks = self.checks.borrow_mut();
+        let (end, long_poll) = (begin + WINDOW_NS, self.options.long_poll_ns());
+        if checks.was_empty {
+            return;
+        }
+        let queued = self.kernel.queued_after(begin);
+        let mut computed = 0;
+        for poll in checks.polls_after(begin) {
+            let from = if poll.lane == Lane::Compute { poll.begin } else { poll.begin + long_poll };
+            let (from, to) = (from.max(begin), poll.end.min(end));
+            if from >= to {
+                continue;
+            }
+            let without_core = queued
+                .iter()
+                .filter(|queued| queued.thread == poll.place)
+                .map(|queued| queued.end.min(to).saturating_sub(queued.begin.max(from)));
+            computed += (to - from).saturating_sub(without_core.sum());
+        }
+        checks.windows += 1;
+        let owed = WINDOW_NS / 20 - DEBT_NS;
+        if computed < owed {
+            checks.fail(format!("share: {computed} ns of computation from {begin} to {end}"));
+        }
+    }
+}
+
+/// How long at least one of the intervals lasts.
+fn union(mut intervals: Vec<(u64, u64)>) -> u64 {
+    intervals.sort_unstable();
+    let (mut sum, mut reached) = (0, 0);
+    for (begin, end) in intervals {
+        let begin = begin.max(reached);
+        if end > begin {
+            sum += end - begin;
+            reached = end;
+        }
+    }
+    sum
+}

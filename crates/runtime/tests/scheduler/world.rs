@@ -1,0 +1,402 @@
+//! The runtime of one run: the scheduler's own queues and words, and the tasks, events and parkers around
+//! them.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::VecDeque,
+    rc::Rc,
+    time::Duration,
+};
+
+use crossbeam::deque::{Stealer, Worker as Queue};
+use vigie_detect::Instant;
+
+use super::{
+    alarm::Alarm,
+    checks::Checks,
+    hybrid::{
+        baton::Baton,
+        order::{self, Injected, Own, Parts, Serves, Waking},
+        seat::{Blocked, Seat},
+    },
+    idle::Idle,
+    kernel::Kernel,
+    kind::Kinds,
+    lane::{Account, Cause, ComputeQueue, Credit, Lane, SharedCredit, Trust},
+    loads::Kind,
+    sync::AtomicCell,
+    task_cell::TaskInfo,
+};
+
+/// What a run is made with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    pub(crate) seed: u64,
+    pub(crate) workers: usize,
+    pub(crate) wake_ns: u64,
+    pub(crate) has_tick: bool,
+    pub(crate) long_poll: Duration,
+    pub(crate) quantum: Duration,
+    pub(crate) look_ns: u64,
+    /// How long the sources send events.
+    pub(crate) length_ns: u64,
+    /// They end earlier after so many polls.
+    pub(crate) polls_max: u64,
+}
+
+impl Options {
+    pub(crate) fn long_poll_ns(&self) -> u64 {
+        u64::try_from(self.long_poll.as_nanos()).expect("short")
+    }
+}
+
+/// The most reserve threads of a run.
+pub(crate) const RESERVES: usize = 160;
+
+/// What starting a thread takes.
+pub(crate) const START_NS: u64 = 60_000;
+
+/// What a switch, a look and a system call take.
+pub(crate) const SWITCH_NS: u64 = 300;
+pub(crate) const LOOK_NS: u64 = 1_500;
+pub(crate) const CALL_NS: u64 = 1_000;
+
+pub(crate) struct Task {
+    pub(crate) kind: RefCell<Kind>,
+    pub(crate) account: Account,
+    pub(crate) is_queued: Cell<bool>,
+    pub(crate) is_running: Cell<bool>,
+    pub(crate) was_woken: Cell<bool>,
+    pub(crate) polls: Cell<u64>,
+    pub(crate) trust: Trust,
+    /// It slept in the kernel in its last poll.
+    pub(crate) sleeps: Cell<bool>,
+    /// When the task was queued, in nanoseconds.
+    pub(crate) ready_at: Cell<u64>,
+    /// When the event happened that the task waits to be polled for.
+    pub(crate) event_at: Cell<Option<u64>>,
+    pub(crate) lane: Cell<Lane>,
+    pub(crate) used_ns: Cell<u64>,
+    /// Messages or requests that wait for it.
+    pub(crate) inbox: Cell<u32>,
+}
+
+/// Where a thread sleeps: `parker.rs` without its races, which loom explores.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Parker {
+    Awake,
+    Notified,
+    InWaitPoint,
+    OnThread,
+}
+
+/// What a thread's schedule functions find in `Local`.
+pub(crate) struct Local {
+    pub(crate) place: usize,
+    pub(crate) worker: Option<usize>,
+    pub(crate) reacting: Queue<usize>,
+    pub(crate) cause: Cell<Cause>,
+    pub(crate) is_short: Cell<bool>,
+    pub(crate) switched_at: Cell<u64>,
+}
+
+impl Local {
+    pub(crate) fn own(&self) -> Own<'_, usize> {
+        Own { reacting: &self.reacting, worker: self.worker }
+    }
+}
+
+pub(crate) struct World {
+    pub(crate) options: Options,
+    pub(crate) kernel: Rc<Kernel>,
+    injected: Injected<usize>,
+    computing: Box<[ComputeQueue<usize>]>,
+    reacting: Vec<Stealer<usize>>,
+    seats: Vec<Seat>,
+    idle: Idle,
+    baton: Baton,
+    alarm: Alarm,
+    blocked: Blocked,
+    serves: AtomicCell<Serves>,
+    pub(crate) serving: RefCell<Vec<usize>>,
+    pub(crate) spares: RefCell<Vec<usize>>,
+    pub(crate) empty: RefCell<Vec<usize>>,
+    parkers: Vec<Cell<Parker>>,
+    /// The place of the thread that holds the wait point.
+    pub(crate) watcher: Cell<Option<usize>>,
+    pub(crate) is_rung: Cell<bool>,
+    pub(crate) next_look: Cell<u64>,
+    pub(crate) last_look: Cell<u64>,
+    pub(crate) last_gap: Cell<u64>,
+    /// Events that nobody has seen: their tasks.
+    events: RefCell<VecDeque<usize>>,
+    pub(crate) tasks: RefCell<Vec<Rc<Task>>>,
+    foreign_credit: SharedCredit,
+    pub(crate) kinds: Kinds,
+    pub(crate) is_ending: Cell<bool>,
+    pub(crate) is_traced: bool,
+    pub(crate) queued_count: Cell<usize>,
+    pub(crate) checks: RefCell<Checks>,
+    pub(crate) random: RefCell<fastrand::Rng>,
+}
+
+impl Parts for World {
+    type Task = usize;
+
+    fn injected(&self) -> &Injected<usize> {
+        &self.injected
+    }
+
+    fn reacting(&self) -> &[Stealer<usize>] {
+        &self.reacting
+    }
+
+    fn computing(&self) -> &[ComputeQueue<usize>] {
+        &self.computing
+    }
+
+    fn seat(&self, place: usize) -> &Seat {
+        &self.seats[place]
+    }
+
+    fn serving(&self) -> impl Iterator<Item = usize> + '_ {
+        let mut serving = self.serving.borrow().clone();
+        serving.sort_unstable();
+        serving.into_iter()
+    }
+
+    fn serving_count(&self) -> usize {
+        self.serving.borrow().len()
+    }
+
+    fn idle(&self) -> &Idle {
+        &self.idle
+    }
+
+    fn baton(&self) -> &Baton {
+        &self.baton
+    }
+
+    fn alarm(&self) -> &Alarm {
+        &self.alarm
+    }
+
+    fn blocked(&self) -> &Blocked {
+        &self.blocked
+    }
+
+    fn serves(&self) -> &AtomicCell<Serves> {
+        &self.serves
+    }
+
+    fn unpark(&self, place: usize) {
+        match self.parkers[place].replace(Parker::Notified) {
+            Parker::InWaitPoint => {
+                self.is_rung.set(true);
+                if let Some(watcher) = self.watcher.get() {
+                    self.kernel.wake(watcher);
+                }
+            }
+            Parker::OnThread => self.kernel.wake(place),
+            Parker::Awake | Parker::Notified => {}
+        }
+    }
+}
+
+impl World {
+    pub(crate) fn new(options: Options, kernel: Rc<Kernel>, queues: &[Queue<usize>]) -> Self {
+        let count = options.workers + RESERVES;
+        let seat = |place: usize| {
+            super::kernel_help::sit_down(u32::try_from(place + 1).expect("few"));
+            let seat = Seat::new();
+            seat.take();
+            seat
+        };
+        Self {
+            injected: Injected::new(),
+            computing: (0..options.workers).map(|_| ComputeQueue::new()).collect(),
+            reacting: queues[..options.workers].iter().map(Queue::stealer).collect(),
+            seats: (0..count).map(seat).collect(),
+            idle: Idle::new(options.workers),
+            baton: Baton::new(),
+            alarm: Alarm::new(options.long_poll).expect("a model"),
+            blocked: Blocked::new(),
+            serves: AtomicCell::new(Serves::Nothing),
+            serving: RefCell::default(),
+            spares: RefCell::default(),
+            empty: RefCell::new((options.workers..count).rev().collect()),
+            parkers: vec![Cell::new(Parker::Awake); count],
+            watcher: Cell::new(None),
+            is_rung: Cell::new(false),
+            next_look: Cell::new(0),
+            last_look: Cell::new(0),
+            last_gap: Cell::new(0),
+            events: RefCell::default(),
+            tasks: RefCell::default(),
+            foreign_credit: SharedCredit::new(),
+            kinds: Kinds::new(),
+            is_ending: Cell::new(false),
+            is_traced: std::env::var_os("VIGIE_TRACE").is_some(),
+            queued_count: Cell::new(0),
+            checks: RefCell::new(Checks::new(options)),
+            random: RefCell::new(fastrand::Rng::with_seed(options.seed ^ 0x5EED)),
+            options,
+            kernel,
+        }
+    }
+
+    pub(crate) fn now(&self) -> u64 {
+        self.kernel.now()
+    }
+
+    pub(crate) fn instant(&self) -> Instant {
+        Instant::from_nanos(self.now())
+    }
+
+    pub(crate) fn task(&self, task: usize) -> Rc<Task> {
+        Rc::clone(&self.tasks.borrow()[task])
+    }
+
+    /// The kernel's place of the supervisor.
+    pub(crate) fn supervisor(&self) -> usize {
+        self.options.workers + RESERVES
+    }
+
+    // ------------------------------------------------------------------------ tasks and events
+
+    pub(crate) fn add(&self, kind: Kind, credit: Credit) -> usize {
+        let mut tasks = self.tasks.borrow_mut();
+        tasks.push(Rc::new(Task {
+            account: Account::new(credit, self.kinds.expected_ns(kind.of_future())),
+            kind: RefCell::new(kind),
+            is_queued: Cell::new(false),
+            is_running: Cell::new(false),
+            was_woken: Cell::new(false),
+            polls: Cell::new(0),
+            trust: Trust::new(),
+            sleeps: Cell::new(false),
+            ready_at: Cell::new(0),
+            event_at: Cell::new(None),
+            lane: Cell::new(Lane::Reaction),
+            used_ns: Cell::new(0),
+            inbox: Cell::new(0),
+        }));
+        tasks.len() - 1
+    }
+
+    /// Wakes `task` on the thread `local`, or on none of the runtime's.
+    pub(crate) fn wake(&self, task: usize, local: Option<&Local>) {
+        let cell = self.task(task);
+        if cell.is_running.get() {
+            cell.was_woken.set(true);
+        } else if !cell.is_queued.get() {
+            self.queue(task, local, false);
+        }
+    }
+
+    /// Queues a task: what `Shared::schedule` does.
+    pub(crate) fn queue(&self, task: usize, local: Option<&Local>, was_running: bool) {
+        let cell = self.task(task);
+        cell.is_queued.set(true);
+        self.queued_count.set(self.queued_count.get() + 1);
+        let now = local.map_or_else(|| self.now(), |local| local.switched_at.get());
+        cell.ready_at.set(self.now());
+        let rank = order::choose_rank(&cell.account, was_running, now, self.options.quantum);
+        let lane = if rank.is_some() { Lane::Compute } else { Lane::Reaction };
+        cell.lane.set(lane);
+        self.checks.borrow_mut().note_queued(self.now(), lane);
+        match local {
+            Some(local) => {
+                let (cause, is_short) = (local.cause.get(), local.is_short.get());
+                let waking = Waking { cause, was_running, is_short, now };
+                self.queue_here(&local.own(), task, rank, waking);
+            }
+            None => self.queue_from_outside(task, rank, now),
+        }
+        self.note_idle();
+    }
+
+    /// A thread that is not the runtime's spawns a task.
+    pub(crate) fn spawn_from_outside(&self, kind: Kind) -> usize {
+        let (now, kinds) = (self.now(), &self.kinds);
+        let of_kind = kinds.pay(kind.of_future(), now);
+        let task = self.add(kind, of_kind.unwrap_or_else(|| self.foreign_credit.pay_child(now)));
+        self.wake(task, None);
+        task
+    }
+
+    /// The tasks that are ready, and how often each was polled.
+    pub(crate) fn ready_tasks(&self) -> Vec<(usize, u64)> {
+        let tasks = self.tasks.borrow();
+        let ready = tasks.iter().enumerate().filter(|(_, cell)| cell.is_queued.get());
+        ready.map(|(task, cell)| (task, cell.polls.get())).collect()
+    }
+
+    /// Something happens outside for which `task` waits.
+    pub(crate) fn happen(&self, task: usize) {
+        let cell = self.task(task);
+        cell.inbox.set(cell.inbox.get() + 1);
+        if cell.event_at.get().is_some() {
+            return;
+        }
+        cell.event_at.set(Some(self.now()));
+        self.events.borrow_mut().push_back(task);
+        if let Some(watcher) = self.watcher.get() {
+            self.kernel.wake(watcher);
+        }
+    }
+
+    // --------------------------------------------------------------------- the detection server
+
+    pub(crate) fn is_watched(&self) -> bool {
+        self.watcher.get().is_some()
+    }
+
+    pub(crate) fn is_look_due(&self, now: u64) -> bool {
+        self.is_rung.get() || now >= self.next_look.get()
+    }
+
+    /// Looks between two polls: what `Lookout::detect` does.
+    pub(crate) fn detect(&self, local: &Local, is_watcher: bool) {
+        let now = self.now();
+        if !is_watcher {
+            let last = self.last_look.replace(now);
+            if now - last > self.options.look_ns * 3 / 2 {
+                self.last_gap.set(now);
+            }
+        }
+        self.next_look.set(now + self.options.look_ns);
+        if !self.is_watched() {
+            self.deliver(local);
+        }
+    }
+
+    pub(crate) fn deliver(&self, local: &Local) {
+        self.is_rung.set(false);
+        let events = std::mem::take(&mut *self.events.borrow_mut());
+        for task in events {
+            self.wake(task, Some(local));
+        }
+    }
+
+    pub(crate) fn has_events(&self) -> bool {
+        !self.events.borrow().is_empty() || self.is_rung.get()
+    }
+
+    /// What `supervisor::is_steady` says.
+    pub(crate) fn is_steady(&self, now: Instant) -> bool {
+        let [look, gap] = [&self.last_look, &self.last_gap].map(|at| Instant::from_nanos(at.get()));
+        order::is_steady(now, look, gap, self.options.long_poll)
+    }
+
+    // ------------------------------------------------------------------------------- parking
+
+    pub(crate) fn parker(&self, place: usize) -> &Cell<Parker> {
+        &self.parkers[place]
+    }
+
+    /// What a thread does around one poll of its task, on the books.
+    pub(crate) fn info(&self) -> TaskInfo {
+        TaskInfo { site: std::panic::Location::caller(), name_key: 0 }
+    }
+}
