@@ -29,6 +29,12 @@ const DEBT_NS: u64 = 20_000_000;
 /// calls.
 const LEAST_NS: u64 = 20_000;
 
+/// A task whose usual poll is no longer than this may begin it with less.
+const OVERDRAFT_NS: u64 = CAPACITY_NS / 2;
+
+/// The most that a kind pays for a new task.
+const CHILDS_MOST_NS: u64 = 100_000;
+
 /// For how many polls like the expected one a short new task is paid.
 const CHILDS_POLLS: u64 = 6;
 
@@ -88,11 +94,14 @@ impl SharedCredit {
         self.change(|credit| Some(credit.pay_child(now))).unwrap_or(Credit::FULL)
     }
 
-    /// Pays a new task at `now` for some polls that use `expected` nanoseconds each; `None` if that is more than
-    /// half of what is left.
+    /// Pays a new task at `now` for some polls that use `expected` nanoseconds each; `None` if these are long, or too
+    /// little is left.
     pub(crate) fn pay_short(&self, now: u64, expected: u32) -> Option<Credit> {
-        let amount = LEAST_NS + (CHILDS_POLLS * u64::from(expected)).max(LEAST_NS);
-        self.change(|credit| (amount <= credit.level(now) / 2).then(|| credit.pay(now, amount)))
+        let expected = u64::from(expected);
+        let polls = (CHILDS_POLLS * expected).clamp(LEAST_NS, CHILDS_MOST_NS - LEAST_NS);
+        let amount = LEAST_NS + polls;
+        let can_pay = |credit: &Credit| expected <= OVERDRAFT_NS && amount <= credit.level(now) / 2;
+        self.change(|credit| can_pay(credit).then(|| credit.pay(now, amount)))
     }
 
     fn change(&self, mut change: impl FnMut(&mut Credit) -> Option<Credit>) -> Option<Credit> {
@@ -176,14 +185,11 @@ impl Account {
         if reacts { Lane::Reaction } else { Lane::Compute }
     }
 
-    /// A new task that would probably use in its first poll what it does not have does not react.
+    /// A task that would probably use in its next poll much more than it has does not react.
     fn is_credit_sufficient(&self, now: u64) -> bool {
         let credit = self.credit();
-        let is_new = self.usual_ns.load(Ordering::Relaxed) == UNKNOWN;
-        let is_beyond = is_new
-            && self.expected_ns != UNKNOWN
-            && u64::from(self.expected_ns) > credit.level(now);
-        credit.is_sufficient(now) && !is_beyond
+        let most = credit.level(now).max(OVERDRAFT_NS);
+        credit.is_sufficient(now) && self.usual_ns().is_none_or(|usual| u64::from(usual) <= most)
     }
 }
 
@@ -258,7 +264,9 @@ mod tests {
         }
         assert_eq!(account.choose_lane(true, now), Lane::Compute);
         assert_eq!(account.choose_lane(false, now), Lane::Reaction);
-        account.charge(account.credit().after(now, 2 * MS), 2 * MS);
+        for _ in 0..8 {
+            account.charge(account.credit().after(now, MS / 4), MS / 4);
+        }
         assert_eq!(account.choose_lane(false, now), Lane::Compute);
         assert_eq!(account.choose_lane(false, now + 100 * MS), Lane::Reaction);
     }
@@ -293,7 +301,10 @@ mod tests {
         assert!(paid[0].after(now, 50_000).is_sufficient(now), "for several polls");
         assert!(shared.pay_short(now + MS / 2, 10_000).is_none());
         assert!(shared.pay_short(now + 3 * MS, 10_000).is_some(), "it refills");
-        assert!(SharedCredit::new().pay_short(now, 1_000_000).is_none());
+        assert!(SharedCredit::new().pay_short(now, 500_001).is_none());
+        let shared = SharedCredit::new();
+        let paid = std::iter::from_fn(|| shared.pay_short(now, 500_000)).count();
+        assert_eq!(paid, 9, "100 µs each");
     }
 
     /// Goal: what is expected counts until the first poll. Method: an account before and after.
@@ -307,19 +318,26 @@ mod tests {
         }
     }
 
-    /// Goal: a new task reacts if it can pay for what is expected of its first poll. Method: a bucket with half a
-    /// millisecond, and polls around that; and after the first poll.
+    /// Goal: a task reacts if it can pay for what is expected of its next poll, or that is half a millisecond at most.
+    /// Method: new tasks and others, around both bounds.
     #[test]
     fn who_will_probably_overdraw_does_not_react() {
         let now = 1_000 * MS;
-        let half = Credit::FULL.after(now, MS / 2);
-        let cases = [(None, true), (Some(500_000), true), (Some(500_001), false)];
-        for (expected, reacts) in cases {
-            let account = Account::new(half, expected);
-            assert_eq!(account.choose_lane(false, now) == Lane::Reaction, reacts, "{expected:?}");
-            account.charge(half, 1_000);
-            assert_eq!(account.choose_lane(false, now), Lane::Reaction);
+        let little = Credit::FULL.after(now, MS - MS / 10);
+        for (credit, usual, reacts) in [
+            (little, MS / 2, true),
+            (little, MS / 2 + 1, false),
+            (Credit::FULL, MS, true),
+            (Credit::FULL, MS + 1, false),
+        ] {
+            let new = Account::new(credit, u32::try_from(usual).ok());
+            let old = Account::new(Credit::FULL, None);
+            old.charge(credit, usual);
+            for account in [new, old] {
+                assert_eq!(account.choose_lane(false, now) == Lane::Reaction, reacts, "{usual}");
+            }
         }
+        assert_eq!(Account::new(little, None).choose_lane(false, now), Lane::Reaction);
     }
 
     /// Goal: the usual poll follows what the task does. Method: one long poll among short ones.

@@ -87,8 +87,11 @@ pub(crate) fn decide(seen: &Situation) -> Orders {
     let awake = seen.free_reserves - usize::from(seen.has_sentinel && seen.free_reserves > 0);
     let serves_events = seen.is_unwatched || seen.reaction_waits;
     // One that waits for a processor is replaced, since a thread that was asleep gets one sooner. But more
-    // threads would only wait, too.
-    let on_their_way = awake + seen.delayed_reserves.saturating_sub(1);
+    // threads would only wait, too: unless those that are there have waited for long, the longer the more they are.
+    let patience = (LOOKS_MAX_EVENTS * seen.delayed_reserves as u128).min(LOOKS_MAX);
+    let have_waited = seen.looks_since_call >= patience;
+    let delayed = if have_waited { 0 } else { seen.delayed_reserves.saturating_sub(1) };
+    let on_their_way = awake + delayed;
     if (serves_events || seen.short_waits) && on_their_way == 0 && !seen.is_too_soon() {
         orders.wakes_sentinel = seen.has_sentinel;
         orders.activates = usize::from(!seen.has_sentinel);
@@ -175,6 +178,12 @@ mod tests {
         let two = Situation { delayed_reserves: 2, ..seen };
         assert_eq!(decide(&two), Orders::default());
         assert!(two.needs_somebody(), "the supervisor looks again");
+        for (delayed_reserves, looks) in [(2, 32), (5, 80), (8, 128), (500, 128)] {
+            let many = Situation { delayed_reserves, ..two };
+            let before = Situation { looks_since_call: looks - 1, ..many };
+            assert_eq!(decide(&before), Orders::default(), "{delayed_reserves}");
+            assert_eq!(decide(&Situation { looks_since_call: looks, ..many }), activated(1));
+        }
         assert_eq!(
             decide(&Situation {
                 computing_reserves: 1,
