@@ -18,6 +18,8 @@
 //! the trash, which the holder of the lock empties after releasing it.
 
 mod entries;
+#[cfg(test)]
+mod tests;
 
 use std::{fmt, mem, task::Waker};
 

@@ -135,13 +135,13 @@ pub(crate) fn has_polled_for(time: Duration, now: Instant) -> bool {
 }
 
 /// Pays a new task with a part of what the running one has; `None` if this thread polls no task.
-fn pay_child() -> Option<Credit> {
+fn pay_child(now: u64) -> Option<Credit> {
     POLL.with(|poll| {
         let mut present = poll.present.get();
         if present.long == 0 || poll.ended.get() != 0 {
             return None;
         }
-        let child = present.credit.pay_child(present.began);
+        let child = present.credit.pay_child(now);
         poll.present.set(present);
         Some(child)
     })
@@ -234,9 +234,9 @@ pub(crate) fn poll_end() -> Option<u64> {
 /// Returns what a new task of `kind` begins with: its kind pays it, or the task that spawns it, or `foreign`
 /// credit outside of tasks.
 pub(crate) fn credit_of_new(kind: Kind, foreign: &SharedCredit) -> Credit {
-    let began = POLL.with(|poll| poll.present.get()).began;
-    let now = if began > 0 { began } else { monotonic_now().as_nanos() };
-    kind.pay(now).or_else(pay_child).unwrap_or_else(|| foreign.pay_child(now))
+    // Not the beginning of the poll, which may be so long ago that nothing would have to be paid any more.
+    let now = monotonic_now().as_nanos();
+    kind.pay(now).or_else(|| pay_child(now)).unwrap_or_else(|| foreign.pay_child(now))
 }
 
 /// Leaves word of a poll that was long, for the scheduler.

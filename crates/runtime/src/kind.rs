@@ -15,7 +15,7 @@ use std::{
 };
 
 use crate::{
-    lane::{Credit, SharedCredit},
+    lane::{Credit, Early, SharedCredit},
     sync::count::{AtomicU64, RELAXED},
 };
 
@@ -32,8 +32,8 @@ pub(crate) struct Kinds([Known; SLOTS]);
 static KINDS: Kinds = Kinds::new();
 
 struct Known {
-    /// In the upper half the kind, zero while there is none; in the lower half what early polls use, in
-    /// nanoseconds.
+    /// The upper 32 bits are the kind, or zero. Below are two [`Level`]s of 16 bits: that of first polls, and that of
+    /// the early polls after them.
     word: AtomicU64,
     /// What pays short tasks of the kind: as much as one task may use. So who spawns many of them, as an acceptor
     /// does, keeps its own credit.
@@ -43,6 +43,44 @@ struct Known {
 impl Known {
     const fn new() -> Self {
         Self { word: AtomicU64::new(0), credit: SharedCredit::new() }
+    }
+}
+
+/// What polls are taken to use before the first is seen: one long poll does not make a kind long either.
+const PRIOR_NS: u64 = 20_000;
+
+/// A time of polls as a logarithm, zero if none is known: one poll that is a thousand times longer does not make the
+/// next ones long, several in a row do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Level(u16);
+
+impl Level {
+    const UNKNOWN: Self = Self(0);
+    /// Steps for a doubling: as many as fit.
+    const STEPS: f64 = 2_000.0;
+    /// A change by 3 %.
+    const NEWS: u16 = 85;
+
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "1 to 64 001")]
+    fn of(nanos: u64) -> Self {
+        let nanos = u32::try_from(nanos).unwrap_or(u32::MAX).max(1);
+        Self(1 + (f64::from(nanos).log2() * Self::STEPS) as u16)
+    }
+
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
+    fn nanos(self) -> Option<u32> {
+        let steps = self.0.checked_sub(1)?;
+        Some((f64::from(steps) / Self::STEPS).exp2().round() as u32)
+    }
+
+    /// Moves an eighth of the way up to `other`, from [`PRIOR_NS`] if nothing is known, or all the way down.
+    ///
+    /// A long poll that was taken for a short one costs a thread for a moment. A short one that was taken for long waits
+    /// behind long ones, and then it also comes too seldom to change what is known: a service that computes for some of
+    /// its connections would answer all the others after a second.
+    fn follow(self, other: Self) -> Self {
+        let before = if self == Self::UNKNOWN { Self::of(PRIOR_NS) } else { self };
+        if other.0 < before.0 { other } else { Self(before.0 - before.0 / 8 + other.0 / 8) }
     }
 }
 
@@ -79,19 +117,30 @@ impl Kind {
         Self(NonZeroU32::MIN | u32::try_from(folded).unwrap_or_default())
     }
 
-    /// Returns what an early poll of such a task will probably use, in nanoseconds, if one was seen.
-    pub(crate) fn expected_ns(self) -> Option<u32> {
-        KINDS.expected_ns(self)
+    /// Returns what such a poll of such a task will probably use, in nanoseconds, if one was seen.
+    pub(crate) fn expected_ns(self, early: Early) -> Option<u32> {
+        KINDS.expected_ns(self, early)
     }
 
-    /// Pays a new task at `now` for some polls, if such tasks are short and the kind has credit left.
+    /// Pays a new task at `now` for some polls, if such tasks begin with short ones and the kind has credit left.
     pub(crate) fn pay(self, now: u64) -> Option<Credit> {
         KINDS.pay(self, now)
     }
 
-    /// Takes note of what an early poll of such a task has used, in nanoseconds.
-    pub(crate) fn note_poll(self, used_ns: u64) {
-        KINDS.note_poll(self, used_ns);
+    /// Takes note of what such a poll of such a task has used, in nanoseconds.
+    pub(crate) fn note_poll(self, early: Early, used_ns: u64) {
+        KINDS.note_poll(self, early, used_ns);
+    }
+
+    /// Returns the two as a number that is not zero.
+    pub(crate) fn to_word(self, early: Early) -> u64 {
+        u64::from(self.0.get()) << 1 | u64::from(early == Early::Later)
+    }
+
+    /// Returns what [`to_word`](Self::to_word) was given.
+    pub(crate) fn from_word(word: u64) -> Option<(Self, Early)> {
+        let kind = NonZeroU32::new(u32::try_from(word >> 1).ok()?)?;
+        Some((Self(kind), if word & 1 == 0 { Early::First } else { Early::Later }))
     }
 }
 
@@ -104,33 +153,39 @@ impl Kinds {
         &self.0[(kind.0.get() >> 1) as usize % SLOTS]
     }
 
+    /// The levels of first and of later polls.
+    fn levels(&self, kind: Kind) -> [Level; 2] {
+        let word = self.slot(kind).word.load(RELAXED);
+        let [.., first_high, first, later_high, later] = word.to_be_bytes();
+        let level = |bytes| Level(u16::from_be_bytes(bytes));
+        let is_of_kind = word >> 32 == u64::from(kind.0.get());
+        let known = [level([first_high, first]), level([later_high, later])];
+        if is_of_kind { known } else { [Level::UNKNOWN; 2] }
+    }
+
     /// See [`Kind::expected_ns`].
-    pub(crate) fn expected_ns(&self, kind: Kind) -> Option<u32> {
-        let known = self.slot(kind).word.load(RELAXED);
-        let expected = u32::try_from(known & u64::from(u32::MAX)).ok()?;
-        (known >> 32 == u64::from(kind.0.get())).then_some(expected)
+    pub(crate) fn expected_ns(&self, kind: Kind, early: Early) -> Option<u32> {
+        self.levels(kind)[early as usize].nanos()
     }
 
     /// See [`Kind::pay`].
     pub(crate) fn pay(&self, kind: Kind, now: u64) -> Option<Credit> {
-        self.slot(kind).credit.pay_short(now, self.expected_ns(kind)?)
+        let [first, later] = self.levels(kind).map(Level::nanos);
+        self.slot(kind).credit.pay_short(now, first?.max(later.unwrap_or(0)))
     }
 
     /// See [`Kind::note_poll`].
-    pub(crate) fn note_poll(&self, kind: Kind, used_ns: u64) {
-        let used = u32::try_from(used_ns).unwrap_or(u32::MAX);
-        let expected = match self.expected_ns(kind) {
-            None => used,
-            Some(before) => {
-                let expected = before - before / 4 + used / 4;
-                // Many threads spawn the same: the slot's cache line stays shared while it says enough.
-                if expected.abs_diff(before) <= before / 8 {
-                    return;
-                }
-                expected
-            }
-        };
-        let word = u64::from(kind.0.get()) << 32 | u64::from(expected);
+    pub(crate) fn note_poll(&self, kind: Kind, early: Early, used_ns: u64) {
+        let mut levels = self.levels(kind);
+        let level = &mut levels[early as usize];
+        let after = level.follow(Level::of(used_ns));
+        // Many threads spawn the same: the slot's cache line stays shared while it says enough.
+        if after.0.abs_diff(level.0) <= Level::NEWS {
+            return;
+        }
+        *level = after;
+        let [first, later] = levels.map(|level| u64::from(level.0));
+        let word = u64::from(kind.0.get()) << 32 | first << 16 | later;
         self.slot(kind).word.store(word, RELAXED);
     }
 }
@@ -143,21 +198,80 @@ mod tests {
         Kind::of::<F>()
     }
 
-    /// Goal: a kind is known by what early polls use, and follows when that changes; another kind is not
-    /// mistaken for it. Method: two types of futures.
+    /// Goal: a kind is known by what early polls use, first and later ones by themselves, and follows when that
+    /// changes; another kind is not mistaken for it. Method: two types of futures.
     #[test]
     fn kinds_are_told_apart() {
         let (one, other) = (kind(async { 1 }), kind(async { 1 }));
+        let both = |kind: Kind| [Early::First, Early::Later].map(|early| kind.expected_ns(early));
+        let is_near = |expected: Option<u32>, nanos: u32| {
+            expected
+                .is_some_and(|expected| (nanos / 2..nanos.saturating_mul(2)).contains(&expected))
+        };
         assert_ne!(one, other);
-        assert_eq!(one.expected_ns(), None);
-        one.note_poll(10_000_000);
-        assert_eq!((one.expected_ns(), other.expected_ns()), (Some(10_000_000), None));
-        for _ in 0..40 {
-            one.note_poll(20_000);
+        assert_eq!(both(one), [None; 2]);
+        one.note_poll(Early::First, 10_000_000);
+        assert!(one.expected_ns(Early::First) < Some(500_000), "once means little");
+        (0..20).for_each(|_| one.note_poll(Early::First, 10_000_000));
+        assert!(
+            is_near(one.expected_ns(Early::First), 10_000_000),
+            "a little is not worth a store"
+        );
+        assert_eq!((one.expected_ns(Early::Later), both(other)), (None, [None; 2]));
+        (0..20).for_each(|_| one.note_poll(Early::Later, 7_000));
+        (0..40).for_each(|_| one.note_poll(Early::First, 20_000));
+        assert!(is_near(one.expected_ns(Early::First), 20_000));
+        assert!(is_near(one.expected_ns(Early::Later), 7_000));
+        (0..40).for_each(|_| other.note_poll(Early::First, u64::MAX));
+        assert!(other.expected_ns(Early::First) > Some(u32::MAX / 2));
+    }
+
+    /// Goal: one long poll among short ones does not make a kind long, some in a row do; one short poll makes it
+    /// short. Method: polls on both sides of the bound between short and long.
+    #[test]
+    fn several_long_polls_make_a_kind_long() {
+        let (short, long) = (Level::of(5_000), Level::of(2_000_000));
+        let is_long = |level: Level| level.nanos() > Some(500_000);
+        let mut level = short.follow(long);
+        assert!(!is_long(level), "{level:?}");
+        for _ in 0..12 {
+            level = level.follow(long);
         }
-        let expected = one.expected_ns().expect("known");
-        assert!((10_000..40_000).contains(&expected), "an eighth is not worth a store: {expected}");
-        other.note_poll(u64::MAX);
-        assert_eq!(other.expected_ns(), Some(u32::MAX));
+        assert!(is_long(level), "{level:?}");
+        assert_eq!(level.follow(short), short);
+        for nanos in [0, 1, 1_000, u64::MAX] {
+            assert_eq!(
+                Level::of(nanos).follow(Level::of(nanos)).0.abs_diff(Level::of(nanos).0) / 4,
+                0
+            );
+        }
+    }
+
+    /// Goal: a new task is paid for its later polls as well, which use more than the first. Method: polls of 2 µs, then
+    /// of 15 µs; the pay lasts for four of these.
+    #[test]
+    fn pay_lasts_for_later_polls() {
+        let (kinds, kind, now) = (Kinds::new(), Kind::of_hash(7), 1_000_000_000);
+        assert_eq!(kinds.pay(kind, now), None, "nobody knows");
+        for _ in 0..20 {
+            kinds.note_poll(kind, Early::First, 2_000);
+            kinds.note_poll(kind, Early::Later, 15_000);
+        }
+        let paid = kinds.pay(kind, now).expect("short");
+        assert!(paid.after(now, 2_000 + 4 * 15_000).is_sufficient(now));
+        (0..20).for_each(|_| kinds.note_poll(kind, Early::Later, 900_000));
+        assert_eq!(kinds.pay(kind, now), None, "it computes after the first poll");
+    }
+
+    /// Goal: a kind and which poll fit in a word, of which zero is none. Method: there and back.
+    #[test]
+    fn a_word_names_a_poll() {
+        for hash in [0, 1, u64::MAX] {
+            for early in [Early::First, Early::Later] {
+                let kind = Kind::of_hash(hash);
+                assert_eq!(Kind::from_word(kind.to_word(early)), Some((kind, early)));
+            }
+        }
+        assert_eq!(Kind::from_word(0), None);
     }
 }

@@ -36,7 +36,8 @@
 //! Whether a look is due is asked in units of time, not of polls: by default every 50 µs, at once when
 //! a timer is over or another thread has rung. Each task has a bucket of processor time, 1 ms that
 //! refills at a twentieth of a processor. A task that becomes ready with something in it goes before
-//! tasks that have used theirs up; those run by least use, and keep a share of the time.
+//! tasks that have used theirs up; those run in the order in which they would be through if all of them
+//! ran at once, and keep a share of the time.
 //!
 //! # Cost and limits
 //! A switch reads the clock once and makes no system call; it allocates nothing. Up to 1024 workers.

@@ -27,7 +27,7 @@ use crate::{
     flavor::hybrid,
     join::JoinHandle,
     kind::Kind,
-    lane::{Account, Credit, Trust},
+    lane::{Account, Credit, Early, Trust},
     live_tasks::Membership,
     panics::contained,
     sync::{
@@ -131,7 +131,10 @@ impl TaskInfo {
             ready: AtomicU64::new(0),
             is_aborted: AtomicBool::new(false),
             kind: label.kind,
-            account: Account::new(label.credit, label.kind.and_then(Kind::expected_ns)),
+            account: Account::new(
+                label.credit,
+                label.kind.and_then(|kind| kind.expected_ns(Early::First)),
+            ),
             trust: Trust::new(),
             sleeps: AtomicBool::new(false),
         }
@@ -156,12 +159,14 @@ impl TaskInfo {
     /// Takes note of a poll.
     fn record_poll(&self, charge: Charge) {
         self.account.charge(charge.credit, charge.used_ns.min(charge.most_ns));
-        if !self.is_proven()
-            && let Some(kind) = self.kind
-        {
-            kind.note_poll(charge.used_ns);
+        let was_early = self.early();
+        if let Some((kind, early)) = was_early {
+            kind.note_poll(early, charge.used_ns);
         }
         self.trust.note_poll(charge.has_computed);
+        if was_early.is_some() {
+            self.account.expect(self.expected_ns());
+        }
         let sleeps = charge.slept_ns >= SLEEP_NS && hybrid::was_asleep();
         if sleeps != self.sleeps() {
             self.sleeps.store(sleeps, Ordering::Relaxed);
@@ -171,6 +176,22 @@ impl TaskInfo {
     /// Returns whether the task will probably sleep in the kernel when it is polled.
     pub(crate) fn sleeps(&self) -> bool {
         self.sleeps.load(Ordering::Relaxed)
+    }
+
+    /// Returns the kind of the task and which poll comes next, if that is one of the first.
+    pub(crate) fn early(&self) -> Option<(Kind, Early)> {
+        self.kind.zip(self.trust.early())
+    }
+
+    /// Returns [`early`](Self::early) as one number for atomics, or zero.
+    pub(crate) fn early_word(&self) -> u64 {
+        self.early().map_or(0, |(kind, early)| kind.to_word(early))
+    }
+
+    /// Returns what others of its kind have used in the poll that comes next, in nanoseconds, if that is one of the
+    /// first.
+    pub(crate) fn expected_ns(&self) -> Option<u32> {
+        self.early().and_then(|(kind, early)| kind.expected_ns(early))
     }
 
     /// Returns whether the task has shown itself that it holds no thread for long.

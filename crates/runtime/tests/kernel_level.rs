@@ -375,8 +375,9 @@ fn more_tasks_than_threads_are_refused() {
 fn a_thread_that_the_kernel_refuses() {
     in_child("a_thread_that_the_kernel_refuses", || {
         let runtime = runtime();
-        // The host's thread, which ends the sleep, has begun: it needs memory for that.
-        let sleep = time::sleep(Duration::from_micros(1));
+        // The host's thread, which ends the sleep, has begun: it needs memory for that. A shorter sleep may be over
+        // before it is polled.
+        let sleep = time::sleep(Duration::from_millis(20));
         runtime.block_on(runtime.spawn(sleep)).expect("no panic");
         let limit = getrlimit(Resource::As);
         let none = Rlimit { current: Some(1 << 20), maximum: limit.maximum };

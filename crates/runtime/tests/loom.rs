@@ -92,6 +92,12 @@ mod task_cell {
         pub(crate) name_key: u32,
     }
 
+    impl TaskInfo {
+        pub(crate) fn early_word(&self) -> u64 {
+            0
+        }
+    }
+
     pub(crate) struct LiveTasks;
 
     impl LiveTasks {
@@ -142,7 +148,7 @@ fn must_fail(model: impl Fn() + Sync + Send + 'static) {
     assert!(outcome.is_err(), "the planted fault was not found: the model shows nothing");
 }
 
-const RANK: Rank = Rank { place: 0, is_short: false };
+const RANK: Rank = Rank { place: 0, needs_ns: 0, is_short: false };
 
 /// One worker that searches, finds nothing and goes to sleep, against one thread that queues a task in a
 /// compute lane and wakes a sleeper if there is one. Whatever the order, the task is found or the worker
@@ -200,7 +206,7 @@ fn thieves_lose_nothing() {
     loom::model(|| {
         let lanes = Arc::new([ComputeQueue::new(), ComputeQueue::new()]);
         for place in 0..2 {
-            lanes[0].push(place, Rank { place, is_short: place == 1 });
+            lanes[0].push(place, Rank { place, needs_ns: 0, is_short: place == 1 });
         }
         let thief = {
             let lanes = Arc::clone(&lanes);
@@ -208,7 +214,7 @@ fn thieves_lose_nothing() {
         };
         let taker = {
             let lanes = Arc::clone(&lanes);
-            thread::spawn(move || lanes[0].pop_short())
+            thread::spawn(move || lanes[0].pop_short(u64::MAX))
         };
         lanes[0].take_batch(&lanes[1]);
         let stolen = thief.join().expect("it ends");
@@ -216,7 +222,7 @@ fn thieves_lose_nothing() {
         let mut all: Vec<u64> = stolen.into_iter().chain(short).collect();
         for lane in &*lanes {
             let count = lane.len();
-            let has_short = lane.has_short();
+            let has_short = lane.has_short(u64::MAX);
             let rest: Vec<u64> = std::iter::from_fn(|| lane.pop()).collect();
             assert_eq!(count, rest.len(), "the count is wrong");
             assert_eq!(has_short, rest.contains(&1), "the count of short tasks is wrong");

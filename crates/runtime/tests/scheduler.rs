@@ -41,6 +41,8 @@ mod hybrid {
     #[path = "../../src/flavor/hybrid/seat.rs"]
     pub(crate) mod seat;
 }
+#[path = "scheduler/census.rs"]
+mod census;
 #[path = "scheduler/checks.rs"]
 mod checks;
 #[path = "scheduler/kernel.rs"]
@@ -84,6 +86,13 @@ mod task_cell {
     pub(crate) struct TaskInfo {
         pub(crate) site: &'static Location<'static>,
         pub(crate) name_key: u32,
+        pub(crate) early_word: u64,
+    }
+
+    impl TaskInfo {
+        pub(crate) fn early_word(&self) -> u64 {
+            self.early_word
+        }
     }
 
     pub(crate) struct LiveTasks;
@@ -481,4 +490,26 @@ impl Waits {
         let longest = self.most / US;
         format!("{count}, p50 {half}, p99 {most}, p99.9 {nearly}, max {longest} µs")
     }
+}
+
+/// Goal: a kind is told once of an early poll that has computed for longer than half a quantum, with twice its time so
+/// far; not of other polls, nor of none. Method: a seat whose thread is taken to compute, on both sides of the bound.
+#[test]
+fn long_early_polls_teach_their_kind_once() {
+    let (seat, quantum) = (hybrid::seat::Seat::new(), Duration::from_millis(1));
+    let lesson = |nanos| seat.lesson(vigie_detect::Instant::from_nanos(nanos), quantum);
+    let begin = |nanos, early_word| {
+        let site = std::panic::Location::caller();
+        let task = task_cell::TaskInfo { site, name_key: 0, early_word };
+        seat.begin(vigie_detect::Instant::from_nanos(nanos), &task);
+    };
+    assert_eq!(lesson(9_000_000), None, "nothing is polled");
+    begin(1_000, 7);
+    assert_eq!(lesson(501_000), None);
+    assert_eq!(lesson(501_001), Some((7, 1_000_002)));
+    assert_eq!(lesson(900_000), None, "once");
+    begin(2_000_000, 0);
+    assert_eq!(lesson(9_000_000), None, "it is none of the first");
+    begin(10_000_000, 8);
+    assert_eq!(lesson(12_000_000), Some((8, 4_000_000)), "another poll");
 }

@@ -89,8 +89,12 @@ impl Fixture for Devices {
     fn profile(&self) -> Profile {
         // An unreliable queue pair drops what the network loses, and on an emulated processor all takes longer.
         let profile = Profile::new().calm(Duration::from_millis(5));
-        let profile = if is_lossy() { profile.loses() } else { profile };
-        profile.notice(Duration::from_millis(500)).patience(Duration::from_secs(30))
+        // A call whose first packet is lost is repeated after 1 s, and once more after 2 s.
+        let (profile, notice) = match is_lossy() {
+            true => (profile.loses(), Duration::from_secs(5)),
+            false => (profile, Duration::from_millis(500)),
+        };
+        profile.notice(notice).patience(Duration::from_secs(30))
     }
 }
 

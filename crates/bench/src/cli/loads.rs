@@ -18,8 +18,8 @@ pub(super) struct Loads {
     /// replays one mix. Default: drawn from the commit's hash.
     #[arg(long)]
     seed: Option<u64>,
-    /// Number of mixes. 200 take about half an hour: each runs for about 2 s on threads, on each
-    /// of `--peers`, and on threads again; once more if the host of this machine took time away.
+    /// Number of mixes. 200 take about 40 minutes: each runs for about 2 s on threads, on each
+    /// of `--peers`, and on threads two times more; once more if the host of this machine took time away.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
     /// Loads with names instead of drawn ones, or `all`; see below.
@@ -28,7 +28,7 @@ pub(super) struct Loads {
     /// Seconds for which each run is measured, after 0.4 s of warm-up.
     #[arg(long, value_name = "SECONDS", default_value_t = 1.5, value_parser = seconds)]
     seconds: f64,
-    /// Systems that are judged by threads, which are always measured (twice).
+    /// Systems that are judged by threads, which are always measured (three times).
     #[arg(
         long,
         value_delimiter = ',',

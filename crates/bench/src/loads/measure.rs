@@ -81,6 +81,32 @@ impl Figures {
         self.stolen > STOLEN_MAX
     }
 
+    /// Takes another run of the same together with this one.
+    pub(crate) fn join(&mut self, other: Self) {
+        let times = |figures: &mut Vec<u64>, others: Vec<u64>| {
+            figures.extend(others);
+            figures.sort_unstable();
+        };
+        times(&mut self.probes, other.probes);
+        times(&mut self.opened, other.opened);
+        times(&mut self.requests, other.requests);
+        times(&mut self.slowdowns, other.slowdowns);
+        times(&mut self.lateness, other.lateness);
+        self.unanswered += other.unanswered;
+        self.threads_early = self.threads_early.max(other.threads_early);
+        self.threads = self.threads.max(other.threads);
+        for (own, other) in [
+            (&mut self.compute_cores, other.compute_cores),
+            (&mut self.cpu_cores, other.cpu_cores),
+            (&mut self.client_cores, other.client_cores),
+            (&mut self.closed_per_s, other.closed_per_s),
+            (&mut self.operations_per_s, other.operations_per_s),
+            (&mut self.stolen, other.stolen),
+        ] {
+            *own = f64::midpoint(*own, other);
+        }
+    }
+
     /// Returns what a request cost the client, in microseconds.
     pub(crate) fn client_us(&self, per_s: f64) -> f64 {
         self.client_cores / per_s * 1e6

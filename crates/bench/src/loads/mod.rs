@@ -81,7 +81,7 @@ pub struct LoadsPlan {
 pub struct MixOutcome {
     /// The mix.
     pub mix: Mix,
-    /// Threads, the systems, and threads again.
+    /// Threads, of which two runs are taken together; the systems; and a third run of threads.
     pub runs: Vec<LoadRun>,
 }
 
@@ -91,7 +91,7 @@ pub struct MixOutcome {
 pub struct LoadRun {
     /// The system.
     pub system: System,
-    /// Whether this is the second run of threads.
+    /// Whether this is the run of threads that is judged by the others.
     pub is_again: bool,
     /// What was found, or why nothing was.
     pub(crate) figures: Result<Figures, String>,
@@ -178,14 +178,10 @@ impl LoadsPlan {
         pace: Pace,
         priority: &mut Option<Priority>,
     ) -> Result<MixOutcome, BenchError> {
-        let mut runs: Vec<LoadRun> = Vec::new();
-        let others = self.systems.iter().filter(|system| **system != System::Threads);
-        // Threads come first and last, so that a drift of the machine shows between them.
-        let all = [(System::Threads, false)]
-            .into_iter()
-            .chain(others.map(|system| (*system, false)))
-            .chain([(System::Threads, true)]);
-        for (system, is_again) in all {
+        let others = self.systems.iter().copied().filter(|system| *system != System::Threads);
+        // The two runs to which all are compared come first and last, so that a drift of the machine is in both.
+        let mut measured = Vec::new();
+        for system in [System::Threads].into_iter().chain(others).chain([System::Threads; 2]) {
             let run = Run {
                 system,
                 workers: self.workers,
@@ -205,15 +201,32 @@ impl LoadsPlan {
                 }
                 Err(error) => Err(error.to_string()),
             };
-            let judged = match (&figures, runs.first().map(|run| &run.figures)) {
-                (Ok(own), Some(Ok(reference))) => {
+            measured.push((system, figures));
+        }
+        Ok(MixOutcome { mix: mix.clone(), runs: self.judge_runs(mix, measured) })
+    }
+
+    /// Judges all runs but the first and the last, which are what they are compared to.
+    fn judge_runs(
+        &self,
+        mix: &Mix,
+        mut measured: Vec<(System, Result<Figures, String>)>,
+    ) -> Vec<LoadRun> {
+        let last = measured.pop().map(|(_, figures)| figures);
+        if let ([(_, Ok(first)), ..], Some(Ok(last))) = (&mut measured[..], last) {
+            first.join(last);
+        }
+        let reference = measured.first().and_then(|(_, figures)| figures.as_ref().ok()).cloned();
+        let judge_one = |(index, (system, figures)): (usize, (System, Result<Figures, String>))| {
+            let judged = match (&figures, &reference) {
+                (Ok(own), Some(reference)) if index > 0 => {
                     judge(mix, self.workers, own, reference, system == System::Threads)
                 }
                 _ => Vec::new(),
             };
-            runs.push(LoadRun { system, is_again, figures, judged });
-        }
-        Ok(MixOutcome { mix: mix.clone(), runs })
+            LoadRun { system, is_again: index > 0 && system == System::Threads, figures, judged }
+        };
+        measured.into_iter().enumerate().map(judge_one).collect()
     }
 }
 
@@ -247,4 +260,43 @@ pub fn seed_of(commit: &str) -> u64 {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
     });
     hash >> 32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the first and the last run are the reference together, all others are judged by it, and a system that
+    /// failed holds nothing. Method: threads whose two runs differ, so that each alone gives another verdict.
+    #[test]
+    fn two_runs_of_threads_are_the_reference() {
+        let figures = |probe_ns: u64, cores: f64| {
+            let (probes, opened) = (vec![probe_ns; 1_000], vec![probe_ns; 100]);
+            Ok(Figures { probes, opened, compute_cores: cores, ..Figures::default() })
+        };
+        let plan = LoadsPlan::new(Vec::new(), Vec::new());
+        let mix = Mix::named("hogs-10").expect("it is known");
+        let judge = |own: Result<Figures, String>| {
+            let measured = vec![
+                (System::Threads, figures(1_000_000, 0.6)),
+                (System::Vigie, own),
+                (System::Threads, figures(50_000_000, 1.0)),
+                (System::Threads, figures(10_000_000, 1.0)),
+            ];
+            plan.judge_runs(&mix, measured)
+        };
+        // The percentile 99 of both is the slower one's; the computation of both is 0.8 cores.
+        for (own, holds) in [
+            (figures(12_000_000, 0.73), true),
+            (figures(12_000_001, 0.73), false),
+            (figures(12_000_000, 0.71), false),
+            (Err("it ended".to_owned()), false),
+        ] {
+            let runs = judge(own);
+            let [reference, vigie, again] = &runs[..] else { panic!("three are shown: {runs:?}") };
+            assert!(reference.judged.is_empty() && !reference.is_again && !vigie.is_again);
+            assert_eq!(vigie.holds(), holds, "{:?}", vigie.judged);
+            assert!(again.is_again && !again.holds(), "slower than 1.2 times the reference");
+        }
+    }
 }

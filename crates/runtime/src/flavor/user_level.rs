@@ -173,8 +173,9 @@ impl Shared {
             let Some(task) = task.take() else { return };
             let ready = local.sampler.ready_time(local.cause.get(), info.woken_while_running);
             task.metadata().note_ready(ready);
+            let (account, turn_began) = (&task.metadata().account, local.switched_at.get());
+            let now = account.woken_at(ready.nanos(), turn_began, || monotonic_now().as_nanos());
             let queued = Queued { task, is_local: home.is_some() };
-            let now = local.switched_at.get();
             local.lanes.borrow_mut().push(queued, info.woken_while_running, now);
         });
         task
@@ -484,7 +485,9 @@ impl Lanes {
         match account.choose_lane(was_running, now) {
             Lane::Reaction => self.reaction.push_back(queued),
             Lane::Compute => {
-                let rank = Rank { place: account.credit().place(now), is_short: false };
+                let (place, needs_ns) =
+                    (account.credit().place(now), account.usual_ns().unwrap_or(0));
+                let rank = Rank { place, needs_ns, is_short: false };
                 self.compute.push(queued, rank);
             }
         }

@@ -125,8 +125,9 @@ pub(crate) struct Account {
     credit: AtomicU64,
     /// The usual poll in nanoseconds of processor time: a moving average, the last poll a quarter.
     usual_ns: AtomicU32,
-    /// What the first poll will probably use, by other tasks of the same kind.
-    expected_ns: u32,
+    /// What the next poll will probably use, by other tasks of the same kind, while it is one of the first. Written
+    /// as the credit is, and by the thread that takes the task from its lane.
+    expected_ns: AtomicU32,
     /// How often in a row the task was woken while it ran.
     self_wakes: AtomicU8,
 }
@@ -145,7 +146,7 @@ impl Account {
         Self {
             credit: AtomicU64::new(credit.0),
             usual_ns: AtomicU32::new(UNKNOWN),
-            expected_ns: expected_ns.unwrap_or(UNKNOWN),
+            expected_ns: AtomicU32::new(expected_ns.unwrap_or(UNKNOWN)),
             self_wakes: AtomicU8::new(0),
         }
     }
@@ -165,12 +166,33 @@ impl Account {
         self.usual_ns.store(usual, Ordering::Relaxed);
     }
 
-    /// Returns the usual poll of the task in nanoseconds of processor time, or before the first one what is
-    /// expected, if anything is.
+    /// Others of the task's kind have shown what the next poll will probably use, or nothing is expected of it.
+    pub(crate) fn expect(&self, expected_ns: Option<u32>) {
+        let expected = expected_ns.unwrap_or(UNKNOWN);
+        if self.expected_ns.load(Ordering::Relaxed) != expected {
+            self.expected_ns.store(expected, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the usual poll of the task in nanoseconds of processor time, or what is expected of the next one if
+    /// that is more, if anything is known.
     pub(crate) fn usual_ns(&self) -> Option<u32> {
-        let usual = self.usual_ns.load(Ordering::Relaxed);
-        Some(if usual == UNKNOWN { self.expected_ns } else { usual })
-            .filter(|&usual| usual != UNKNOWN)
+        let known = |nanos: u32| Some(nanos).filter(|&nanos| nanos != UNKNOWN);
+        known(self.usual_ns.load(Ordering::Relaxed))
+            .max(known(self.expected_ns.load(Ordering::Relaxed)))
+    }
+
+    /// Returns when the task becomes ready: `ready`, if that is known, or a time that is good enough to judge it by. The
+    /// turn of the thread that wakes it may have begun long ago, as a long poll or a sleep, and the task been polled
+    /// elsewhere since: at that time, what came back to it meanwhile would still be missing.
+    pub(crate) fn woken_at(
+        &self,
+        ready: Option<u64>,
+        turn_began: u64,
+        clock: impl FnOnce() -> u64,
+    ) -> u64 {
+        let known = ready.or_else(|| self.is_credit_sufficient(turn_began).then_some(turn_began));
+        known.unwrap_or_else(clock)
     }
 
     /// Returns the lane for the task, which becomes ready at `now`. One that wakes itself again and again
@@ -186,7 +208,7 @@ impl Account {
     }
 
     /// A task that would probably use in its next poll much more than it has does not react.
-    fn is_credit_sufficient(&self, now: u64) -> bool {
+    pub(crate) fn is_credit_sufficient(&self, now: u64) -> bool {
         let credit = self.credit();
         let most = credit.level(now).max(OVERDRAFT_NS);
         credit.is_sufficient(now) && self.usual_ns().is_none_or(|usual| u64::from(usual) <= most)
@@ -200,6 +222,21 @@ mod tests {
     use super::*;
 
     const MS: u64 = 1_000_000;
+
+    /// Goal: a task that another thread has polled while a long turn lasted is judged by what it has at its end. Method: a
+    /// poll of 30 us in the last of 500 ms, with the time known, unknown, and unknown where it makes no difference.
+    #[test]
+    fn long_turns_do_not_make_others_poor() {
+        let (began, end) = (1_000 * MS, 1_500 * MS);
+        let account = Account::new(Credit::FULL.after(end - MS, 30_000), None);
+        assert_eq!(account.choose_lane(false, began), Lane::Compute, "so it would seem");
+        for ready in [None, Some(end)] {
+            let at = account.woken_at(ready, began, || end);
+            assert_eq!(account.choose_lane(false, at), Lane::Reaction);
+        }
+        let rich = Account::new(Credit::FULL, None);
+        assert_eq!(rich.woken_at(None, began, || panic!("the clock is read")), began);
+    }
 
     /// Goal: a bucket is empty after its capacity, and full again twenty times as long after. Method: known
     /// times around both edges.
@@ -307,14 +344,19 @@ mod tests {
         assert_eq!(paid, 9, "100 µs each");
     }
 
-    /// Goal: what is expected counts until the first poll. Method: an account before and after.
+    /// Goal: what is expected of a task counts beside what it has shown, until nothing is expected any more. Method:
+    /// an account before and after a poll, with more and less expected.
     #[test]
-    fn expectations_end_with_the_first_poll() {
-        for expected in [None, Some(10_000_000)] {
+    fn expectations_count_while_there_are_any() {
+        for (expected, both) in [(None, 1_000), (Some(10_000_000), 10_000_000), (Some(10), 1_000)] {
             let account = Account::new(Credit::FULL, expected);
             assert_eq!(account.usual_ns(), expected);
             account.charge(Credit::FULL, 1_000);
+            assert_eq!(account.usual_ns(), Some(both));
+            account.expect(None);
             assert_eq!(account.usual_ns(), Some(1_000));
+            account.expect(expected);
+            assert_eq!(account.usual_ns(), Some(both));
         }
     }
 

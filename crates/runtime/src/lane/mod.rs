@@ -2,7 +2,8 @@
 //!
 //! A task that becomes ready while it has [credit](Credit) is in the *reaction lane*; any other ready task
 //! is in the *compute lane*. What woke it does not matter, except that a task which wakes itself gains
-//! nothing by that. The reaction lane is served in the order of arrival, the compute lane by least use.
+//! nothing by that. The reaction lane is served in the order of arrival, the
+//! compute lane in the order in which its tasks would be through if all of them ran at once.
 //! Each lane has a [share](Share) of the time.
 
 mod credit;
@@ -16,7 +17,7 @@ pub(crate) use self::{
     credit::{Account, Credit, SharedCredit},
     queue::{ComputeQueue, Rank, Ranked},
     share::Share,
-    trust::{Trust, most_ns},
+    trust::{Early, Trust, most_ns},
 };
 
 /// One of the two queues of ready tasks.

@@ -1,14 +1,16 @@
-//! The compute lane's queues: the task that has used least goes first.
+//! The compute lane's queues: the task that would be through first, if all of them ran at the same time, goes first.
 
 use std::{cmp::Ordering as Order, collections::BinaryHeap};
 
-use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
+use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
 
 /// Where a task stands in the compute lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rank {
     /// The least goes first: see [`Credit::place`](super::Credit::place).
     pub(crate) place: u64,
+    /// What the next poll will probably use, in nanoseconds of processor time; zero if that is not known.
+    pub(crate) needs_ns: u32,
     /// Its polls are known to be short: reserve threads may run it, too.
     pub(crate) is_short: bool,
 }
@@ -66,10 +68,16 @@ impl<T> Default for Ranked<T> {
 /// A heap that holds less than a quarter of its memory gives it back, down to this.
 const KEPT: usize = 256;
 
+/// A task goes no later than this after others that are ready with it and that have used as much: 2 s.
+const TAKES_MOST_NS: u64 = 2_000_000_000;
+
 impl<T> Ranked<T> {
     pub(crate) fn push(&mut self, item: T, rank: Rank) {
-        let Rank { place, is_short } = rank;
+        let Rank { place, needs_ns, is_short } = rank;
         self.arrivals += 1;
+        // Beside so many others, each with the same share, a poll takes so many times as long.
+        let takes = u64::from(needs_ns).saturating_mul(self.len() as u64 + 1);
+        let place = place.saturating_add(takes.min(TAKES_MOST_NS));
         self.insert(Entry { place, arrival: self.arrivals, is_short, item });
     }
 
@@ -77,7 +85,7 @@ impl<T> Ranked<T> {
         if entry.is_short { self.short.push(entry) } else { self.other.push(entry) }
     }
 
-    /// Takes the task that has used least.
+    /// Takes the first task.
     pub(crate) fn pop(&mut self) -> Option<T> {
         self.pop_entry().map(|entry| entry.item)
     }
@@ -90,9 +98,15 @@ impl<T> Ranked<T> {
         pop_heap(if is_short { &mut self.short } else { &mut self.other })
     }
 
-    /// Takes the task that has used least of those whose polls are short.
-    pub(crate) fn pop_short(&mut self) -> Option<T> {
+    /// Takes the first task of those whose polls are short, if it stands no later than `limit`.
+    pub(crate) fn pop_short(&mut self, limit: u64) -> Option<T> {
+        self.short.peek().filter(|entry| entry.place <= limit)?;
         pop_heap(&mut self.short).map(|entry| entry.item)
+    }
+
+    /// Returns where the first of those stands whose polls are short.
+    fn first_short(&self) -> u64 {
+        self.short.peek().map_or(u64::MAX, |entry| entry.place)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -121,6 +135,8 @@ pub(crate) struct ComputeQueue<T> {
     /// thread that goes to sleep reads them after a fence (see `Idle::choose`).
     count: AtomicUsize,
     short_count: AtomicUsize,
+    /// The place of the first short task, or `u64::MAX` without one.
+    first_short: AtomicU64,
 }
 
 impl<T> ComputeQueue<T> {
@@ -129,6 +145,7 @@ impl<T> ComputeQueue<T> {
             ranked: Mutex::new(Ranked::default()),
             count: AtomicUsize::new(0),
             short_count: AtomicUsize::new(0),
+            first_short: AtomicU64::new(u64::MAX),
         }
     }
 
@@ -144,10 +161,16 @@ impl<T> ComputeQueue<T> {
         self.len() == 0
     }
 
-    /// Returns whether a task waits whose polls are short: one load.
+    /// Returns how many tasks wait whose polls are short: one load.
     #[inline]
-    pub(crate) fn has_short(&self) -> bool {
-        self.short_count.load(Ordering::Relaxed) > 0
+    pub(crate) fn short_len(&self) -> usize {
+        self.short_count.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether such a task waits that stands no later than `limit`: two loads.
+    #[inline]
+    pub(crate) fn has_short(&self, limit: u64) -> bool {
+        self.short_len() > 0 && self.first_short.load(Ordering::Relaxed) <= limit
     }
 
     /// Works on the tasks, and publishes how many there are afterwards.
@@ -156,6 +179,7 @@ impl<T> ComputeQueue<T> {
         let result = work(&mut ranked);
         self.count.store(ranked.len(), Ordering::Relaxed);
         self.short_count.store(ranked.short.len(), Ordering::Relaxed);
+        self.first_short.store(ranked.first_short(), Ordering::Relaxed);
         result
     }
 
@@ -163,14 +187,14 @@ impl<T> ComputeQueue<T> {
         self.with(|ranked| ranked.push(item, rank));
     }
 
-    /// Takes the task that has used least.
+    /// Takes the first task.
     pub(crate) fn pop(&self) -> Option<T> {
         if self.is_empty() { None } else { self.with(Ranked::pop) }
     }
 
-    /// Takes the task that has used least of those whose polls are short.
-    pub(crate) fn pop_short(&self) -> Option<T> {
-        if self.has_short() { self.with(Ranked::pop_short) } else { None }
+    /// Takes the first task of those whose polls are short, if it stands no later than `limit`.
+    pub(crate) fn pop_short(&self, limit: u64) -> Option<T> {
+        if self.has_short(limit) { self.with(|ranked| ranked.pop_short(limit)) } else { None }
     }
 
     /// Moves up to half of the tasks of `victim` here, at least one and at most [`BATCH_MAX`].
@@ -180,7 +204,7 @@ impl<T> ComputeQueue<T> {
         self.with(|ranked| batch.empty_into(ranked));
     }
 
-    /// Takes the task that has used least, and moves up to half of the others to `thief`, at most
+    /// Takes the first task, and moves up to half of the others to `thief`, at most
     /// [`BATCH_MAX`].
     pub(crate) fn steal_batch_and_pop(&self, thief: &Self) -> Option<T> {
         if self.is_empty() {
@@ -229,7 +253,7 @@ mod tests {
 
     proptest! {
         /// Goal: what has used least goes first, among equals what came first; short ones alone in the
-        /// same order. Method: random operations against a sorted list.
+        /// same order, up to a limit. Method: random operations against a sorted list.
         #[test]
         fn the_least_used_goes_first(operations in prop::collection::vec((0u8..4, 0u64..8, any::<bool>()), 0..200)) {
             let queue = ComputeQueue::new();
@@ -237,7 +261,7 @@ mod tests {
             for (number, (kind, place, is_short)) in operations.into_iter().enumerate() {
                 match kind {
                     0 | 1 => {
-                        queue.push(number, Rank { place, is_short });
+                        queue.push(number, Rank { place, needs_ns: 0, is_short });
                         oracle.push((place, number, is_short));
                         oracle.sort_unstable();
                     }
@@ -246,13 +270,14 @@ mod tests {
                         prop_assert_eq!(queue.pop(), expected);
                     }
                     _ => {
-                        let found = oracle.iter().position(|entry| entry.2);
-                        prop_assert_eq!(queue.pop_short(), found.map(|at| oracle.remove(at).1));
+                        let found = oracle.iter().position(|entry| entry.2 && entry.0 <= place);
+                        prop_assert_eq!(queue.has_short(place), found.is_some());
+                        prop_assert_eq!(queue.pop_short(place), found.map(|at| oracle.remove(at).1));
                     }
                 }
                 prop_assert_eq!(queue.len(), oracle.len());
                 prop_assert_eq!(queue.is_empty(), oracle.is_empty());
-                prop_assert_eq!(queue.has_short(), oracle.iter().any(|entry| entry.2));
+                prop_assert_eq!(queue.short_len(), oracle.iter().filter(|entry| entry.2).count());
             }
         }
     }
@@ -263,7 +288,7 @@ mod tests {
     fn thieves_take_a_part() {
         let (victim, thief) = (ComputeQueue::new(), ComputeQueue::new());
         for place in 0..100 {
-            victim.push(place, Rank { place, is_short: place % 2 == 0 });
+            victim.push(place, Rank { place, needs_ns: 0, is_short: place % 2 == 0 });
         }
         assert_eq!(victim.steal_batch_and_pop(&thief), Some(0));
         assert_eq!((victim.len(), thief.len()), (83, BATCH_MAX));
@@ -274,12 +299,31 @@ mod tests {
         assert_eq!(victim.steal_batch_and_pop(&thief), None);
     }
 
+    /// Goal: of tasks that have used as much, the one that would be through first goes first, if each had the same share
+    /// of the time; a longer one waits for no more than two seconds for it. Method: a poll of 10 ms among ten others, and
+    /// short ones that come around the time at which it would be through.
+    #[test]
+    fn long_polls_stand_where_they_would_be_through() {
+        const MS: u64 = 1_000_000;
+        let rank = |place, needs_ns| Rank { place, needs_ns, is_short: needs_ns < 1_000_000 };
+        for (needs_ns, through) in [(10_000_000, 110 * MS), (u32::MAX, TAKES_MOST_NS)] {
+            let queue = ComputeQueue::new();
+            (0..10).for_each(|number| queue.push(number, rank(0, 0)));
+            queue.push(10, rank(0, needs_ns));
+            queue.push(11, rank(through - MS, 0));
+            queue.push(12, rank(through, 0));
+            queue.push(13, rank(0, 0));
+            let order: Vec<u64> = std::iter::from_fn(|| queue.pop()).collect();
+            assert_eq!(order, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 11, 10, 12]);
+        }
+    }
+
     /// Goal: a burst gives its memory back. Method: the heap's capacity after 10 000 tasks have gone.
     #[test]
     fn memory_is_given_back() {
         let mut ranked = Ranked::default();
         for place in 0..10_000 {
-            ranked.push((), Rank { place, is_short: false });
+            ranked.push((), Rank { place, needs_ns: 0, is_short: false });
         }
         while ranked.pop().is_some() {}
         assert!(ranked.other.capacity() <= 4 * KEPT, "{}", ranked.other.capacity());
@@ -295,7 +339,7 @@ mod tests {
             let filled = || {
                 let queue = ComputeQueue::new();
                 for place in 0..count {
-                    queue.push(place, Rank { place: place as u64, is_short: false });
+                    queue.push(place, Rank { place: place as u64, needs_ns: 0, is_short: false });
                 }
                 queue
             };
@@ -314,7 +358,7 @@ mod tests {
     #[test]
     fn a_heap_shrinks_by_half() {
         let mut ranked = Ranked::default();
-        (0..10_000).for_each(|place| ranked.push((), Rank { place, is_short: false }));
+        (0..10_000).for_each(|place| ranked.push((), Rank { place, needs_ns: 0, is_short: false }));
         let mut before = ranked.other.capacity();
         while ranked.pop().is_some() {
             let (count, after) = (ranked.len(), ranked.other.capacity());
@@ -330,7 +374,7 @@ mod tests {
     fn a_small_heap_keeps_its_memory() {
         let mut ranked = Ranked::default();
         for place in 0..KEPT as u64 {
-            ranked.push((), Rank { place, is_short: false });
+            ranked.push((), Rank { place, needs_ns: 0, is_short: false });
         }
         let capacity = ranked.other.capacity();
         assert_eq!(capacity, KEPT, "the test is for the largest one that is kept");

@@ -12,26 +12,54 @@ const LOST: u8 = 8;
 /// for a clock that went wrong with 0.4 s.
 const PROVEN_MOST_NS: u64 = 1_000_000;
 
+/// So many polls of a task tell what others of its kind begin with.
+const EARLY: u8 = 4;
+
+/// Which of a task's first polls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Early {
+    /// The very first, which often does no more than begin to wait.
+    First,
+    /// One of the next.
+    Later,
+}
+
 /// How many short polls a task has had, less what long ones took away. Written by the thread that polls.
 #[derive(Debug)]
-pub(crate) struct Trust(AtomicU8);
+pub(crate) struct Trust {
+    short: AtomicU8,
+    /// All polls, up to [`EARLY`].
+    polls: AtomicU8,
+}
 
 impl Trust {
     pub(crate) const fn new() -> Self {
-        Self(AtomicU8::new(0))
+        Self { short: AtomicU8::new(0), polls: AtomicU8::new(0) }
     }
 
     /// Returns whether the task has shown itself that it holds no thread for long.
     pub(crate) fn is_proven(&self) -> bool {
-        self.0.load(RELAXED) >= TRUST
+        self.short.load(RELAXED) >= TRUST
+    }
+
+    /// Returns which the next poll is of those that tell what others of its kind begin with.
+    pub(crate) fn early(&self) -> Option<Early> {
+        match self.polls.load(RELAXED) {
+            0 => Some(Early::First),
+            polls => (polls < EARLY).then_some(Early::Later),
+        }
     }
 
     /// Takes note of a poll, which computed for a long time or not.
     pub(crate) fn note_poll(&self, has_computed: bool) {
-        let before = self.0.load(RELAXED);
+        let before = self.short.load(RELAXED);
         let after = if has_computed { before.saturating_sub(LOST) } else { (before + 1).min(MOST) };
         if after != before {
-            self.0.store(after, RELAXED);
+            self.short.store(after, RELAXED);
+        }
+        let polls = self.polls.load(RELAXED);
+        if polls < EARLY {
+            self.polls.store(polls + 1, RELAXED);
         }
     }
 }
@@ -62,5 +90,16 @@ mod tests {
         assert!(polls(100, false));
         assert!(polls(1, true), "once means little");
         assert!(!polls(1, true));
+    }
+
+    /// Goal: the first polls of a task are early, whatever they are like, and no other. Method: one more than that.
+    #[test]
+    fn first_polls_are_early() {
+        let trust = Trust::new();
+        for poll in 0..=EARLY {
+            let early = if poll == 0 { Early::First } else { Early::Later };
+            assert_eq!(trust.early(), Some(early).filter(|_| poll < EARLY));
+            trust.note_poll(poll % 2 == 0);
+        }
     }
 }

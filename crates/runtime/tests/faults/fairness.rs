@@ -144,8 +144,10 @@ fn sockets_are_looked_at() {
             })
             .detach();
         let switches = Arc::clone(&loops.switches);
+        let enough = 10 * loops.count;
         let writer = runtime.spawn(async move {
-            for _ in 0..10 {
+            // Until all of them have used up their credit; then the count is not 0, either.
+            while switches.load(Ordering::SeqCst) < enough {
                 yield_now().await;
             }
             for _ in 0..200 {
@@ -171,12 +173,14 @@ fn timers_are_looked_at() {
         let late = Arc::new(AtomicUsize::new(0));
         let deadline_ns = Arc::new(std::sync::atomic::AtomicU64::new(u64::MAX));
         let is_over = Arc::new(AtomicBool::new(false));
+        let begun = Arc::new(AtomicUsize::new(0));
         for _ in 0..5 {
             let (late, deadline_ns) = (Arc::clone(&late), Arc::clone(&deadline_ns));
-            let is_over = Arc::clone(&is_over);
+            let (is_over, begun) = (Arc::clone(&is_over), Arc::clone(&begun));
             runtime
                 .spawn(async move {
                     use_up_credit();
+                    begun.fetch_add(1, Ordering::SeqCst);
                     while !is_over.load(Ordering::SeqCst) {
                         if monotonic_now().as_nanos() >= deadline_ns.load(Ordering::SeqCst) {
                             late.fetch_add(1, Ordering::SeqCst);
@@ -187,6 +191,9 @@ fn timers_are_looked_at() {
                 .detach();
         }
         let sleeper = runtime.spawn(async move {
+            while begun.load(Ordering::SeqCst) < 5 {
+                yield_now().await;
+            }
             for _ in 0..100 {
                 let deadline = monotonic_now() + Duration::from_micros(200);
                 let sleep = time::sleep_until(deadline);

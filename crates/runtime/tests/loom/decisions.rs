@@ -1,7 +1,7 @@
 //! What one thread decides by `flavor/hybrid/order.rs`, case by case, without a second thread: what it takes
 //! next, when it calls others, what it leaves behind when it sleeps.
 
-use std::{panic::Location, sync::Arc, time::Duration};
+use std::{cell::Cell, panic::Location, sync::Arc, time::Duration};
 
 use crossbeam::deque::Worker as Queue;
 use loom::sync::atomic::Ordering;
@@ -16,8 +16,8 @@ use super::{
 };
 
 const SLICE: Duration = Duration::from_millis(1);
-const LONG: Rank = Rank { place: 1, is_short: false };
-const SHORT: Rank = Rank { place: 2, is_short: true };
+const LONG: Rank = Rank { place: 1, needs_ns: 0, is_short: false };
+const SHORT: Rank = Rank { place: 2, needs_ns: 0, is_short: true };
 
 /// Runs `check` for the first of two workers, for each number of `cases`.
 fn each(
@@ -227,7 +227,7 @@ fn reserve_threads_compute_for_others() {
         let (model, none) = (&*model, Queue::new_fifo());
         let own = Own { reacting: &none, worker: None };
         let mut turns = Turns::new(2, SLICE);
-        assert_eq!(turns.next_of_reserve(model, &own), None);
+        assert_eq!(turns.next_of_reserve(model, &own, NOW), None);
         model.injected.reaction.push(Task::Ends);
         queues[1].push(Task::Ends);
         queues[1].push(Task::Ends);
@@ -236,34 +236,34 @@ fn reserve_threads_compute_for_others() {
         model.computing[1].push(Task::WaitsForAnother, SHORT);
         for _ in 0..3 {
             let reaction = Some((Task::Ends, Lane::Reaction));
-            assert_eq!(turns.next_of_reserve(model, &own), reaction);
+            assert_eq!(turns.next_of_reserve(model, &own, NOW), reaction);
         }
-        assert_eq!(turns.next_of_reserve(model, &own), None, "computation is for workers");
+        assert_eq!(turns.next_of_reserve(model, &own, NOW), None, "computation is for workers");
 
         model.serves.store(Serves::Short);
         let short = Some((Task::WaitsForAnother, Lane::Compute));
-        assert_eq!(turns.next_of_reserve(model, &own), short);
-        assert_eq!(turns.next_of_reserve(model, &own), None);
+        assert_eq!(turns.next_of_reserve(model, &own, NOW), short);
+        assert_eq!(turns.next_of_reserve(model, &own, NOW), None);
 
         model.serves.store(Serves::Nothing);
         model.computing[1].push(Task::WaitsForAnother, RANK);
         poll_began(model, 0, 0);
         model.seats[0].expect_sleep(NOW, &model.blocked);
-        assert_eq!(turns.next_of_reserve(model, &own), short, "of the longest queue");
+        assert_eq!(turns.next_of_reserve(model, &own, NOW), short, "of the longest queue");
         assert_eq!((model.blocked.count(), model.blocked.vacancies()), (1, 0));
         let long = Some((Task::Ends, Lane::Compute));
-        assert_eq!(turns.next_of_reserve(model, &own), long);
+        assert_eq!(turns.next_of_reserve(model, &own, NOW), long);
         assert_eq!(model.blocked.vacancies(), 0, "its place is taken once");
 
         model.seats[0].end_long_poll(&model.blocked);
         assert!(model.blocked.is_overfull());
-        assert_eq!(turns.next_of_reserve(model, &own), None, "the thread is back");
+        assert_eq!(turns.next_of_reserve(model, &own, NOW), None, "the thread is back");
         assert!(!model.blocked.is_overfull());
         turns.end_substitution(model);
         assert!(!model.blocked.is_overfull(), "it left once");
 
         model.seats[0].expect_sleep(NOW, &model.blocked);
-        assert_eq!(turns.next_of_reserve(model, &own), long);
+        assert_eq!(turns.next_of_reserve(model, &own, NOW), long);
         turns.end_substitution(model);
         assert_eq!(model.blocked.vacancies(), 1);
     });
@@ -284,10 +284,10 @@ fn beside_endless_polls_one_task_is_run() {
             model.injected.compute.push(Task::Ends, LONG);
             model.injected.compute.push(Task::Ends, LONG);
             model.injected.reaction.push(Task::WaitsForAnother);
-            let next = turns.next_of_reserve(model, &own);
+            let next = turns.next_of_reserve(model, &own, NOW);
             assert_eq!(next, Some((Task::WaitsForAnother, Lane::Reaction)));
-            assert_eq!(turns.next_of_reserve(model, &own).is_some(), runs, "{serves:?}");
-            assert_eq!(turns.next_of_reserve(model, &own), None, "{serves:?}");
+            assert_eq!(turns.next_of_reserve(model, &own, NOW).is_some(), runs, "{serves:?}");
+            assert_eq!(turns.next_of_reserve(model, &own, NOW), None, "{serves:?}");
         });
     }
 }
@@ -309,7 +309,8 @@ fn substitutes_share_their_time() {
                 model.seats[0].expect_sleep(NOW, &model.blocked);
             }
             turns.record(model, &own, Lane::Reaction, 2_000_000);
-            let lanes = [(); 3].map(|()| turns.next_of_reserve(model, &own).map(|next| next.1));
+            let lanes =
+                [(); 3].map(|()| turns.next_of_reserve(model, &own, NOW).map(|next| next.1));
             let (reaction, compute) = (Some(Lane::Reaction), Some(Lane::Compute));
             let expected =
                 if computes { [compute, reaction, None] } else { [reaction, None, None] };
@@ -420,22 +421,74 @@ fn expected_sleepers_are_replaced() {
 }
 
 /// Goal: before a poll the supervisor is asked for a look, soon if events or reactions may wait behind it, later
-/// if computation does, not at all if nothing does. Method: every case; only the first may be put off.
+/// if computation does, not at all if nothing does; a reserve thread puts its reactions among the injected ones,
+/// and has no lane for computation. Method: every case, for both; only the first may be put off.
 #[test]
 fn polls_are_guarded_by_what_waits() {
-    each(8, |model, own, _, case| {
-        let [is_watched, reacts, computes] = bits(case);
-        if reacts {
+    each(32, |model, own, _, case| {
+        let [is_watched, reacts, computes, is_worker, is_brief] = bits(case);
+        let worker = own.worker.filter(|_| is_worker);
+        let own = Own { worker, ..*own };
+        if reacts && is_worker {
             own.reacting.push(Task::Ends);
+        } else if reacts {
+            model.injected.reaction.push(Task::Ends);
         }
         if computes {
             model.computing[0].push(Task::Ends, RANK);
         }
-        own.guard(model, NOW, is_watched, || false);
-        let soon = !is_watched || reacts;
-        let expected = if soon { SOON } else { LATER.filter(|_| computes) };
+        own.guard(model, NOW, is_watched, is_brief, || false);
+        let expected = match !is_watched || reacts {
+            true if is_brief && !is_worker => LATER,
+            true => SOON,
+            false => LATER.filter(|_| computes && is_worker),
+        };
         assert_eq!(model.alarm.timer.take(), expected, "{case}");
     });
+}
+
+/// Goal: short tasks that have used up their share get on reserve threads, all together, what a thread for each would
+/// give them; those that have not are not kept waiting. Method: one or three short ones beside six long ones and two
+/// workers, a poll of 100 µs, and both sides of the moment at which the next may run.
+#[test]
+fn short_tasks_take_no_more_than_their_share() {
+    for (short_count, pause_ns) in [(1, 450_000), (3, 183_333)] {
+        loom::model(move || {
+            let (model, queues) = whole::model(2, 1, Fault::None);
+            let own = Own { reacting: &queues[0], worker: None };
+            let mut turns = Turns::new(2, SLICE);
+            let used_up = Rank { place: NOW.as_nanos() + 100_000_000, needs_ns: 0, is_short: true };
+            model.serves.store(Serves::Short);
+            for _ in 0..6 {
+                model.computing[0].push(Task::Ends, LONG);
+            }
+            for _ in 0..short_count {
+                model.computing[0].push(Task::Ends, used_up);
+            }
+            let at = |nanos: u64| Instant::from_nanos(NOW.as_nanos() + nanos);
+            let short = Some((Task::Ends, Lane::Compute));
+            assert_eq!(turns.next_of_reserve(&*model, &own, NOW), short);
+            turns.record(&*model, &own, Lane::Compute, 100_000);
+            model.computing[0].push(Task::Ends, used_up);
+            assert_eq!(turns.next_of_reserve(&*model, &own, at(pause_ns - 1)), None);
+            model.computing[0].push(Task::Ends, SHORT);
+            assert_eq!(
+                turns.next_of_reserve(&*model, &own, at(pause_ns - 1)),
+                short,
+                "has some left"
+            );
+            assert_eq!(turns.next_of_reserve(&*model, &own, at(pause_ns)), short);
+            turns.record(&*model, &own, Lane::Compute, 1_000_000_000);
+            model.computing[0].push(Task::Ends, used_up);
+            let latest = pause_ns + 20_000_000;
+            assert_eq!(turns.next_of_reserve(&*model, &own, at(latest - 1)), None);
+            assert_eq!(
+                turns.next_of_reserve(&*model, &own, at(latest)),
+                short,
+                "they wait for so long"
+            );
+        });
+    }
 }
 
 /// Goal: a task is ranked by its credit and its usual poll, a new one by what is expected. Method: with and
@@ -444,13 +497,14 @@ fn polls_are_guarded_by_what_waits() {
 fn tasks_are_ranked_by_what_they_used() {
     loom::model(|| {
         let (now, quantum) = (NOW.as_nanos(), Duration::from_micros(500));
-        let choose = |account: &Account| order::choose_rank(account, false, now, quantum);
+        let choose = |account: &Account| order::choose_rank(account, None, false, now, quantum);
         let account = Account::new(Credit::FULL, None);
         assert_eq!(choose(&account), None);
         assert!(!order::has_short_polls(&account, true), "nobody knows");
         let spent = Credit::FULL.after(now, 1_000_000);
-        let rank = |is_short| Some(Rank { place: spent.place(now), is_short });
-        assert_eq!(choose(&Account::new(spent, Some(10_000))), rank(true), "as others of its kind");
+        let rank = |needs_ns, is_short| Some(Rank { place: spent.place(now), needs_ns, is_short });
+        let like_others = choose(&Account::new(spent, Some(10_000)));
+        assert_eq!(like_others, rank(10_000, true), "as others of its kind");
         for (usual, is_short, is_very_short) in [
             (20_000, true, true),
             (20_001, true, false),
@@ -458,11 +512,91 @@ fn tasks_are_ranked_by_what_they_used() {
             (500_001, false, false),
         ] {
             let account = Account::new(spent, None);
-            assert_eq!(choose(&account), rank(false), "nobody knows");
+            assert_eq!(choose(&account), rank(0, false), "nobody knows");
             account.charge(spent, usual);
-            assert_eq!(choose(&account), rank(is_short));
+            assert_eq!(choose(&account), rank(usual as u32, is_short));
             assert_eq!(order::has_short_polls(&account, true), is_very_short);
             assert!(!order::has_short_polls(&account, false));
+        }
+    });
+}
+
+/// Goal: a task is brief if its own polls are proven and take a tenth of a millisecond at most. Method: both sides of
+/// each bound.
+#[test]
+fn who_is_brief_has_shown_it() {
+    loom::model(|| {
+        let account = Account::new(Credit::FULL, None);
+        assert!(!order::is_brief(&account, true), "nobody knows");
+        for (usual, is_proven, expected) in
+            [(100_000, true, true), (100_000, false, false), (100_001, true, false)]
+        {
+            let account = Account::new(Credit::FULL, None);
+            account.charge(Credit::FULL, usual);
+            assert_eq!(order::is_brief(&account, is_proven), expected);
+        }
+    });
+}
+
+/// Goal: a task that wakes itself again and again loses its priority over events, but while it has credit it stands before
+/// all that compute. Method: wake-ups in a row, with credit and without.
+#[test]
+fn who_wakes_itself_stands_before_those_without_credit() {
+    loom::model(|| {
+        let (now, quantum) = (NOW.as_nanos(), Duration::from_micros(500));
+        let rank_after = |wakes: usize, credit: Credit| {
+            let account = Account::new(credit, None);
+            let ranks = (0..wakes).map(|_| order::choose_rank(&account, None, true, now, quantum));
+            ranks.last().flatten().map(|rank| rank.place)
+        };
+        assert_eq!(rank_after(2, Credit::FULL), None);
+        let spent = Credit::FULL.after(now, 1_000_000);
+        assert_eq!(rank_after(2, spent), Some(spent.place(now)));
+        assert_eq!(rank_after(3, spent), Some(spent.place(now)));
+        let first = rank_after(3, Credit::FULL).expect("no priority");
+        assert!(
+            first + 500_000_000 < Credit::FULL.place(now),
+            "not behind what waits for half a second"
+        );
+    });
+}
+
+/// Goal: one poll gives priority to as many tasks as use a millisecond in all; the rest waits, short as it is. A task
+/// that waits already gets no priority by what it has woken. Method: tasks of 250 µs with their switches.
+#[test]
+fn a_broadcast_goes_first_in_part() {
+    loom::model(|| {
+        let (now, quantum) = (NOW.as_nanos(), Duration::from_micros(500));
+        let (woken_ns, account) = (Cell::new(0), Account::new(Credit::FULL, Some(249_000)));
+        let choose = || order::choose_rank(&account, Some(&woken_ns), false, now, quantum);
+        for _ in 0..5 {
+            assert_eq!(choose(), None);
+        }
+        let place = Credit::FULL.place(now);
+        let rank = Some(Rank { place, needs_ns: 249_000, is_short: true });
+        assert_eq!(choose(), rank);
+        assert_eq!(order::choose_rank(&account, None, false, now, quantum), None, "events do");
+        woken_ns.set(0);
+        assert_eq!(choose(), None, "the next poll's");
+    });
+}
+
+/// Goal: a task that is about to be polled as one that reacts is put back if others of its kind have shown that it
+/// computes. Method: expectations around the bound.
+#[test]
+fn kinds_that_compute_are_put_back() {
+    loom::model(|| {
+        let (now, quantum) = (NOW.as_nanos(), Duration::from_micros(500));
+        for (expected, is_put_back) in
+            [(None, false), (Some(1_000_000), false), (Some(1_000_001), true)]
+        {
+            let account = Account::new(Credit::FULL, None);
+            assert_eq!(order::choose_rank(&account, None, false, now, quantum), None);
+            let (place, needs_ns) = (Credit::FULL.place(now), expected.unwrap_or(0));
+            let rank = Rank { place, needs_ns, is_short: false };
+            let rank = Some(rank).filter(|_| is_put_back);
+            assert_eq!(order::rank_of_late(&account, expected, now, quantum), rank);
+            assert_eq!(order::choose_rank(&account, None, false, now, quantum), rank, "known");
         }
     });
 }

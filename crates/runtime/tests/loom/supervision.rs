@@ -605,6 +605,38 @@ fn expected_sleepers_count_once() {
     });
 }
 
+/// Goal: a thread that computed in nobody's place and sleeps leaves no place, and what is counted of it is taken away
+/// as it was counted, whatever it does next. Method: by hand, with and without another sleeper.
+#[test]
+fn extra_threads_leave_no_place() {
+    loom::model(|| {
+        let (extra, worker, count) = (Seat::new(), Seat::new(), Blocked::new());
+        let task = task();
+        extra.set_extra(true);
+        for seat in [&extra, &worker] {
+            seat.take();
+            seat.begin(at(1), &task);
+        }
+        extra.expect_sleep(at(1), &count);
+        assert!(extra.is_blocked());
+        assert_eq!((count.count(), count.extra(), count.vacancies()), (1, 1, 0));
+        assert!(!count.substitute() && !count.is_overfull());
+        worker.expect_sleep(at(1), &count);
+        assert_eq!((count.count(), count.extra(), count.vacancies()), (2, 1, 1));
+        assert!(count.substitute() && !count.substitute() && !count.is_overfull());
+        extra.set_extra(false);
+        extra.end_long_poll(&count);
+        assert_eq!((count.count(), count.extra(), count.vacancies()), (1, 0, 0));
+        extra.begin(at(2), &task);
+        extra.expect_sleep(at(2), &count);
+        assert_eq!((count.extra(), count.vacancies()), (0, 1), "it had taken a place");
+        worker.end_long_poll(&count);
+        extra.end_long_poll(&count);
+        assert!(count.is_overfull());
+        assert_eq!((count.count(), count.extra()), (0, 0));
+    });
+}
+
 /// Goal: what is seen of a poll is that of the present one. Method: before the first, inside one, around the
 /// time from which it is long, and after it.
 #[test]

@@ -281,7 +281,7 @@ impl Model {
                 cause: Cause::Poll,
                 was_running: false,
                 is_short: false,
-                now: NOW.as_nanos(),
+                turn_began: NOW.as_nanos(),
             };
             if self.fault == Fault::NoWaking {
                 Blind(self).queue_here(own, Task::Ends, Some(RANK), waking);
@@ -363,7 +363,7 @@ impl Model {
         let own = &Own { reacting: &queue, worker: None };
         let mut turns = Turns::new(place, Duration::from_millis(1));
         while !self.is_shutdown.load(Ordering::SeqCst) {
-            if let Some((task, _)) = turns.next_of_reserve(self, own) {
+            if let Some((task, _)) = turns.next_of_reserve(self, own, NOW) {
                 turns.share_out(self, own);
                 self.run_task(task, own);
                 continue;
@@ -558,7 +558,7 @@ fn tasks_behind_polls_are_seen_to() {
             let own = Own { reacting: &queues[0], worker: of_worker.then_some(0) };
             let rank = (!reacts).then_some(RANK);
             let cause = if is_polled { Cause::Poll } else { Cause::Detection };
-            let waking = Waking { cause, was_running, is_short, now: NOW.as_nanos() };
+            let waking = Waking { cause, was_running, is_short, turn_began: NOW.as_nanos() };
             model.queue_here(&own, Task::Ends, rank, waking);
 
             // A reserve thread has no compute lane of its own.

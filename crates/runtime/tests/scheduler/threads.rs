@@ -9,7 +9,7 @@ use vigie_detect::Instant;
 use super::{
     hybrid::{
         census::{Census, Since},
-        order::{self, Parts, Serves, Turns},
+        order::{self, Parts, Serves, Turns, Waking},
     },
     kernel::Kernel,
     lane::{self, Cause, Credit, Lane},
@@ -36,6 +36,7 @@ impl Thread {
             reacting,
             cause: Cause::Foreign.into(),
             is_short: false.into(),
+            woken_ns: 0.into(),
             switched_at: 0.into(),
         };
         Self {
@@ -141,14 +142,28 @@ impl Thread {
         let (world, local, place) = (&*self.world, &*self.local, self.local.place);
         let (cell, instant) = (world.task(task), Instant::from_nanos(now));
         local.cause.set(Cause::Poll);
+        local.woken_ns.set(0);
         local.switched_at.set(now);
+        if lane == Lane::Reaction && cell.trust.early().is_some() {
+            let expected = world.expected_ns(&cell);
+            let rank = order::rank_of_late(&cell.account, expected, now, world.options.quantum);
+            if let Some(rank) = rank {
+                cell.lane.set(Lane::Compute);
+                world.checks.borrow_mut().note_queued(now, Lane::Compute);
+                let cause = Cause::Poll;
+                let waking = Waking { cause, was_running: false, is_short: false, turn_began: now };
+                world.queue_here(&local.own(), task, Some(rank), waking);
+                return now;
+            }
+        }
         local.is_short.set(order::has_short_polls(&cell.account, cell.trust.is_proven()));
         let long_poll_ns = world.options.long_poll_ns();
-        local.own().guard(world, instant, world.is_watched(), || {
+        let is_brief = order::is_brief(&cell.account, cell.trust.is_proven());
+        local.own().guard(world, instant, world.is_watched(), is_brief, || {
             let is_seen = world.is_watched() || world.is_steady(instant);
             self.turns.may_put_off(world, instant, long_poll_ns, is_seen)
         });
-        world.seat(place).begin(instant, &world.info());
+        world.seat(place).begin(instant, &world.info(&cell));
         let sleeps = cell.sleeps.get();
         if sleeps && self.turns.expect_sleep(world, &local.own(), instant, world.is_watched()) {
             activate(&self.world, place).await;
@@ -158,7 +173,7 @@ impl Thread {
         let mut credit = cell.account.credit();
         let plan = cell.kind.borrow_mut().begin(&cell, &mut world.random.borrow_mut());
         world.checks.borrow_mut().note_work(place, plan.work_ns);
-        self.act(plan.first, now, &mut credit);
+        self.act(plan.first, &mut credit);
         if plan.block_ns > 0 {
             world.checks.borrow_mut().note_sleeper(true);
         }
@@ -168,16 +183,13 @@ impl Thread {
             world.checks.borrow_mut().note_sleeper(false);
         }
         let acts = cell.kind.borrow_mut().end(task, &cell, world.is_ending.get());
-        self.act(acts, now, &mut credit);
+        self.act(acts, &mut credit);
         let end = world.now();
         let (elapsed, used) = (end - now, plan.work_ns + SWITCH_NS);
         let charged = used.min(lane::most_ns(cell.trust.is_proven()));
         cell.account.charge(credit.after(end, charged), charged);
         cell.used_ns.set(cell.used_ns.get() + used);
-        if !cell.trust.is_proven() {
-            world.kinds.note_poll(cell.kind.borrow().of_future(), used);
-        }
-        cell.trust.note_poll(used > long_poll_ns);
+        world.note_poll(&cell, used);
         cell.sleeps.set(elapsed > long_poll_ns && world.seat(place).is_blocked());
         cell.is_running.set(false);
         // What happened during its own poll has waited for that, and for nobody else.
@@ -193,8 +205,9 @@ impl Thread {
         end
     }
 
-    fn act(&self, acts: Vec<Act>, began: u64, credit: &mut Credit) {
+    fn act(&self, acts: Vec<Act>, credit: &mut Credit) {
         let world = &*self.world;
+        let now = world.now();
         for act in acts {
             match act {
                 Act::Wake(task) => world.wake(task, Some(&self.local)),
@@ -204,8 +217,8 @@ impl Thread {
                     world.wake(task, Some(&self.local));
                 }
                 Act::Spawn(kind) => {
-                    let of_kind = world.kinds.pay(kind.of_future(), began);
-                    let child = world.add(kind, of_kind.unwrap_or_else(|| credit.pay_child(began)));
+                    let of_kind = world.kinds.pay(kind.of_future(), now);
+                    let child = world.add(kind, of_kind.unwrap_or_else(|| credit.pay_child(now)));
                     world.wake(child, Some(&self.local));
                 }
             }
@@ -236,7 +249,8 @@ impl Thread {
             now = self.look_if_due(now).await;
             let Self { world, local, turns, .. } = &mut *self;
             let (parts, own) = (&**world, &local.own());
-            if let Some((task, lane)) = turns.next_of_reserve(parts, own) {
+            if let Some((task, lane)) = turns.next_of_reserve(parts, own, Instant::from_nanos(now))
+            {
                 turns.share_out(parts, own);
                 now = self.poll(task, lane, now).await;
                 continue;
@@ -283,7 +297,7 @@ pub(crate) async fn supervise(world: Rc<World>) {
         let census = Census::take(&*world, now, long_poll);
         let is_unwatched = !world.is_watched() && !world.is_steady(now);
         let call = (now - last_call).as_nanos() / long_poll.as_nanos();
-        let since = Since { call, any: now - last_any };
+        let since = Since { look: long_poll, call, any: now - last_any };
         let (orders, needs_more) = census.decide(&*world, is_unwatched, since, quantum);
         if world.serves().load() == Serves::AnyOne {
             last_any = now;
@@ -300,8 +314,23 @@ pub(crate) async fn supervise(world: Rc<World>) {
             }
         }
         give_long_slices(&world, now);
+        teach(&world, now);
         let watched = (world.is_watched(), long_poll);
         census.plan_next_look(&*world, now, (needs_more, was_resting), watched);
+    }
+}
+
+/// What `Supervisor::help_against_hogs` does with kinds.
+fn teach(world: &World, now: Instant) {
+    for place in (0..world.options.workers).chain(world.serving()) {
+        let seat = world.seat(place);
+        if seat.is_caught(now, world.options.long_poll_ns())
+            && !seat.is_blocked()
+            && let Some((word, nanos)) = seat.lesson(now, world.options.quantum)
+            && let Some((kind, early)) = super::kind::Kind::from_word(word)
+        {
+            world.kinds.note_poll(kind, early, nanos);
+        }
     }
 }
 

@@ -22,7 +22,7 @@ use super::{
     idle::Idle,
     kernel::Kernel,
     kind::Kinds,
-    lane::{Account, Cause, ComputeQueue, Credit, Lane, SharedCredit, Trust},
+    lane::{Account, Cause, ComputeQueue, Credit, Early, Lane, SharedCredit, Trust},
     loads::Kind,
     sync::AtomicCell,
     task_cell::TaskInfo,
@@ -97,6 +97,7 @@ pub(crate) struct Local {
     pub(crate) reacting: Queue<usize>,
     pub(crate) cause: Cell<Cause>,
     pub(crate) is_short: Cell<bool>,
+    pub(crate) woken_ns: Cell<u64>,
     pub(crate) switched_at: Cell<u64>,
 }
 
@@ -267,7 +268,7 @@ impl World {
     pub(crate) fn add(&self, kind: Kind, credit: Credit) -> usize {
         let mut tasks = self.tasks.borrow_mut();
         tasks.push(Rc::new(Task {
-            account: Account::new(credit, self.kinds.expected_ns(kind.of_future())),
+            account: Account::new(credit, self.kinds.expected_ns(kind.of_future(), Early::First)),
             kind: RefCell::new(kind),
             is_queued: Cell::new(false),
             is_running: Cell::new(false),
@@ -282,6 +283,23 @@ impl World {
             inbox: Cell::new(0),
         }));
         tasks.len() - 1
+    }
+
+    /// What others of its kind have used in the poll that comes next, if that is one of the first.
+    pub(crate) fn expected_ns(&self, task: &Task) -> Option<u32> {
+        self.kinds.expected_ns(task.kind.borrow().of_future(), task.trust.early()?)
+    }
+
+    /// What `TaskInfo::record_poll` does with kinds and trust.
+    pub(crate) fn note_poll(&self, task: &Task, used: u64) {
+        let early = task.trust.early();
+        if let Some(early) = early {
+            self.kinds.note_poll(task.kind.borrow().of_future(), early, used);
+        }
+        task.trust.note_poll(used > self.options.long_poll_ns());
+        if early.is_some() {
+            task.account.expect(self.expected_ns(task));
+        }
     }
 
     /// Wakes `task` on the thread `local`, or on none of the runtime's.
@@ -299,16 +317,22 @@ impl World {
         let cell = self.task(task);
         cell.is_queued.set(true);
         self.queued_count.set(self.queued_count.get() + 1);
-        let now = local.map_or_else(|| self.now(), |local| local.switched_at.get());
+        let is_in_poll = |local: &&Local| local.cause.get() == Cause::Poll && !was_running;
+        let ready = local.filter(is_in_poll).is_none().then(|| self.now());
+        let turn_began = local.map_or_else(|| self.now(), |local| local.switched_at.get());
+        let now = cell.account.woken_at(ready, turn_began, || self.now());
         cell.ready_at.set(self.now());
-        let rank = order::choose_rank(&cell.account, was_running, now, self.options.quantum);
+        let woken_ns =
+            local.filter(|local| local.cause.get() == Cause::Poll).map(|local| &local.woken_ns);
+        let quantum = self.options.quantum;
+        let rank = order::choose_rank(&cell.account, woken_ns, was_running, now, quantum);
         let lane = if rank.is_some() { Lane::Compute } else { Lane::Reaction };
         cell.lane.set(lane);
         self.checks.borrow_mut().note_queued(self.now(), lane);
         match local {
             Some(local) => {
                 let (cause, is_short) = (local.cause.get(), local.is_short.get());
-                let waking = Waking { cause, was_running, is_short, now };
+                let waking = Waking { cause, was_running, is_short, turn_began };
                 self.queue_here(&local.own(), task, rank, waking);
             }
             None => self.queue_from_outside(task, rank, now),
@@ -396,7 +420,9 @@ impl World {
     }
 
     /// What a thread does around one poll of its task, on the books.
-    pub(crate) fn info(&self) -> TaskInfo {
-        TaskInfo { site: std::panic::Location::caller(), name_key: 0 }
+    pub(crate) fn info(&self, task: &Task) -> TaskInfo {
+        let kind = task.kind.borrow().of_future();
+        let early_word = task.trust.early().map_or(0, |early| kind.to_word(early));
+        TaskInfo { site: std::panic::Location::caller(), name_key: 0, early_word }
     }
 }

@@ -809,3 +809,6 @@ impl From<EngineError> for io::Error {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

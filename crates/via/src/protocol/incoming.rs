@@ -717,3 +717,6 @@ impl<P: Provider> Engine<P> {
         self.step(&mut Direct::nothing(&mut Nowhere))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -233,7 +233,6 @@ impl Direct {
         if word == self.seen {
             return Ok(false);
         }
-        self.seen = word;
         let returned = Returned::unpack(word);
         let news = [
             self.writer.update(returned.area, AREA_BITS),
@@ -243,6 +242,7 @@ impl Direct {
         if news.contains(&None) {
             return Err("credit for more than was ever sent");
         }
+        self.seen = word;
         Ok(news.contains(&Some(true)))
     }
 
@@ -613,3 +613,6 @@ impl Direct {
         self.owes_notice
     }
 }
+
+#[cfg(test)]
+mod tests;

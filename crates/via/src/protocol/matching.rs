@@ -357,6 +357,8 @@ mod tests {
                     },
                 }
                 prop_assert_eq!((posted.len(), unexpected.len()), (waiting.len(), arrived.len()));
+                let of = |shape| waiting.iter().filter(|one| one.0.shape() == shape).count();
+                prop_assert_eq!(posted.shapes, [0, 1, 2, 3].map(of));
             }
         }
     }

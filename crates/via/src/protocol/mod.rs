@@ -36,6 +36,8 @@ mod incoming;
 mod link;
 mod loan;
 mod matching;
+#[cfg(test)]
+mod pair;
 mod payload;
 mod peer;
 mod receive;

@@ -847,3 +847,6 @@ impl<P: Provider> Engine<P> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -275,3 +275,78 @@ fn a_revoked_key_is_not_used() {
     cluster.settle();
     assert!(cluster.engine(0).poll_send(sending, None).is_ready());
 }
+
+/// Goal: a loan may lie anywhere in the area, up to its last byte. Method: loans that divide the area, four times
+/// round.
+#[test]
+fn a_loan_reaches_the_end_of_the_area() {
+    let mut cluster = pair(true);
+    for number in 0..64 {
+        let body = bytes_of(number, 1024 - 16);
+        let loan = filled(&mut cluster, &body);
+        assert!(loan.is_in_place(), "{number}");
+        commit(&mut cluster, loan, 1);
+        assert!(cluster.receive(1, from(0, 1)).1 == body, "message {number}");
+        cluster.settle();
+    }
+}
+
+/// Goal: a loan that is given back leaves its place to others, whether or not something was sent meanwhile.
+/// Method: far more of them than the area holds.
+#[test]
+fn a_loan_that_is_given_back_costs_nothing() {
+    for is_overtaken in [false, true] {
+        let mut cluster = pair(true);
+        for number in 0..100_u8 {
+            let loan = cluster.engine(0).loan(1, 3000).expect("a loan");
+            assert!(loan.is_in_place(), "{number}");
+            assert!(!cluster.engine(0).loan(1, 10).expect("a loan").is_in_place(), "one at a time");
+            if is_overtaken {
+                assert_eq!(cluster.send(0, 1, 1, Mode::Standard, &[number]), SendState::Done);
+            }
+            cluster.engine(0).give_back(loan);
+            if is_overtaken {
+                assert_eq!(cluster.receive(1, from(0, 1)).1, [number]);
+                cluster.settle();
+            }
+        }
+        assert_eq!((cluster.engine(0).kept(), cluster.engine(1).kept()), (0, 0));
+    }
+}
+
+/// Goal: memory is registered for messages of more than one frame, and not for those of one. Method: the longest
+/// frame, and one byte more.
+#[test]
+fn one_frame_needs_no_registration() {
+    let mut cluster = pair(true);
+    let body = bytes_of(5, 4096);
+    let memory = Memory::allocate(body.len()).expect("memory");
+    memory.write(0, &body).expect("inside");
+    for (length, is_registered) in [(4096 - 16, false), (4096 - 15, true)] {
+        let payload = Payload::Memory { memory: memory.clone(), offset: 0, length };
+        let sent = cluster.engine(0).send(1, 0, 1, Mode::Standard, payload).expect("begins");
+        assert_eq!(sent != SendState::Done, is_registered);
+        assert_eq!(cluster.engine(0).registrations().is_empty(), !is_registered);
+        let length = usize::try_from(length).expect("short");
+        assert!(cluster.receive(1, from(0, 1)).1 == body[..length]);
+        assert_eq!(cluster.engine(1).counters().remote_reads, u64::from(is_registered));
+    }
+}
+
+/// Goal: long messages are fetched piece by piece, to places of any length. Method: one of more than two pieces,
+/// into a place for all of it and into shorter ones, which end in a piece and between two.
+#[test]
+fn long_messages_are_fetched_in_pieces() {
+    const LENGTH: usize = (5 << 20) / 2;
+    let body = bytes_of(6, LENGTH);
+    for room in [LENGTH, 2 << 20, (1 << 20) + 7] {
+        let mut cluster = pair(true);
+        assert!(matches!(send_region(&mut cluster, &body), SendState::Pending(_)));
+        let id = cluster.engine(1).post_receive(from(0, 1));
+        let mut found = vec![0; room];
+        let status = cluster.receive_into(1, id, &mut found[..]).expect("received");
+        assert_eq!((status.length, status.is_truncated()), (LENGTH as u64, room < LENGTH));
+        assert!(found == body[..room], "{room}");
+        assert_eq!(cluster.engine(1).counters().remote_reads, 1);
+    }
+}

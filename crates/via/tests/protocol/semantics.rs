@@ -595,3 +595,83 @@ fn a_receiver_that_gives_up_blocks_nobody() {
     cluster.settle();
     assert_eq!((cluster.engine(0).kept(), cluster.engine(1).kept()), (0, 0));
 }
+
+/// Goal: what is received at once is the first message that fits, whatever came before it; one in several frames
+/// is none for now, and nor is one behind it. Method: messages of several tags, of which the first is long.
+#[test]
+fn what_is_received_at_once_is_the_first_that_fits() {
+    let mut cluster = pair();
+    let large = bytes_of(1, 100_000);
+    let owned = Payload::Owned(large.clone());
+    assert!(cluster.engine(0).send(1, 0, 1, Mode::Standard, owned).is_ok());
+    for tag in [1, 2, 3, 4] {
+        let sent = cluster.send(0, 1, tag, Mode::Standard, &[u8::try_from(tag).expect("small")]);
+        assert_eq!(sent, SendState::Done);
+    }
+    while cluster.network.step() {}
+    let mut found = Vec::new();
+    for _ in 0..2 {
+        assert_eq!(cluster.engine(1).receive_now(from(0, 1), &mut found), None);
+        assert!(found.is_empty());
+    }
+    // Three came before it, of which nobody has looked at two.
+    assert!(cluster.engine(1).receive_now(from(0, 4), &mut found).is_some());
+    assert_eq!(found, [4]);
+    for tag in [2, 3] {
+        assert_eq!(cluster.receive(1, from(None, tag)).0.length, 1);
+    }
+    assert!(cluster.receive(1, from(0, 1)).1 == large);
+    assert_eq!(cluster.receive(1, from(0, 1)).1, [1]);
+    cluster.settle();
+    assert_eq!((cluster.engine(0).kept(), cluster.engine(1).kept()), (0, 0));
+}
+
+/// Goal: a synchronous message that has waited is told to be matched, whichever way it is received. Method: one
+/// that is received at once, one that is probed, one that is posted for.
+#[test]
+fn a_match_of_a_waiting_message_is_told() {
+    for way in 0..3 {
+        let mut cluster = pair();
+        let SendState::Pending(id) = cluster.send(0, 1, 2, Mode::Synchronous, &[1, 2]) else {
+            panic!("nobody has matched it")
+        };
+        assert_eq!(cluster.send(0, 1, 2, Mode::Standard, &[3]), SendState::Done);
+        cluster.settle();
+        let pattern = from(0, 2);
+        let mut found = Vec::new();
+        let status = match way {
+            0 => cluster.engine(1).receive_now(pattern, &mut found),
+            1 => {
+                let (id, _) = cluster.engine(1).matched_probe(pattern).expect("it is there");
+                cluster.receive_into(1, id, &mut found).ok()
+            }
+            _ => {
+                let id = cluster.engine(1).post_receive(pattern);
+                cluster.receive_into(1, id, &mut found).ok()
+            }
+        };
+        assert_eq!((status.map(|one| one.length), &found[..]), (Some(2), &[1, 2][..]));
+        cluster.settle();
+        assert!(cluster.is_done(0, id, &[1, 2]), "{way}");
+        assert!(cluster.engine(1).receive_now(pattern, &mut found).is_some());
+        cluster.settle();
+        assert_eq!((cluster.engine(0).failure(1), cluster.engine(1).failure(0)), (None, None));
+        assert_eq!((cluster.engine(0).kept(), cluster.engine(1).kept()), (0, 0));
+    }
+}
+
+/// Goal: a window that is shorter than a frame is filled exactly. Method: the shortest window, and messages of its
+/// length, less and more.
+#[test]
+fn a_window_may_be_shorter_than_a_frame() {
+    let mut config = small();
+    config.window_bytes = 128;
+    let mut cluster = Cluster::new(1, FaultPlan::reliable(), 2, config);
+    for (number, length) in (0_u64..).zip([100, 128, 496, 497, 600, 624, 5000]) {
+        let body = bytes_of(number, length);
+        let owned = Payload::Owned(body.clone());
+        let sent = cluster.engine(0).send(1, 0, 1, Mode::Standard, owned).expect("begins");
+        assert!(cluster.receive(1, from(0, 1)).1 == body, "{length} bytes");
+        cluster.finish(0, sent, &body).expect("sent");
+    }
+}

@@ -6,13 +6,13 @@ use vigie_detect::Instant;
 
 use super::{
     need::{self, Orders, Situation},
-    order::{Parts, Serves},
+    order::{self, Parts, Serves},
     seat::ASK_AGAIN_NS,
 };
-use crate::lane::ComputeQueue;
 
-/// How often the supervisor looks while threads are inside long polls, somebody watches, and nothing waits.
-const BACKSTOP: Duration = Duration::from_millis(10);
+/// How often the supervisor looks while threads are inside long polls, somebody watches, and nothing waits: as late as an
+/// alarm for a brief poll of a reserve thread may be, so that these do not set it.
+const BACKSTOP: Duration = Duration::from_millis(2);
 
 /// The same while tasks wait that need no thread yet.
 const WAITING: Duration = Duration::from_millis(1);
@@ -21,9 +21,16 @@ const WAITING: Duration = Duration::from_millis(1);
 /// it wait for ever; and another one after the same time. So a few endless tasks make no crowd. 2 s by default.
 const ENDLESS: u32 = 2_000;
 
+/// Where every worker has been computing for so many quanta in one poll, reserve threads run short tasks. Behind polls of
+/// a few quanta these wait for little longer than they take, and each reserve thread that they hold costs another one. 4 ms
+/// by default.
+const LONG: u32 = 4;
+
 /// What the supervisor did before.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Since {
+    /// What counts as a long poll.
+    pub(crate) look: Duration,
     /// How many long polls ago a reserve thread was called.
     pub(crate) call: u128,
     /// How long ago one was last allowed to take any task.
@@ -33,6 +40,8 @@ pub(crate) struct Since {
 /// What is known of all threads at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Census {
+    /// When it was, in nanoseconds.
+    now: u64,
     /// Threads inside long polls.
     pub(crate) caught: usize,
     /// A thread is inside a poll that is not long yet.
@@ -42,10 +51,11 @@ pub(crate) struct Census {
     free_reserves: usize,
     computing_reserves: usize,
     delayed_reserves: usize,
+    /// For how long the one of them has waited that began last.
+    delayed_for: Duration,
     reaction_waits: bool,
     waiting_count: usize,
-    /// For how long every worker has been computing in one poll at least; zero if one has not.
-    all_compute_for: Duration,
+    sleeping_workers: usize,
 }
 
 impl Census {
@@ -53,10 +63,13 @@ impl Census {
     pub(crate) fn take(parts: &impl Parts, now: Instant, long_poll: Duration) -> Self {
         let long_poll = u64::try_from(long_poll.as_nanos()).unwrap_or(u64::MAX);
         let mut census = Self {
+            now: now.as_nanos(),
             waiting_count: parts.injected().compute.len() + parts.injected().reaction.len(),
-            all_compute_for: Duration::MAX,
+            delayed_for: Duration::MAX,
             ..Self::default()
         };
+        // The one in the wait point runs nothing unless it is called.
+        let sentinel = parts.baton().holder();
         let mut is_everybody_caught = true;
         let reserves = parts.serving().map(|place| (place, None));
         let queues = parts.reacting().iter().zip(parts.computing()).map(Some);
@@ -66,13 +79,9 @@ impl Census {
             let began = seat.current().map(|(began, _)| began);
             let caught = began.filter(|_| seat.is_caught(now, long_poll));
             let Some(began) = caught else {
-                is_everybody_caught = false;
+                is_everybody_caught &= sentinel == Some(place);
                 census.has_young_poll |= began.is_some();
-                if queues.is_some() {
-                    census.all_compute_for = Duration::ZERO;
-                } else {
-                    census.free_reserves += 1;
-                }
+                census.free_reserves += usize::from(queues.is_none());
                 continue;
             };
             census.caught += 1;
@@ -80,12 +89,14 @@ impl Census {
             if let Some((reacting, computing)) = queues {
                 census.reaction_waits |= !reacting.is_empty();
                 census.waiting_count += reacting.len() + computing.len();
-                let computes_for = if seat.is_blocked() { Duration::ZERO } else { now - began };
-                census.all_compute_for = census.all_compute_for.min(computes_for);
+                census.sleeping_workers += usize::from(seat.is_blocked());
             } else if !seat.is_blocked() {
-                let computes = seat.computes(began);
-                census.computing_reserves += usize::from(computes);
-                census.delayed_reserves += usize::from(!computes);
+                if seat.computes(began) {
+                    census.computing_reserves += 1;
+                } else {
+                    census.delayed_reserves += 1;
+                    census.delayed_for = census.delayed_for.min(now - began);
+                }
             }
         }
         census.reaction_waits |= is_everybody_caught && !parts.injected().reaction.is_empty();
@@ -102,9 +113,12 @@ impl Census {
         quantum: Duration,
     ) -> (Orders, bool) {
         let mut computing = parts.computing().iter().chain([&parts.injected().compute]);
-        let serves = self.serves(parts.serves().load(), since.any, quantum);
+        let serves = self.serves(parts, since.any, quantum);
         let short_waits = match serves {
-            Serves::Short => computing.any(ComputeQueue::has_short),
+            Serves::Short => {
+                let limit = order::short_limit(parts.injected(), self.now);
+                computing.any(|queue| queue.has_short(limit))
+            }
             Serves::AnyOne => computing.any(|queue| !queue.is_empty()),
             Serves::Nothing => false,
         };
@@ -115,12 +129,14 @@ impl Census {
             is_unwatched: self.caught > 0 && is_unwatched,
             has_sentinel: parts.baton().holder().is_some(),
             free_reserves: self.free_reserves,
-            computing_reserves: self.computing_reserves,
+            // Those in the place of workers that sleep are as good as workers.
+            computing_reserves: self.computing_reserves.saturating_sub(self.sleeping_workers),
             delayed_reserves: self.delayed_reserves,
+            delayed_looks: self.delayed_for.as_nanos() / since.look.as_nanos().max(1),
             reaction_waits: self.reaction_waits,
             waiting_count: self.waiting_count,
             short_waits,
-            vacancies: parts.blocked().vacancies(),
+            vacancies: self.vacancies(parts),
             looks_since_call: since.call,
         };
         let orders = need::decide(&situation);
@@ -134,16 +150,36 @@ impl Census {
     }
 
     /// Returns what reserve threads run now.
-    fn serves(self, before: Serves, since_any: Duration, quantum: Duration) -> Serves {
+    fn serves(self, parts: &impl Parts, since_any: Duration, quantum: Duration) -> Serves {
         let endless = quantum.saturating_mul(ENDLESS);
-        let is_due = before == Serves::AnyOne || since_any >= endless;
-        if self.all_compute_for >= endless && is_due {
+        let is_due = parts.serves().load() == Serves::AnyOne || since_any >= endless;
+        if is_due && self.do_all_compute_for(parts, endless) {
             Serves::AnyOne
-        } else if self.all_compute_for > quantum {
+        } else if self.do_all_compute_for(parts, quantum.saturating_mul(LONG)) {
             Serves::Short
         } else {
             Serves::Nothing
         }
+    }
+
+    /// Returns whether as many threads as there are workers have been computing in one poll for more than `time`, the
+    /// workers that do not sleep in the kernel among them.
+    fn do_all_compute_for(self, parts: &impl Parts, time: Duration) -> bool {
+        let now = Instant::from_nanos(self.now);
+        let is_awake = |place: &usize| !parts.seat(*place).is_blocked();
+        let computes = |place: &usize| {
+            parts.seat(*place).current().is_some_and(|(began, _)| now - began > time)
+        };
+        let workers = parts.computing().len();
+        (0..workers).filter(is_awake).all(|worker| computes(&worker))
+            && (0..workers).chain(parts.serving()).filter(is_awake).filter(computes).count()
+                >= workers
+    }
+
+    /// Returns how many threads that sleep should have another one in their place.
+    fn vacancies(self, parts: &impl Parts) -> usize {
+        let blocked = parts.blocked();
+        blocked.vacancies() + if self.reaction_waits { blocked.extra() } else { 0 }
     }
 
     /// Sets the alarm for the next look. `was_resting` says that nobody had set it for this one.

@@ -151,6 +151,8 @@ struct Local {
     switched_at: Cell<u64>,
     /// The task that is polled has short polls as a rule.
     is_short: Cell<bool>,
+    /// What the tasks use that the present poll has woken, in nanoseconds.
+    woken_ns: Cell<u64>,
     sampler: Sampler,
     /// Whom the present look or sleep has woken.
     woken_at: Cell<Woken>,
@@ -354,9 +356,11 @@ impl Shared {
     }
 
     fn schedule_here(&self, local: &Local, task: Runnable, info: &ScheduleInfo) {
-        let now = local.switched_at.get();
+        let turn_began = local.switched_at.get();
         let ready = local.sampler.ready_time(local.cause.get(), info.woken_while_running);
         task.metadata().note_ready(ready);
+        let account = &task.metadata().account;
+        let now = account.woken_at(ready.nanos(), turn_began, || monotonic_now().as_nanos());
         if local.cause.get() == Cause::Detection {
             local.woken_at.set(match (local.woken_at.get(), ready.nanos()) {
                 (Woken::Nobody, Some(nanos)) => Woken::One(nanos),
@@ -364,21 +368,30 @@ impl Shared {
             });
         }
         let was_running = info.woken_while_running;
-        let rank = self.choose_rank(&task, was_running, now);
+        let woken_ns = (local.cause.get() == Cause::Poll).then_some(&local.woken_ns);
+        let rank = self.choose_rank(&task, woken_ns, was_running, now);
         let (cause, is_short) = (local.cause.get(), local.is_short.get());
-        self.queue_here(&local.own(), task, rank, Waking { cause, was_running, is_short, now });
+        let waking = Waking { cause, was_running, is_short, turn_began };
+        self.queue_here(&local.own(), task, rank, waking);
     }
 
     fn schedule_from_outside(&self, task: Runnable, info: &ScheduleInfo) {
         let ready = foreign_ready_time();
         let now = ready.nanos().unwrap_or(0);
         task.metadata().note_ready(ready);
-        let rank = self.choose_rank(&task, info.woken_while_running, now);
+        let rank = self.choose_rank(&task, None, info.woken_while_running, now);
         self.queue_from_outside(task, rank, now);
     }
 
-    fn choose_rank(&self, task: &Runnable, was_running: bool, now: u64) -> Option<Rank> {
-        order::choose_rank(&task.metadata().account, was_running, now, self.options.quantum)
+    fn choose_rank(
+        &self,
+        task: &Runnable,
+        woken_ns: Option<&Cell<u64>>,
+        was_running: bool,
+        now: u64,
+    ) -> Option<Rank> {
+        let account = &task.metadata().account;
+        order::choose_rank(account, woken_ns, was_running, now, self.options.quantum)
     }
 
     fn workers(&self) -> &[Remote] {

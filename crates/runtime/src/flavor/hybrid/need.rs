@@ -22,11 +22,13 @@ pub(crate) struct Situation {
     pub(crate) computing_reserves: usize,
     /// Reserve threads whose polls are long because they wait for a processor, as far as is known.
     pub(crate) delayed_reserves: usize,
+    /// For how many long polls the one of them has waited that began last.
+    pub(crate) delayed_looks: u128,
     /// A reaction waits behind a long poll.
     pub(crate) reaction_waits: bool,
     /// How many tasks of both lanes wait behind long polls or for any thread.
     pub(crate) waiting_count: usize,
-    /// Every worker has been computing in one poll for longer than a quantum, and a task waits that is known
+    /// Every worker has been computing in one poll for some quanta, and a task waits that is known
     /// to compute for less.
     pub(crate) short_waits: bool,
     /// Threads that sleep in the kernel with nobody in their place.
@@ -89,7 +91,7 @@ pub(crate) fn decide(seen: &Situation) -> Orders {
     // One that waits for a processor is replaced, since a thread that was asleep gets one sooner. But more
     // threads would only wait, too: unless those that are there have waited for long, the longer the more they are.
     let patience = (LOOKS_MAX_EVENTS * seen.delayed_reserves as u128).min(LOOKS_MAX);
-    let have_waited = seen.looks_since_call >= patience;
+    let have_waited = seen.looks_since_call.min(seen.delayed_looks) >= patience;
     let delayed = if have_waited { 0 } else { seen.delayed_reserves.saturating_sub(1) };
     let on_their_way = awake + delayed;
     if (serves_events || seen.short_waits) && on_their_way == 0 && !seen.is_too_soon() {
@@ -179,10 +181,13 @@ mod tests {
         assert_eq!(decide(&two), Orders::default());
         assert!(two.needs_somebody(), "the supervisor looks again");
         for (delayed_reserves, looks) in [(2, 32), (5, 80), (8, 128), (500, 128)] {
-            let many = Situation { delayed_reserves, ..two };
-            let before = Situation { looks_since_call: looks - 1, ..many };
-            assert_eq!(decide(&before), Orders::default(), "{delayed_reserves}");
-            assert_eq!(decide(&Situation { looks_since_call: looks, ..many }), activated(1));
+            for (looks_since_call, delayed_looks) in [(looks - 1, looks), (looks, looks - 1)] {
+                let before = Situation { delayed_reserves, looks_since_call, delayed_looks, ..two };
+                assert_eq!(decide(&before), Orders::default(), "{delayed_reserves}");
+            }
+            let (looks_since_call, delayed_looks) = (looks, looks);
+            let long = Situation { delayed_reserves, looks_since_call, delayed_looks, ..two };
+            assert_eq!(decide(&long), activated(1));
         }
         assert_eq!(
             decide(&Situation {

@@ -3,7 +3,7 @@
 //! These are decisions over queues and counts. They start no thread, read no clock and do not sleep, so that
 //! the simulation in `tests/scheduler.rs` takes them in virtual time as the real threads do.
 
-use std::time::Duration;
+use std::{cell::Cell, time::Duration};
 
 use crossbeam::deque::{Injector, Steal, Stealer, Worker as Queue};
 use vigie_detect::Instant;
@@ -16,7 +16,7 @@ use crate::{
     alarm::Alarm,
     idle::Idle,
     lane::{Account, Cause, ComputeQueue, Lane, Rank, Share},
-    sync::AtomicCell,
+    sync::{AtomicCell, AtomicU64, Ordering},
 };
 
 /// In how many delays of the alarm the supervisor looks if a poll is long behind which events or tasks wait
@@ -29,6 +29,9 @@ const ROB_EVERY: Duration = Duration::from_micros(50);
 
 /// A task whose usual poll is no longer than this may wake others without calling a worker for them.
 const SHORT_NS: u32 = 20_000;
+
+/// A reserve thread polls a task whose usual poll is no longer than this without setting the alarm for it alone.
+const BRIEF_NS: u32 = 100_000;
 
 /// How long looks must have come regularly before workers are trusted to look by themselves.
 const STEADY: Duration = Duration::from_millis(2);
@@ -47,12 +50,30 @@ pub(crate) enum Serves {
 pub(crate) struct Injected<T> {
     pub(crate) reaction: Injector<T>,
     pub(crate) compute: ComputeQueue<T>,
+    /// Until this time, reserve threads leave short tasks that have used up their share to the workers.
+    short_until: AtomicU64,
 }
 
 impl<T> Injected<T> {
     pub(crate) fn new() -> Self {
-        Self { reaction: Injector::new(), compute: ComputeQueue::new() }
+        Self {
+            reaction: Injector::new(),
+            compute: ComputeQueue::new(),
+            short_until: AtomicU64::new(0),
+        }
     }
+}
+
+/// A short task that has used so much more than its bucket held has used up its share: 3 ms.
+const USED_UP_NS: u64 = 60_000_000;
+
+/// Reserve threads leave such tasks to the workers for no longer than this at a time.
+const EXTRA_PAUSE_MAX_NS: u64 = 20_000_000;
+
+/// Returns up to where in the compute lanes reserve threads run short tasks at `now`.
+pub(crate) fn short_limit<T>(injected: &Injected<T>, now: u64) -> u64 {
+    let may_run_all = now >= injected.short_until.load(Ordering::Relaxed);
+    if may_run_all { u64::MAX } else { now.saturating_add(USED_UP_NS) }
 }
 
 /// What the calling thread has of its own.
@@ -72,7 +93,7 @@ pub(crate) struct Waking {
     /// The task that is polled has short polls as a rule.
     pub(crate) is_short: bool,
     /// When the poll or the look began.
-    pub(crate) now: u64,
+    pub(crate) turn_began: u64,
 }
 
 /// The parts of a runtime that its threads share, and what they decide by them alone. A *place* is the index
@@ -126,7 +147,7 @@ pub(crate) trait Parts {
             && (waking.is_short || !self.idle().may_need_waking() || !self.wake_one())
         {
             let delays = if rank.is_none() { SOON } else { LATER };
-            self.alarm().guard(waking.now, delays, || false);
+            self.alarm().guard(waking.turn_began, delays, || false);
         }
     }
 
@@ -178,18 +199,66 @@ fn has_enough_threads(parts: &impl Parts) -> bool {
     running > 2 * workers + 1
 }
 
-/// Returns where a task that becomes ready stands in the compute lane, or none if it reacts.
+/// How much the tasks may use, as far as is known, that one poll wakes and that go before computation. The rest of a
+/// broadcast waits its turn, so that events do not wait for all of it.
+const WOKEN_MOST_NS: u64 = 1_000_000;
+
+/// A task that wakes itself again and again has no priority over those that an event wakes. While it has credit, it stands
+/// so far before those that have none: one that answers a hundred requests at once gives way a few times, and should not
+/// wait each time for all that compute.
+const HEAD_START_NS: u64 = 1_000_000_000;
+
+/// What a switch to a task costs beside its poll.
+const SWITCH_NS: u64 = 1_000;
+
+/// Returns where a task that becomes ready stands in the compute lane, or none if it reacts. If a poll wakes it,
+/// `woken_ns` is what those use that the poll has woken before.
 pub(crate) fn choose_rank(
     account: &Account,
+    woken_ns: Option<&Cell<u64>>,
     was_running: bool,
     now: u64,
     quantum: Duration,
 ) -> Option<Rank> {
+    let lane = account.choose_lane(was_running, now);
+    let usual = account.usual_ns();
+    let is_one_of_many = woken_ns.is_some_and(|woken_ns| {
+        let cost = SWITCH_NS + u64::from(usual.unwrap_or(0));
+        woken_ns.replace(woken_ns.get().saturating_add(cost)) > WOKEN_MOST_NS
+    });
+    let mut rank =
+        (lane == Lane::Compute || is_one_of_many).then(|| rank(account, now, quantum))?;
+    if lane == Lane::Compute && account.is_credit_sufficient(now) {
+        rank.place = rank.place.saturating_sub(HEAD_START_NS);
+    }
+    Some(rank)
+}
+
+fn rank(account: &Account, now: u64, quantum: Duration) -> Rank {
     let is_short = |usual: u32| u128::from(usual) <= quantum.as_nanos();
-    (account.choose_lane(was_running, now) == Lane::Compute).then(|| Rank {
+    let usual = account.usual_ns();
+    Rank {
         place: account.credit().place(now),
-        is_short: account.usual_ns().is_some_and(is_short),
-    })
+        needs_ns: usual.unwrap_or(0),
+        is_short: usual.is_some_and(is_short),
+    }
+}
+
+/// A task of the reaction lane is about to be polled, and so much is expected of it now. Returns where it stands in
+/// the compute lane instead, if others of its kind have shown since it became ready that it computes.
+pub(crate) fn rank_of_late(
+    account: &Account,
+    expected_ns: Option<u32>,
+    now: u64,
+    quantum: Duration,
+) -> Option<Rank> {
+    account.expect(expected_ns);
+    (!account.is_credit_sufficient(now)).then(|| rank(account, now, quantum))
+}
+
+/// Returns whether a task's polls have shown that they end before anybody would look.
+pub(crate) fn is_brief(account: &Account, is_proven: bool) -> bool {
+    is_proven && account.usual_ns().is_some_and(|usual| usual <= BRIEF_NS)
 }
 
 /// Returns whether a task may wake others without calling a worker for them.
@@ -233,17 +302,24 @@ impl<T> Own<'_, T> {
     }
 
     /// Sees to it that the supervisor notices if the poll that comes is a long one while no other thread
-    /// watches, or while tasks wait behind it.
+    /// watches, or while tasks wait behind it. It notices later if a reserve thread polls a task that is brief, since its
+    /// own polls always were: on a virtual machine, setting the alarm takes as long as answering an event.
     #[inline]
     pub(crate) fn guard<P: Parts<Task = T>>(
         &self,
         parts: &P,
         now: Instant,
         is_watched: bool,
+        is_brief: bool,
         may_put_off: impl FnOnce() -> bool,
     ) {
-        if !is_watched || !self.reacting.is_empty() {
-            parts.alarm().guard(now.as_nanos(), SOON, may_put_off);
+        let reacts = match self.worker {
+            Some(_) => !self.reacting.is_empty(),
+            None => !parts.injected().reaction.is_empty(),
+        };
+        if !is_watched || reacts {
+            let is_vouched = self.worker.is_none() && is_brief;
+            parts.alarm().guard(now.as_nanos(), if is_vouched { LATER } else { SOON }, may_put_off);
         } else if self.computing(parts).is_some_and(|own| !own.is_empty()) {
             parts.alarm().guard(now.as_nanos(), LATER, || false);
         }
@@ -263,6 +339,8 @@ pub(crate) struct Turns {
     victim: usize,
     /// A reserve thread that computes in the place of one that sleeps.
     is_substitute: bool,
+    /// Since when a reserve thread runs a short task beside workers that compute.
+    extra_since: Option<u64>,
 }
 
 impl Turns {
@@ -275,6 +353,7 @@ impl Turns {
             robbed_at: Instant::from_nanos(0),
             victim: 0,
             is_substitute: false,
+            extra_since: None,
         }
     }
 
@@ -396,12 +475,16 @@ impl Turns {
         &mut self,
         parts: &P,
         own: &Own<'_, P::Task>,
+        now: Instant,
     ) -> Option<(P::Task, Lane)> {
         if self.is_substitute && parts.blocked().is_overfull() {
             self.end_substitution(parts);
         }
+        parts.seat(self.index).set_extra(!self.is_substitute);
         let computes_first = self.share.first() == Lane::Compute;
-        let compute = |turns: &mut Self| Some((turns.compute_of_reserve(parts)?, Lane::Compute));
+        let compute = |turns: &mut Self| {
+            Some((turns.compute_of_reserve(parts, now.as_nanos())?, Lane::Compute))
+        };
         if computes_first && let Some(next) = compute(self) {
             return Some(next);
         }
@@ -411,10 +494,11 @@ impl Turns {
         if computes_first { None } else { compute(self) }
     }
 
-    fn compute_of_reserve<P: Parts>(&mut self, parts: &P) -> Option<P::Task> {
+    fn compute_of_reserve<P: Parts>(&mut self, parts: &P, now: u64) -> Option<P::Task> {
         let mut queues = parts.computing().iter().chain([&parts.injected().compute]);
         if !self.is_substitute {
             self.is_substitute = parts.blocked().substitute();
+            parts.seat(self.index).set_extra(!self.is_substitute);
         }
         if self.is_substitute {
             queues.max_by_key(|queue| queue.len()).and_then(ComputeQueue::pop)
@@ -425,7 +509,12 @@ impl Turns {
                 {
                     queues.find_map(ComputeQueue::pop)
                 }
-                Serves::Short | Serves::AnyOne => queues.find_map(ComputeQueue::pop_short),
+                Serves::Short | Serves::AnyOne => {
+                    let limit = short_limit(parts.injected(), now);
+                    let task = queues.find_map(|queue| queue.pop_short(limit));
+                    self.extra_since = task.is_some().then_some(now);
+                    task
+                }
                 Serves::Nothing => None,
             }
         }
@@ -525,16 +614,37 @@ impl Turns {
         lane: Lane,
         nanos: u64,
     ) {
+        if let Some(since) = self.extra_since.take() {
+            charge_extra(parts, since, nanos);
+        }
         let injected = &parts.injected().compute;
         let computing = match own.computing(parts) {
             Some(own) => own.len(),
             None if self.is_substitute || parts.blocked().vacancies() > 0 => injected.len(),
             // It owes nothing to those that it does not run.
-            None => usize::from(parts.serves().load() != Serves::Nothing && injected.has_short()),
+            None => {
+                usize::from(parts.serves().load() != Serves::Nothing && injected.short_len() > 0)
+            }
         };
         let reacting = if computing > 0 { own.reacting.len() } else { 0 };
         self.share.record(lane, nanos, reacting, computing);
     }
+}
+
+/// A reserve thread has run a short task for `nanos` beside workers that compute: so many short tasks get together the
+/// part of the processors that they would have if each task had a thread.
+fn charge_extra(parts: &impl Parts, since: u64, nanos: u64) {
+    let queues = || parts.computing().iter().chain([&parts.injected().compute]);
+    let workers = parts.computing().len();
+    let waiting: usize = queues().map(ComputeQueue::len).sum();
+    let short = 1 + queues().map(ComputeQueue::short_len).sum::<usize>();
+    let all = short.max(1 + waiting) + workers;
+    let pause = u128::from(nanos) * all as u128 / (workers * short) as u128;
+    let pause = u64::try_from(pause).unwrap_or(EXTRA_PAUSE_MAX_NS);
+    // Where another thread does the same, one of the two is forgotten.
+    let until = &parts.injected().short_until;
+    let after = until.load(Ordering::Relaxed).max(since).saturating_add(pause);
+    until.store(after.min(since.saturating_add(EXTRA_PAUSE_MAX_NS)), Ordering::Relaxed);
 }
 
 /// The next task of a worker's compute lane, which injected tasks join.

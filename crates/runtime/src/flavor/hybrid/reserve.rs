@@ -29,7 +29,7 @@ pub(crate) const RESERVES_MAX: usize = 512;
 
 /// So many spare threads are kept for as long as the builder says; what is more, for so long.
 const SPARES: usize = 2;
-const SURPLUS: Duration = Duration::from_millis(50);
+const SURPLUS: Duration = Duration::from_millis(10);
 
 /// One bit for each slot.
 const WORDS: usize = RESERVES_MAX / 64;

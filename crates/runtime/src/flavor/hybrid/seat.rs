@@ -1,7 +1,7 @@
 //! What the supervisor may know of a thread that runs tasks: whether it is inside a poll, since when,
 //! and of which task.
 
-use std::panic::Location;
+use std::{panic::Location, time::Duration};
 
 use vigie_detect::Instant;
 
@@ -28,15 +28,21 @@ pub(crate) struct Seat {
     has_long_slice: AtomicBool,
     /// The same for polls of hogs.
     told_hog: AtomicU64,
-    /// The beginning of the poll in which the thread was last found asleep in the kernel, or zero. Set by
+    /// The poll in which the thread was last found asleep in the kernel, as [`mark`](Self::mark) has it, or zero. Set by
     /// the supervisor, cleared by either; those that clear it count (see [`Blocked`]).
     blocked: AtomicU64,
+    /// A reserve thread that replaces no other thread.
+    is_extra: AtomicBool,
     /// Until when the supervisor need not look whether the thread sleeps, and how long it waited for that.
     /// The supervisor's.
     asked: AtomicCell<Asked>,
     /// A poll, by its beginning, and the thread's processor time when it was found to be long, in nanoseconds.
     /// The supervisor's.
     metered: AtomicCell<(u64, u64)>,
+    /// The task's kind and which poll of it runs, if that is one of the first; zero otherwise.
+    early: AtomicU64,
+    /// The beginning of the last poll of which its kind was told while it ran. The supervisor's.
+    taught: AtomicU64,
     /// The kernel's number of the thread; zero before it has begun.
     thread: AtomicU32,
 }
@@ -67,25 +73,34 @@ struct Asked {
     slept_at: Option<u64>,
 }
 
-/// How many threads sleep in the kernel inside a poll: as many others may compute in their place.
+/// How many threads sleep in the kernel inside a poll: as many others may compute in the place of those that computed.
 #[derive(Debug)]
 pub(crate) struct Blocked {
     count: AtomicUsize,
-    /// Reserve threads that compute. Never raised above the count.
+    /// How many of them replaced no other thread when they fell asleep. If they were replaced to compute, more threads would
+    /// compute than there are workers.
+    extra: AtomicUsize,
+    /// Reserve threads that compute. Never raised above the count without the extra ones.
     substitutes: AtomicUsize,
 }
 
 impl Blocked {
     pub(crate) fn new() -> Self {
-        Self { count: AtomicUsize::new(0), substitutes: AtomicUsize::new(0) }
+        Self {
+            count: AtomicUsize::new(0),
+            extra: AtomicUsize::new(0),
+            substitutes: AtomicUsize::new(0),
+        }
     }
 
-    fn add(&self) {
+    fn add(&self, mark: u64) {
         self.count.fetch_add(1, Ordering::Relaxed);
+        self.extra.fetch_add(is_of_extra(mark), Ordering::Relaxed);
     }
 
-    fn remove(&self) {
+    fn remove(&self, mark: u64) {
         self.count.fetch_sub(1, Ordering::Relaxed);
+        self.extra.fetch_sub(is_of_extra(mark), Ordering::Relaxed);
     }
 
     /// Returns how many threads are asleep.
@@ -94,29 +109,44 @@ impl Blocked {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Returns how many threads that sleep have nobody in their place.
+    /// Returns how many of them replaced no other thread.
+    pub(crate) fn extra(&self) -> usize {
+        self.extra.load(Ordering::Relaxed)
+    }
+
+    /// Returns in the place of how many threads another one may compute.
+    fn places(&self) -> usize {
+        self.count().saturating_sub(self.extra())
+    }
+
+    /// Returns how many places are empty.
     pub(crate) fn vacancies(&self) -> usize {
-        self.count().saturating_sub(self.substitutes.load(Ordering::Relaxed))
+        self.places().saturating_sub(self.substitutes.load(Ordering::Relaxed))
     }
 
     /// Takes the place of a thread that sleeps, if there is one. The caller must [`leave`](Self::leave) it.
     #[must_use = "the place stays taken"]
     pub(crate) fn substitute(&self) -> bool {
-        let take = |taken: usize| (taken < self.count()).then_some(taken + 1);
+        let take = |taken: usize| (taken < self.places()).then_some(taken + 1);
         self.vacancies() > 0
             && self.substitutes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
     }
 
-    /// Returns whether more threads compute in the place of others than sleep.
+    /// Returns whether more threads compute in the place of others than there are places.
     #[inline]
     pub(crate) fn is_overfull(&self) -> bool {
-        self.substitutes.load(Ordering::Relaxed) > self.count()
+        self.substitutes.load(Ordering::Relaxed) > self.places()
     }
 
     /// A substitute computes no longer.
     pub(crate) fn leave(&self) {
         self.substitutes.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// Returns 1 if a [mark](Seat::mark) is that of a thread that replaced no other, 0 otherwise.
+const fn is_of_extra(mark: u64) -> usize {
+    (mark & 1) as usize
 }
 
 impl Seat {
@@ -129,8 +159,11 @@ impl Seat {
             has_long_slice: AtomicBool::new(false),
             told_hog: AtomicU64::new(0),
             blocked: AtomicU64::new(0),
+            is_extra: AtomicBool::new(false),
             asked: AtomicCell::new(Asked { began: 0, next: 0, pause: 0, slept_at: None }),
             metered: AtomicCell::new((0, 0)),
+            early: AtomicU64::new(0),
+            taught: AtomicU64::new(0),
             thread: AtomicU32::new(0),
         }
     }
@@ -145,10 +178,20 @@ impl Seat {
         Some(self.thread.load(Ordering::Relaxed)).filter(|&thread| thread > 0)
     }
 
+    /// Says whether the thread is a reserve thread that replaces no other. Called by the thread itself, outside polls.
+    pub(crate) fn set_extra(&self, is_extra: bool) {
+        self.is_extra.store(is_extra, Ordering::Relaxed);
+    }
+
+    /// What is remembered of a poll that began at `began`, in nanoseconds, in which the thread sleeps.
+    fn mark(&self, began: u64) -> u64 {
+        began << 1 | u64::from(self.is_extra.load(Ordering::Relaxed))
+    }
+
     /// Returns whether the thread was found asleep in the kernel in the poll that runs.
     pub(crate) fn is_blocked(&self) -> bool {
         let blocked = self.blocked.load(Ordering::Relaxed);
-        blocked != 0 && blocked == self.began.load(Ordering::Relaxed)
+        blocked != 0 && blocked >> 1 == self.began.load(Ordering::Relaxed)
     }
 
     /// Finds out whether the thread sleeps in the kernel inside the poll that began at `began`, if it is
@@ -180,10 +223,7 @@ impl Seat {
         self.asked.store(Asked { began, next: now + pause, pause, slept_at });
         if is_asleep {
             // First, so that whoever clears the mark at once takes away what was counted.
-            count.add();
-            if self.blocked.swap(began, Ordering::SeqCst) != 0 {
-                count.remove();
-            }
+            self.add_blocked(began, count);
             // With the swap in `end_long_poll`, which follows the end of the poll: one of us clears it.
             fence(Ordering::SeqCst);
             if self.began.load(Ordering::SeqCst) != began {
@@ -216,10 +256,7 @@ impl Seat {
 
     /// The poll that has just begun at `now` will probably sleep in the kernel.
     pub(crate) fn expect_sleep(&self, now: Instant, count: &Blocked) {
-        count.add();
-        if self.blocked.swap(now.as_nanos(), Ordering::SeqCst) != 0 {
-            count.remove();
-        }
+        self.add_blocked(now.as_nanos(), count);
     }
 
     /// A poll has ended on this thread that was long, or was expected to be.
@@ -228,9 +265,19 @@ impl Seat {
         self.clear_blocked(count);
     }
 
+    fn add_blocked(&self, began: u64, count: &Blocked) {
+        let mark = self.mark(began);
+        count.add(mark);
+        let before = self.blocked.swap(mark, Ordering::SeqCst);
+        if before != 0 {
+            count.remove(before);
+        }
+    }
+
     fn clear_blocked(&self, count: &Blocked) {
-        if self.blocked.swap(0, Ordering::SeqCst) != 0 {
-            count.remove();
+        let before = self.blocked.swap(0, Ordering::SeqCst);
+        if before != 0 {
+            count.remove(before);
         }
     }
 
@@ -241,6 +288,7 @@ impl Seat {
 
     /// A poll of `task` begins.
     pub(crate) fn begin(&self, now: Instant, task: &TaskInfo) {
+        self.early.store(task.early_word(), Ordering::Relaxed);
         self.site.store(Some(task.site));
         self.name_key.store(task.name_key, Ordering::Relaxed);
         self.began.store(now.as_nanos(), Ordering::Relaxed);
@@ -273,6 +321,21 @@ impl Seat {
     /// Returns whether the poll that began at `began` is told of for the first time.
     pub(crate) fn tell_once(&self, began: Instant) -> bool {
         self.told.swap(began.as_nanos(), Ordering::Relaxed) != began.as_nanos()
+    }
+
+    /// Returns the task's kind and which poll runs, as a word, and how many nanoseconds it will probably take: once, if
+    /// it is one of the first polls, and longer than half a `quantum`, and computes. What has lasted for so long will
+    /// last for as long again, as far as is known. The supervisor's.
+    pub(crate) fn lesson(&self, now: Instant, quantum: Duration) -> Option<(u64, u64)> {
+        let word = self.early.load(Ordering::Relaxed);
+        let (began, _) = self.current().filter(|_| word != 0)?;
+        let elapsed = now - began;
+        let is_news = self.taught.load(Ordering::Relaxed) != began.as_nanos();
+        if elapsed <= quantum / 2 || !is_news || !self.computes(began) {
+            return None;
+        }
+        self.taught.store(began.as_nanos(), Ordering::Relaxed);
+        Some((word, u64::try_from(2 * elapsed.as_nanos()).unwrap_or(u64::MAX)))
     }
 
     /// Takes note that the thread has the kernel's default slice again.

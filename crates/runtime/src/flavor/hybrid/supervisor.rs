@@ -19,6 +19,7 @@ use crate::{
     context,
     handle::{Handle, Scheduler},
     kernel_help,
+    kind::Kind,
     sync::{Arc, Ordering},
 };
 
@@ -72,6 +73,7 @@ impl Supervisor {
     fn call(&mut self, census: Census, now: Instant) -> bool {
         let shared = &*self.shared;
         let since = Since {
+            look: shared.options.long_poll,
             call: (now - self.last_call).as_nanos() / shared.options.long_poll.as_nanos(),
             any: now - self.last_any,
         };
@@ -114,6 +116,11 @@ impl Supervisor {
             self.tell_of_hog(remote, began, now);
             if remote.seat.is_blocked() {
                 continue;
+            }
+            if let Some((word, nanos)) = remote.seat.lesson(now, shared.options.quantum)
+                && let Some((kind, early)) = Kind::from_word(word)
+            {
+                kind.note_poll(early, nanos);
             }
             if remote.seat.tell_once(began)
                 && is_reserve

@@ -5,7 +5,7 @@ use vigie_detect::{Detected, Instant, Lookout, clock::monotonic_now};
 
 use super::{
     Cause, LOCAL, Local, Own, Queue, Remote, Runnable, Shared, Woken,
-    order::{self, Turns},
+    order::{self, Parts, Turns, Waking},
     supervisor,
 };
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
     flavor::user_level::drop_task,
     handle::{Handle, Scheduler},
     kernel_help,
-    lane::Lane,
+    lane::{Lane, Rank},
     metrics::Sampler,
     panics::contained,
     sync::{Arc, Ordering},
@@ -79,6 +79,7 @@ impl Worker {
             cause: Cell::new(Cause::Foreign),
             switched_at: Cell::new(0),
             is_short: Cell::new(false),
+            woken_ns: Cell::new(0),
             sampler: Sampler::new(u32::try_from(index).unwrap_or(0)),
             woken_at: Cell::new(Woken::Nobody),
         });
@@ -155,7 +156,7 @@ impl Worker {
             now = self.look_if_due(now);
             let Self { shared, local, turns, .. } = &mut *self;
             let (parts, own) = (&**shared, &local.own());
-            if let Some((task, lane)) = turns.next_of_reserve(parts, own) {
+            if let Some((task, lane)) = turns.next_of_reserve(parts, own, now) {
                 turns.share_out(parts, own);
                 now = self.poll(task, lane, now);
                 continue;
@@ -237,7 +238,8 @@ impl Worker {
             timer.stop();
         }
         let is_watched = self.lookout.is_watched();
-        self.own().guard(shared, now, is_watched, || {
+        let is_brief = order::is_brief(&task.account, task.is_proven());
+        self.own().guard(shared, now, is_watched, is_brief, || {
             let is_seen = self.lookout.is_watched() || self.is_steady(now);
             self.turns.may_put_off(shared, now, shared.long_poll_ns(), is_seen)
         });
@@ -246,11 +248,20 @@ impl Worker {
     /// Polls a task, or drops it if it is aborted. Returns the time.
     fn poll(&mut self, task: Runnable, lane: Lane, now: Instant) -> Instant {
         self.local.cause.set(Cause::Poll);
+        self.local.woken_ns.set(0);
         self.local.switched_at.set(now.as_nanos());
         let info = task.metadata();
         if info.is_aborted() {
             drop_task(task);
             return monotonic_now();
+        }
+        if lane == Lane::Reaction && info.early().is_some() {
+            let (expected, quantum) = (info.expected_ns(), self.shared.options.quantum);
+            let rank = order::rank_of_late(&info.account, expected, now.as_nanos(), quantum);
+            if let Some(rank) = rank {
+                self.put_back(task, rank, now);
+                return now;
+            }
         }
         self.guard(info, now);
         let remote = self.remote();
@@ -277,6 +288,14 @@ impl Worker {
             self.after_long_poll(lane, end);
         }
         end
+    }
+
+    /// A task that was to be polled waits among those that compute.
+    #[cold]
+    fn put_back(&self, task: Runnable, rank: Rank, now: Instant) {
+        let (cause, turn_began) = (Cause::Poll, now.as_nanos());
+        let waking = Waking { cause, was_running: false, is_short: false, turn_began };
+        self.shared.queue_here(&self.own(), task, Some(rank), waking);
     }
 
     /// The task that is about to be polled slept in the kernel when it was polled last: another thread

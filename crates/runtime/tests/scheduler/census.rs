@@ -1,0 +1,218 @@
+//! What the supervisor makes of one moment: threads and queues are put there by hand.
+
+use std::{panic::Location, rc::Rc, time::Duration};
+
+use crossbeam::deque::Worker as Queue;
+use vigie_detect::{Instant, Simulation};
+
+use super::{
+    KERNEL, MS, Options,
+    hybrid::{
+        census::{Census, Since},
+        need::Orders,
+        order::{Parts, Serves},
+    },
+    kernel::Kernel,
+    lane::Rank,
+    task_cell::TaskInfo,
+    world::{RESERVES, World},
+};
+
+const LONG_POLL: Duration = Duration::from_micros(200);
+const QUANTUM: Duration = Duration::from_millis(1);
+
+/// A world of two workers in which nothing happens by itself.
+fn world() -> World {
+    world_and_queues().0
+}
+
+/// The same, with the reaction lanes of its threads.
+fn world_and_queues() -> (World, Vec<Queue<usize>>) {
+    let options = Options {
+        seed: 0,
+        workers: 2,
+        wake_ns: 0,
+        has_tick: false,
+        long_poll: LONG_POLL,
+        quantum: QUANTUM,
+        look_ns: 50_000,
+        length_ns: 0,
+        polls_max: 0,
+    };
+    let simulation = Simulation::new(0);
+    let parts = (simulation.clock(), simulation.server().timers().clone());
+    let kernel = Rc::new(Kernel::new(parts, 2, 2 + RESERVES + 1, 0, false));
+    KERNEL.set(Some(Rc::clone(&kernel)));
+    let queues: Vec<_> = (0..2 + RESERVES).map(|_| Queue::new_fifo()).collect();
+    (World::new(options, kernel, &queues), queues)
+}
+
+/// The thread at `place` began its poll so long before `now`.
+fn polls_for(world: &World, place: usize, now: u64, nanos: u64) {
+    let task = TaskInfo { site: Location::caller(), name_key: 0, early_word: 0 };
+    world.seat(place).begin(Instant::from_nanos(now - nanos), &task);
+}
+
+/// What the supervisor orders at `now`, if it called nobody for `call` long polls.
+fn orders(world: &World, now: u64, call: u128) -> Orders {
+    let census = Census::take(world, Instant::from_nanos(now), LONG_POLL);
+    let since = Since { look: LONG_POLL, call, any: Duration::ZERO };
+    census.decide(world, false, since, QUANTUM).0
+}
+
+/// Goal: reserve threads run short tasks where every worker has computed for longer than four quanta, and not earlier.
+/// Method: a short task behind two polls, one of which is as long as that or a little longer.
+#[test]
+fn short_tasks_wait_for_four_quanta() {
+    for (nanos, serves, activates) in [(4 * MS, Serves::Nothing, 0), (4 * MS + 1, Serves::Short, 1)]
+    {
+        let (world, now) = (world(), 1_000 * MS);
+        polls_for(&world, 0, now, 90 * MS);
+        polls_for(&world, 1, now, nanos);
+        world.computing()[0].push(0, Rank { place: now, needs_ns: 0, is_short: true });
+        assert_eq!(orders(&world, now, 1_000).activates, activates, "{nanos}");
+        assert_eq!(world.serves().load(), serves, "{nanos}");
+    }
+}
+
+/// Goal: where a worker sleeps in the kernel, a reserve thread counts in its place. Method: a short task behind a worker
+/// that sleeps, one that computes, and a reserve thread that has computed for as long, for less, or is asleep as well.
+#[test]
+fn short_tasks_do_not_wait_for_workers_that_sleep() {
+    for (reserve_ns, is_asleep, serves) in [
+        (None, false, Serves::Nothing),
+        (Some(4 * MS), false, Serves::Nothing),
+        (Some(5 * MS), true, Serves::Nothing),
+        (Some(5 * MS), false, Serves::Short),
+    ] {
+        let (world, now) = (world(), 1_000 * MS);
+        polls_for(&world, 0, now, 90 * MS);
+        polls_for(&world, 1, now, 90 * MS);
+        world.seat(0).expect_sleep(Instant::from_nanos(now - 90 * MS), world.blocked());
+        if let Some(nanos) = reserve_ns {
+            world.serving.borrow_mut().push(2);
+            polls_for(&world, 2, now, nanos);
+            if is_asleep {
+                world.seat(2).expect_sleep(Instant::from_nanos(now - nanos), world.blocked());
+            }
+        }
+        world.computing()[1].push(0, Rank { place: now, needs_ns: 0, is_short: true });
+        orders(&world, now, 1_000);
+        assert_eq!(world.serves().load(), serves, "{reserve_ns:?} {is_asleep}");
+    }
+}
+
+/// Goal: where everybody else is caught, the reserve thread in the wait point is woken for a task that waits for any
+/// thread; one that is awake finds it. Method: the same thread in the wait point, awake, and caught.
+#[test]
+fn the_sentinel_is_no_free_thread() {
+    for (watches, is_caught, wakes_sentinel, activates) in
+        [(true, false, true, 0), (false, false, false, 0), (false, true, false, 1)]
+    {
+        let (world, now) = (world(), 1_000 * MS);
+        for place in 0..2 {
+            polls_for(&world, place, now, 2 * MS);
+        }
+        world.serving.borrow_mut().push(2);
+        if watches {
+            assert!(!world.baton().take(2, || false), "it may sleep");
+        }
+        if is_caught {
+            polls_for(&world, 2, now, 2 * MS);
+        }
+        world.injected().reaction.push(0);
+        let orders = orders(&world, now, 1_000);
+        assert_eq!((orders.wakes_sentinel, orders.activates), (wakes_sentinel, activates));
+    }
+}
+
+/// Goal: of several reserve threads that wait for a processor, each must have waited for long before there is another one.
+/// Method: two of them behind whom a task waits, of different ages.
+#[test]
+fn the_youngest_delay_counts() {
+    for (ages_ms, activates) in [([90, 6], 0), ([6, 90], 0), ([7, 90], 1), ([90, 7], 1)] {
+        let (world, now) = (world(), 1_000 * MS);
+        for place in 0..2 {
+            polls_for(&world, place, now, 2 * MS);
+        }
+        for (place, age) in [2, 3].into_iter().zip(ages_ms) {
+            world.serving.borrow_mut().push(place);
+            polls_for(&world, place, now, age * MS);
+        }
+        world.injected().reaction.push(0);
+        assert_eq!(orders(&world, now, 1_000).activates, activates, "{ages_ms:?}");
+        assert_eq!(orders(&world, now, 31).activates, 0, "{ages_ms:?}, and one was just called");
+    }
+}
+
+/// Goal: a reaction behind one caught worker calls a reserve thread, also if the other worker is not caught, and none is
+/// called without one. Method: a task in the lane of either worker, or of none.
+#[test]
+fn reactions_behind_one_poll_are_seen() {
+    for (waits_at, activates) in [(None, 0), (Some(0), 1), (Some(1), 0)] {
+        let (world, queues) = world_and_queues();
+        let now = 1_000 * MS;
+        polls_for(&world, 0, now, 2 * MS);
+        polls_for(&world, 1, now, 0);
+        if let Some(worker) = waits_at {
+            queues[worker].push(0);
+        }
+        assert_eq!(orders(&world, now, 1_000).activates, activates, "{waits_at:?}");
+    }
+}
+
+/// Goal: beside polls without an end, one task of any kind may run, after 2 s and again after as long. Method: both times
+/// on both sides of the bound, and what was allowed before and not used.
+#[test]
+fn endless_polls_let_one_task_through() {
+    let second = 1_000 * MS;
+    for (polls, any, before, serves) in [
+        (2 * second, 9 * second, Serves::Short, Serves::Short),
+        (2 * second + 1, 2 * second, Serves::Short, Serves::AnyOne),
+        (9 * second, 2 * second - 1, Serves::Short, Serves::Short),
+        (9 * second, 0, Serves::AnyOne, Serves::AnyOne),
+    ] {
+        let (world, now) = (world(), 1_000 * second);
+        for place in 0..2 {
+            polls_for(&world, place, now, polls);
+        }
+        world.serves().store(before);
+        let census = Census::take(&world, Instant::from_nanos(now), LONG_POLL);
+        let since = Since { look: LONG_POLL, call: 0, any: Duration::from_nanos(any) };
+        census.decide(&world, false, since, QUANTUM);
+        assert_eq!(world.serves().load(), serves, "{polls} {any} {before:?}");
+    }
+}
+
+/// Goal: the supervisor looks again at once where it is needed, each millisecond while tasks wait behind long polls, each two
+/// ten while none do, and rests where nothing is long. Method: what its timer is set to.
+#[test]
+fn the_next_look_follows_what_was_seen() {
+    let ms = Duration::from_millis;
+    for (is_caught, waits, needs_more, expected) in [
+        (true, true, true, LONG_POLL / 2),
+        (true, true, false, ms(1)),
+        (true, false, false, ms(2)),
+        // One more look before the rest, when whoever reads the alarm meanwhile has set it.
+        (false, false, false, rest_delay()),
+    ] {
+        let (world, now) = (world(), Instant::from_nanos(1_000 * MS));
+        if is_caught {
+            // Not asleep, so that nobody has to be asked again.
+            polls_for(&world, 0, now.as_nanos(), 2 * MS);
+        }
+        if waits {
+            world.injected().compute.push(0, Rank { place: 0, needs_ns: 0, is_short: false });
+        }
+        let census = Census::take(&world, now, LONG_POLL);
+        census.plan_next_look(&world, now, (needs_more, false), (true, LONG_POLL));
+        assert_eq!(world.alarm().timer.left(), expected, "{is_caught} {waits} {needs_more}");
+    }
+}
+
+/// What the alarm's timer is set to for the rest.
+fn rest_delay() -> Duration {
+    let world = world();
+    world.alarm().begin_rest();
+    world.alarm().timer.left()
+}

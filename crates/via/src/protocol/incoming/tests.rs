@@ -1,0 +1,422 @@
+//! What is done with each frame and control entry, alone.
+
+use super::*;
+use crate::{
+    protocol::{
+        EngineEvent, Mode, Payload,
+        pair::{small, tagged},
+        request::ReceiveRequest,
+    },
+    sim::{FaultPlan, SimNetwork, SimNic},
+};
+
+/// The heap that the books of a message take.
+const BOOKS: u64 = size_of::<Message>() as u64;
+
+/// Returns rank 0 of three that are not connected: what it tells them waits.
+fn lone() -> Engine<SimNic> {
+    let nic = SimNetwork::new(1, FaultPlan::reliable()).nic();
+    Engine::new(nic, 0, 3, small()).expect("an engine")
+}
+
+/// Takes what would be told to rank 1.
+fn told(engine: &mut Engine<SimNic>) -> Vec<Control> {
+    engine.peers[1].controls.drain(..).collect()
+}
+
+fn label(tag: u32) -> Label {
+    Label { context: 0, source: 1, tag }
+}
+
+/// A frame of rank 1 with a payload of as many bytes as its envelope says.
+fn arrival(envelope: &Envelope, head: &[u8]) -> Arrival {
+    let mut bytes = envelope.encode().to_vec();
+    bytes.extend_from_slice(head);
+    bytes.extend(std::iter::repeat_n(7, envelope.length as usize));
+    Arrival::new(1, bytes.len(), Origin::Heap(bytes))
+}
+
+fn envelope(kind: FrameKind, tag: u32, length: u32) -> Envelope {
+    Envelope { kind, flags: 0, context: 0, tag, id: 0, length }
+}
+
+/// Lets a whole message of five bytes arrive, for a caller that wants that.
+fn eager(engine: &mut Engine<SimNic>, want: Want, tag: u32) -> (Option<Status>, Vec<u8>) {
+    let mut bytes = Vec::new();
+    let mut direct = Direct::new(want, &mut bytes);
+    let frame = arrival(&envelope(FrameKind::Eager, tag, 5), &[]);
+    assert_eq!(engine.frame(frame, &mut direct), Ok(()));
+    (direct.result, bytes)
+}
+
+/// Lets the beginning of a message of `total` bytes arrive, `length` of them. Returns its key.
+fn first(engine: &mut Engine<SimNic>, tag: u32, total: u64, length: u32) -> u64 {
+    let id = u32::try_from(engine.messages.len()).expect("few");
+    let head = Envelope { id, ..envelope(FrameKind::First, tag, length) };
+    let opening = Opening { total, request: (1 << 32) + u64::from(tag), ..Opening::default() };
+    let frame = arrival(&head, &opening.encode());
+    assert_eq!(engine.frame(frame, &mut Direct::nothing(&mut Nowhere)), Ok(()));
+    engine.peers[1].stream(id).expect("it is open")
+}
+
+fn data(engine: &mut Engine<SimNic>, id: u32, flags: u8, length: u32) -> Result<(), &'static str> {
+    let head = Envelope { id, flags, ..envelope(FrameKind::Data, 0, length) };
+    engine.frame(arrival(&head, &[]), &mut Direct::nothing(&mut Nowhere))
+}
+
+/// Goal: the caller gets its message at once, straight from where it lies; nobody gets another's. Method: what a
+/// caller can want, against a message that fits or not, with and without a receive that was posted before.
+#[test]
+fn a_caller_gets_its_own_at_once() {
+    let taken = |engine: &Engine<SimNic>| (engine.unexpected.len(), engine.counters.unexpected);
+    for posts in [false, true] {
+        for (want, tag, is_taken) in [
+            (Want::Nothing, 1, false),
+            (Want::Now(tagged(1)), 1, true),
+            (Want::Now(tagged(1)), 2, false),
+            (Want::Begin(tagged(1)), 1, true),
+            (Want::Begin(tagged(1)), 2, false),
+            // It is not in the area, so that it cannot be read there.
+            (Want::View(tagged(1)), 1, false),
+        ] {
+            let mut engine = lone();
+            let posted = posts.then(|| engine.post_receive(tagged(tag)));
+            let (status, bytes) = eager(&mut engine, want, tag);
+            let is_taken = is_taken && !posts;
+            assert_eq!((status.is_some(), bytes.len()), (is_taken, if is_taken { 5 } else { 0 }));
+            let waits = usize::from(!is_taken && !posts);
+            assert_eq!(taken(&engine), (waits, wide(waits)), "{want:?} {tag} {posts}");
+            let matched = posted.map(|id| engine.requests.get(id.0).is_some_and(|one| {
+                matches!(one, Request::Receive(one) if matches!(one.state, ReceiveState::Matched { .. }))
+            }));
+            assert_ne!(matched, Some(false));
+            assert_eq!(engine.counters.messages_received, 1);
+        }
+    }
+}
+
+/// Goal: a receive that is polled gets its message at once; what belongs to another receive goes there. Method:
+/// two receives, of which the first or the second is polled; a caller that has got one already.
+#[test]
+fn a_polled_receive_gets_its_own_at_once() {
+    for polled in [0, 1] {
+        let mut engine = lone();
+        let ids = [(); 2].map(|()| engine.post_receive(tagged(1)));
+        let (status, bytes) = eager(&mut engine, Want::Request(ids[polled].0), 1);
+        assert_eq!((status.is_some(), bytes.len()), (polled == 0, [5, 0][polled]));
+        assert_eq!(engine.requests.get(ids[0].0).is_none(), polled == 0, "it has ended");
+        assert!(engine.requests.get(ids[1].0).is_some());
+        assert_eq!(engine.messages.len(), polled);
+    }
+    let mut engine = lone();
+    let mut bytes = Vec::new();
+    let mut direct = Direct::new(Want::Now(tagged(1)), &mut bytes);
+    for _ in 0..2 {
+        let frame = arrival(&envelope(FrameKind::Eager, 1, 5), &[]);
+        assert_eq!(engine.frame(frame, &mut direct), Ok(()));
+    }
+    assert_eq!((direct.result.map(|one| one.length), bytes.len()), (Some(5), 5));
+    assert_eq!(engine.unexpected.len(), 1, "the second waits");
+}
+
+/// Goal: a caller without room gets what fits, and is told; a synchronous sender is told of the match, another
+/// one not. Method: places of all lengths around the message's.
+#[test]
+fn a_place_that_is_too_short_clips() {
+    for (room, flags) in [(0, 0), (4, FLAG_SYNCHRONOUS), (5, 0), (6, FLAG_SYNCHRONOUS)] {
+        let mut engine = lone();
+        let mut place = vec![0; room];
+        let mut direct = Direct::new(Want::Now(tagged(1)), &mut place[..]);
+        let head = Envelope { flags, id: 3, ..envelope(FrameKind::Eager, 1, 5) };
+        assert_eq!(engine.frame(arrival(&head, &[]), &mut direct), Ok(()));
+        let status = direct.result.expect("it fits the pattern");
+        assert_eq!((status.length, status.is_truncated()), (5, room < 5));
+        let filled = room.min(5);
+        assert_eq!(
+            (&place[..filled], &place[filled..]),
+            (&[7; 5][..filled], &[0; 1][..room - filled])
+        );
+        let expected = if flags == 0 { vec![] } else { vec![Control::Matched { request: 3 }] };
+        assert_eq!(told(&mut engine), expected);
+    }
+}
+
+/// Goal: frames that no honest peer would send are refused, and the longest that are allowed are not. Method:
+/// lengths that are not those announced, more than was granted, streams that are not open.
+#[test]
+fn impossible_frames_are_refused() {
+    let refused = |head: &Envelope, more: &[u8]| {
+        let mut engine = lone();
+        engine.frame(arrival(head, more), &mut Direct::nothing(&mut Nowhere)).is_err()
+    };
+    let whole = envelope(FrameKind::Eager, 0, 0);
+    assert!(!refused(&whole, &[]) && refused(&whole, &[0]));
+    assert!(refused(&envelope(FrameKind::Reserved, 0, 4), &[]), "not in the area");
+    let begin = |length: u32| envelope(FrameKind::First, 0, length);
+    let opening = |total: u64| Opening { total, ..Opening::default() }.encode();
+    assert!(refused(&begin(0), &opening(9)[1..]), "no whole opening");
+    assert!(!refused(&begin(9), &opening(10)) && refused(&begin(11), &opening(10)));
+    let longer = [&opening(10)[..], &[0]].concat();
+    assert!(refused(&begin(5), &longer), "more than announced");
+    assert!(!refused(&begin(2048), &opening(5000)) && refused(&begin(2049), &opening(5000)));
+    let outside = Envelope { id: 1 << 16, ..begin(9) };
+    assert!(refused(&outside, &opening(10)), "no such stream");
+    let keyed = Envelope { flags: FLAG_KEY, ..begin(0) };
+    assert!(!refused(&keyed, &opening(10)));
+    assert!(refused(&Envelope { length: 1, ..keyed }, &opening(10)), "it is in its memory");
+}
+
+/// Goal: data goes on with the message of its stream, up to what was granted, and the last of it says so. Method:
+/// a message of three frames, and frames that are wrong at each point.
+#[test]
+fn data_is_counted() {
+    let start = || {
+        let mut engine = lone();
+        let key = first(&mut engine, 1, 2048 + 10, 48);
+        (engine, key)
+    };
+    let (mut engine, key) = start();
+    assert_eq!(data(&mut engine, 0, 0, 2000), Ok(()));
+    let message = engine.messages.get(key).expect("it is kept");
+    assert_eq!((message.arrived, message.granted, message.has_all_arrived()), (2048, 2048, false));
+    assert!(data(&mut engine, 0, FLAG_LAST, 10).is_err(), "more than was granted");
+    for (id, flags, length) in [(1, 0, 5), (0, 0, 0), (0, FLAG_LAST, 5), (0, 0, 2001)] {
+        let (mut engine, _) = start();
+        assert!(data(&mut engine, id, flags, length).is_err(), "{id} {flags} {length}");
+    }
+    for flags in [0, FLAG_LAST] {
+        let mut engine = lone();
+        let key = first(&mut engine, 1, 100, 48);
+        assert_eq!(data(&mut engine, 0, flags, 52).is_ok(), flags != 0);
+        assert_eq!(engine.peers[1].stream(0).is_none(), flags != 0);
+        assert!(engine.messages.get(key).is_some_and(|one| one.has_all_arrived() == (flags != 0)));
+    }
+    let (mut engine, _) = start();
+    let mut nowhere = Nowhere;
+    let mut direct = Direct::nothing(&mut nowhere);
+    let head = envelope(FrameKind::Data, 0, 5);
+    assert!(engine.frame(arrival(&head, &[0]), &mut direct).is_err(), "not as announced");
+    let other = Envelope { id: 0, ..envelope(FrameKind::First, 2, 1) };
+    let opening = Opening { total: 10, ..Opening::default() }.encode();
+    let (mut engine, _) = start();
+    assert!(engine.frame(arrival(&other, &opening), &mut direct).is_err(), "it is in use");
+}
+
+/// Goal: messages that nobody receives count with their books, the sender is told once to pause when they are more
+/// than the limit, and to resume when half of that is left. Method: to the byte.
+#[test]
+fn a_flood_is_paused_and_resumed() {
+    let mut engine = lone();
+    first(&mut engine, 1, 3000, 100);
+    let (_, _) = eager(&mut engine, Want::Nothing, 2);
+    assert_eq!(engine.peers[1].parked_bytes, 2048 + 5 + 2 * BOOKS);
+    assert!(told(&mut engine).is_empty());
+
+    let mut engine = lone();
+    let messages = [4096, 1, 1, 4094].map(|parked| {
+        let key = engine.messages.insert(Message::new(label(1), 0, 0, parked));
+        engine.messages.get_mut(key).expect("just made").parked = parked;
+        assert_eq!(engine.park(1, parked), Ok(()));
+        key
+    });
+    assert_eq!((told(&mut engine), engine.counters.pauses), (vec![], 0), "the limit itself");
+    assert_eq!(engine.park(1, 2), Ok(()));
+    assert_eq!(engine.park(1, 0), Ok(()));
+    assert_eq!((told(&mut engine), engine.counters.pauses), (vec![Control::Pause], 1));
+    assert_eq!(engine.park(2, 8192), Ok(()), "another rank");
+    assert!(!engine.peers[2].has_paused);
+    engine.unpark(messages[3]);
+    assert_eq!((engine.peers[1].parked_bytes, told(&mut engine)), (4100, vec![]));
+    engine.unpark(messages[1]);
+    engine.unpark(messages[1]);
+    engine.unpark(messages[2]);
+    assert_eq!((engine.peers[1].parked_bytes, told(&mut engine)), (4098, vec![]));
+    engine.peers[1].parked_bytes -= 1;
+    engine.messages.get_mut(messages[2]).expect("it is there").parked = 1;
+    engine.unpark(messages[2]);
+    assert_eq!((engine.peers[1].parked_bytes, told(&mut engine)), (4096, vec![Control::Resume]));
+    engine.unpark(messages[0]);
+    assert_eq!((engine.peers[1].parked_bytes, told(&mut engine)), (0, vec![]), "once");
+}
+
+/// Goal: a peer that sends on when it should pause is cut off, when it has sent more than could be on its way.
+/// Method: all that, and a byte more.
+#[test]
+fn a_flood_that_goes_on_is_cut_off() {
+    // Four areas, and for each unit of one a message and its window.
+    let most = 8192 + 4 * 4096 + 64 * (BOOKS + 2048);
+    for (bytes, is_cut) in [(most, false), (most + 1, true)] {
+        let mut engine = lone();
+        assert_eq!(engine.park(1, bytes).is_err(), is_cut);
+        assert_eq!(engine.peers[1].parked_bytes, bytes);
+    }
+}
+
+/// Goal: a pause stops no message that a receive takes: its sender is told at once how far it may go. Method: a
+/// message of each kind, before the pause; and one that is matched after it.
+#[test]
+fn matched_messages_go_on_in_a_pause() {
+    let mut engine = lone();
+    let taken = engine.post_receive(tagged(3));
+    for (tag, total, length) in [(2, 3000, 10), (3, 3000, 10)] {
+        first(&mut engine, tag, total, length);
+    }
+    let whole = engine.post_receive(tagged(4));
+    eager(&mut engine, Want::Nothing, 4);
+    let fetched = engine.post_receive(tagged(5));
+    let keyed = Envelope { flags: FLAG_KEY, id: 9, ..envelope(FrameKind::First, 5, 0) };
+    let opening = Opening { total: 3000, request: (1 << 32) + 5, ..Opening::default() }.encode();
+    let mut nowhere = Nowhere;
+    let mut direct = Direct::nothing(&mut nowhere);
+    assert_eq!(engine.frame(arrival(&keyed, &opening), &mut direct), Ok(()));
+    for id in [taken, whole, fetched] {
+        assert!(matches!(
+            engine.requests.get(id.0),
+            Some(Request::Receive(ReceiveRequest { state: ReceiveState::Matched { .. }, .. }))
+        ));
+    }
+    assert!(told(&mut engine).is_empty());
+    assert_eq!(engine.park(1, 8192), Ok(()));
+    let grant = |tag: u64| Control::Grant { request: (1 << 32) + tag, limit: 2048 };
+    assert_eq!(told(&mut engine), [Control::Pause, grant(3)]);
+    engine.post_receive(tagged(2));
+    assert_eq!(told(&mut engine), [grant(2)], "matched now");
+}
+
+/// Goal: a match is told to a synchronous sender, and during a pause to any whose message is not whole. Method:
+/// all combinations.
+#[test]
+fn a_match_is_told() {
+    for case in 0..16 {
+        let [is_synchronous, has_paused, is_whole, is_remote] =
+            [1, 2, 4, 8].map(|bit| case & bit > 0);
+        let mut engine = lone();
+        engine.peers[1].has_paused = has_paused;
+        let flags = if is_synchronous { FLAG_SYNCHRONOUS } else { 0 };
+        let mut message = Message::new(label(1), flags, 77, 100);
+        message.arrived = if is_whole { 100 } else { 10 };
+        message.remote = is_remote.then_some((RemoteKey(1), 0));
+        let key = engine.messages.insert(message);
+        let request = engine.post_receive(tagged(9));
+        engine.matched(key, request.0);
+        let mut expected = Vec::new();
+        expected.extend(is_synchronous.then_some(Control::Matched { request: 77 }));
+        let is_granted = has_paused && !is_whole && !is_remote;
+        expected.extend(is_granted.then_some(Control::Grant { request: 77, limit: 100 }));
+        assert_eq!(told(&mut engine), expected, "{case}");
+        assert_eq!(engine.messages.get(key).and_then(|one| one.request), Some(request.0));
+    }
+}
+
+/// Goal: more is granted when half of the window was taken, up to the end of the message, and not to those that
+/// need no grant. Method: to the byte; and each kind that needs none.
+#[test]
+fn grants_follow_what_was_taken() {
+    let mut engine = lone();
+    let key = engine.messages.insert(Message::new(label(1), 0, 77, 4000));
+    engine.messages.get_mut(key).expect("just made").granted = 2048;
+    engine.consumed(key, 1023);
+    assert!(told(&mut engine).is_empty());
+    engine.consumed(key, 1);
+    assert_eq!(told(&mut engine), [Control::Grant { request: 77, limit: 3072 }]);
+    engine.consumed(key, 1024);
+    assert_eq!(told(&mut engine), [Control::Grant { request: 77, limit: 4000 }]);
+    engine.consumed(key, 1900);
+    assert!(told(&mut engine).is_empty(), "all of it is granted");
+    for case in 0..4 {
+        let mut message = Message::new(label(1), 0, 77, 4000);
+        message.granted = if case == 1 { 4000 } else { 2048 };
+        message.remote = (case == 2).then_some((RemoteKey(1), 0));
+        message.is_cancelled = case == 3;
+        let key = engine.messages.insert(message);
+        engine.consumed(key, 2000);
+        assert_eq!(told(&mut engine).len(), usize::from(case == 0), "{case}");
+        assert_eq!(engine.messages.get(key).map(|one| one.consumed), Some(2000));
+    }
+}
+
+/// Goal: a sender gets its message back unless a receive has matched it, and only its own. Method: messages that
+/// differ in one thing each from the one that is asked for, by its whole number or its index.
+#[test]
+fn a_message_is_given_back() {
+    const ASKED: u64 = 5 << 32 | 6;
+    for (source, sender, waits, is_found) in [
+        (1, ASKED, true, true),
+        (1, 6, true, true),
+        (1, ASKED + 1, true, false),
+        (1, 7, true, false),
+        (2, ASKED, true, false),
+        (1, ASKED, false, false),
+    ] {
+        let mut engine = lone();
+        let mut message = Message::new(Label { source, ..label(1) }, 0, sender, 100);
+        message.parked = 100;
+        (message.arrived, message.consumed) = (20, 20);
+        engine.peers[source as usize].parked_bytes = 300;
+        let key = engine.messages.insert(message);
+        if waits {
+            let node = engine.unexpected.insert(Label { source, ..label(1) }, key);
+            engine.messages.get_mut(key).expect("just made").node = Some(node);
+        }
+        engine.cancel_wanted(1, ASKED);
+        let answer = Control::Cancelled { request: ASKED, is_cancelled: is_found };
+        assert_eq!(told(&mut engine), [answer], "{source} {sender} {waits}");
+        let message = engine.messages.get(key).expect("the rest is still to come");
+        assert_eq!((message.is_cancelled, message.is_discarded), (is_found, is_found));
+        assert_eq!(engine.unexpected.len(), usize::from(waits && !is_found));
+        assert_eq!(engine.peers[source as usize].parked_bytes, if is_found { 200 } else { 300 });
+    }
+}
+
+/// Goal: as many answers are kept for a peer as there can be: some, and four for each thing on its way. Method:
+/// three things, as many answers, and one more.
+#[test]
+fn answers_are_bounded_by_what_is_on_its_way() {
+    let mut engine = lone();
+    engine.post_receive(tagged(1));
+    engine.post_receive(tagged(2));
+    engine.messages.insert(Message::new(label(3), 0, 0, 10));
+    for _ in 0..CONTROLS_WAITING_MAX + 12 {
+        engine.tell(1, Control::Resume);
+    }
+    assert_eq!(engine.failure(1), None);
+    engine.tell(1, Control::Resume);
+    assert!(engine.failure(1).is_some());
+    engine.tell(1, Control::Resume);
+    assert!(told(&mut engine).is_empty(), "nothing is kept for it");
+    assert!(matches!(engine.event(), Some(EngineEvent::Failed { rank: 1, .. })));
+}
+
+/// Goal: what the caller did not want for itself is read aside, and that is told. Method: a message to oneself.
+#[test]
+fn a_step_aside_reads_one_thing() {
+    let mut engine = lone();
+    let payload = Payload::Owned(vec![1]);
+    assert!(engine.send(0, 0, 1, Mode::Standard, payload).is_ok());
+    assert!(engine.step_aside() && engine.unexpected.len() == 1);
+    assert!(!engine.step_aside());
+}
+
+/// Goal: a message in several frames goes to the caller that wants any, from its beginning on, and its request
+/// gets the rest; another one does not. Method: patterns that fit and do not.
+#[test]
+fn a_message_begins_for_its_caller() {
+    for (tag, fits) in [(1, true), (2, false)] {
+        let mut engine = lone();
+        let mut bytes = Vec::new();
+        let mut direct = Direct::new(Want::Begin(tagged(tag)), &mut bytes);
+        let opening = Opening { total: 100, ..Opening::default() }.encode();
+        let frame = arrival(&envelope(FrameKind::First, 1, 40), &opening);
+        assert_eq!(engine.frame(frame, &mut direct), Ok(()));
+        assert_eq!((direct.begun.is_some(), direct.result), (fits, None));
+        let begun = direct.begun;
+        assert_eq!(bytes.len(), if fits { 40 } else { 0 });
+        assert_eq!(engine.unexpected.len(), usize::from(!fits));
+        let Some(id) = begun else { continue };
+        let mut direct = Direct::new(Want::Request(id.0), &mut bytes);
+        let last = Envelope { flags: FLAG_LAST, ..envelope(FrameKind::Data, 1, 60) };
+        assert_eq!(engine.frame(arrival(&last, &[]), &mut direct), Ok(()));
+        assert_eq!(direct.result.map(|one| one.length), Some(100));
+        assert_eq!((bytes, engine.kept()), (vec![7; 100], 0));
+    }
+}
