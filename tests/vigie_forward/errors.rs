@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with, 
 
 use crate::{
     instance::{BOUND, Folder, counter},
-    network::{Network, SERVER, call, with_network},
+    network::{Host, Network, SERVER, call, with_network},
     paths::{forward, has_programs, stream},
 };
 
@@ -20,8 +20,9 @@ const ROUTER_V6: &str = "fd01::1";
 const SERVER_V6: &str = "fd02::2";
 /// Nobody leads there.
 const NOWHERE: &str = "10.9.0.1";
-/// Nobody listens at it, nor at those that follow.
-const FIRST_PORT: u16 = 33434;
+/// Nobody listens at it, nor at those that follow: they are below the ports that kernels choose (33434, where `traceroute` begins, is
+/// among those, and the router's own socket may have got it).
+const FIRST_PORT: u16 = 3434;
 
 /// What the client is told of a datagram.
 #[derive(Debug, PartialEq, Eq)]
@@ -32,7 +33,8 @@ struct Told {
 }
 
 /// Sends datagrams of the client, and hears errors about them.
-struct Prober {
+struct Prober<'a> {
+    router: &'a Host,
     errors: UdpSocket,
     sender: UdpSocket,
     is_v6: bool,
@@ -40,8 +42,8 @@ struct Prober {
     port: Cell<u16>,
 }
 
-impl Prober {
-    fn new(network: &Network, is_v6: bool) -> Self {
+impl<'a> Prober<'a> {
+    fn new(network: &'a Network, is_v6: bool) -> Self {
         let (family, protocol, any) = if is_v6 {
             (AddressFamily::INET6, ipproto::ICMPV6, "[::]:0")
         } else {
@@ -52,7 +54,7 @@ impl Prober {
             (UdpSocket::from(errors.expect("a right")), UdpSocket::bind(any).expect("a port"))
         });
         errors.set_read_timeout(Some(Duration::from_millis(100))).expect("a socket");
-        Self { errors, sender, is_v6, port: Cell::new(FIRST_PORT) }
+        Self { router: &network.router, errors, sender, is_v6, port: Cell::new(FIRST_PORT) }
     }
 
     /// Sends datagrams that may cross `hops` routers until one is told about: some are lost while neighbours are asked for.
@@ -72,7 +74,11 @@ impl Prober {
                 return told;
             }
         }
-        panic!("nobody tells what became of packets to {to} over {hops} hops");
+        panic!(
+            "nobody tells what became of packets to {to} over {hops} hops; the router has\n{}{}",
+            self.router.run("cat /proc/net/udp /proc/net/snmp"),
+            self.router.run("ip neigh"),
+        );
     }
 
     /// Returns the first error about a datagram of ours.
