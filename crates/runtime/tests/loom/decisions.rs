@@ -437,7 +437,7 @@ fn polls_are_guarded_by_what_waits() {
         if computes {
             model.computing[0].push(Task::Ends, RANK);
         }
-        own.guard(model, NOW, is_watched, is_brief, || false);
+        own.guard(model, NOW, is_watched, || is_brief, || false);
         let expected = match !is_watched || reacts {
             true if is_brief && !is_worker => LATER,
             true => SOON,

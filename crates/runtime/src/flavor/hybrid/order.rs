@@ -310,7 +310,7 @@ impl<T> Own<'_, T> {
         parts: &P,
         now: Instant,
         is_watched: bool,
-        is_brief: bool,
+        is_brief: impl FnOnce() -> bool,
         may_put_off: impl FnOnce() -> bool,
     ) {
         let reacts = match self.worker {
@@ -318,7 +318,7 @@ impl<T> Own<'_, T> {
             None => !parts.injected().reaction.is_empty(),
         };
         if !is_watched || reacts {
-            let is_vouched = self.worker.is_none() && is_brief;
+            let is_vouched = self.worker.is_none() && is_brief();
             parts.alarm().guard(now.as_nanos(), if is_vouched { LATER } else { SOON }, may_put_off);
         } else if self.computing(parts).is_some_and(|own| !own.is_empty()) {
             parts.alarm().guard(now.as_nanos(), LATER, || false);

@@ -238,7 +238,7 @@ impl Worker {
             timer.stop();
         }
         let is_watched = self.lookout.is_watched();
-        let is_brief = order::is_brief(&task.account, task.is_proven());
+        let is_brief = || order::is_brief(&task.account, task.is_proven());
         self.own().guard(shared, now, is_watched, is_brief, || {
             let is_seen = self.lookout.is_watched() || self.is_steady(now);
             self.turns.may_put_off(shared, now, shared.long_poll_ns(), is_seen)
