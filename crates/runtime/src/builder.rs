@@ -35,6 +35,7 @@ pub(crate) struct Options {
     pub(crate) blocking_threads: usize,
     pub(crate) blocking_keep_alive: Duration,
     pub(crate) metrics_socket: Option<PathBuf>,
+    pub(crate) is_first_come_first_served: bool,
 }
 
 type MakeServer = Box<dyn FnOnce(Flavor, Adaptive) -> io::Result<Server>>;
@@ -142,6 +143,7 @@ impl RuntimeBuilder {
                 blocking_threads: 512,
                 blocking_keep_alive: Duration::from_secs(10),
                 metrics_socket: None,
+                is_first_come_first_served: false,
             },
         }
     }
@@ -211,6 +213,14 @@ impl RuntimeBuilder {
     /// Default 1 ms.
     pub fn reaction_slice(mut self, slice: Duration) -> Self {
         self.options.reaction_slice = slice;
+        self
+    }
+
+    /// Polls the tasks of the user-level flavor in the order in which they became ready, whatever they have used and
+    /// whatever made them ready; the other flavors ignore it. For experiments with the scheduler of the paper
+    /// [bouge02, §4.1]: an event then waits for every task that is ready. Default false.
+    pub fn first_come_first_served(mut self, yes: bool) -> Self {
+        self.options.is_first_come_first_served = yes;
         self
     }
 

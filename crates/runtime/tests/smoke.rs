@@ -2,10 +2,10 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use vigie_runtime::{
@@ -158,6 +158,31 @@ fn local_tasks() {
         shared.get()
     });
     assert_eq!(value, 42);
+}
+
+/// Goal: first come, first served: tasks have their turns in the order in which they became ready, also behind one that has used
+/// up its share. Method: three tasks that yield, of which one computes for 30 ms first.
+#[test]
+fn tasks_are_served_as_they_come() {
+    let builder = Runtime::builder().flavor(Flavor::UserLevel).first_come_first_served(true);
+    let turns = Arc::new(Mutex::new(Vec::new()));
+    builder.build().expect("a runtime").block_on(async {
+        let tasks = [0, 1, 2].map(|number| {
+            let turns = Arc::clone(&turns);
+            spawn(async move {
+                for turn in 0..4 {
+                    turns.lock().unwrap().push(number);
+                    let begin = Instant::now();
+                    while (turn, number) == (0, 0) && begin.elapsed() < Duration::from_millis(30) {}
+                    yield_now().await;
+                }
+            })
+        });
+        for task in tasks {
+            task.await.expect("the task ends");
+        }
+    });
+    assert_eq!(*turns.lock().unwrap(), [0, 1, 2].repeat(4));
 }
 
 /// Goal: each reactivity serves tasks, timers and wake-ups on each flavor, and a bound out of range is

@@ -39,14 +39,9 @@ pub(super) struct Slowdown {
     /// Time per run, after 0.3 s of warm-up.
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
     budget: Duration,
-    /// Systems to measure.
-    #[arg(
-        long,
-        value_delimiter = ',',
-        value_name = "SYSTEM,…",
-        default_value = "vigie,threads,tokio"
-    )]
-    peers: Vec<System>,
+    /// Systems to measure [default: vigie,threads,tokio, and go where it is installed].
+    #[arg(long, value_delimiter = ',', value_name = "SYSTEM,…")]
+    peers: Option<Vec<System>>,
     /// Worker threads, where a system has a choice.
     #[arg(long, default_value_t = 2)]
     workers: usize,
@@ -64,7 +59,11 @@ fn service(name: &str) -> Result<Service, String> {
 
 impl Slowdown {
     pub(super) fn run(self, machine: Machine) -> Result<ExitCode, BenchError> {
-        let mut plan = SlowdownPlan::new(self.peers, machine.cores);
+        let systems = self.peers.unwrap_or_else(|| {
+            let systems = [System::Vigie, System::Threads, System::Tokio, System::Go];
+            systems.into_iter().filter(|system| system.is_installed()).collect()
+        });
+        let mut plan = SlowdownPlan::new(systems, machine.cores);
         (plan.services, plan.loads) = (self.service, self.loads);
         (plan.connections, plan.span) = (self.connections, self.budget);
         (plan.workers, plan.seed) = (self.workers, self.output.seed);

@@ -26,6 +26,12 @@ impl LoadServer {
         self.system.runner().map_err(Failure::runtime)?.load(self)
     }
 
+    /// Returns how many workers and descriptors it has, if it only computes what requests say.
+    pub(crate) fn as_service(&self) -> Option<(usize, u32)> {
+        let serves = |behaviour: &Behaviour| matches!(behaviour, Behaviour::Service { .. });
+        self.mix.behaviours.iter().all(serves).then(|| (self.workers, self.descriptors()))
+    }
+
     pub(super) fn descriptors(&self) -> u32 {
         self.mix.connections() + CONNECTIONS_BESIDE
     }

@@ -115,6 +115,7 @@ impl SlowdownPlan {
     /// # Errors
     /// Those of the processes. A system that does not serve a load is no error: its row says so.
     pub fn run(&self, progress: &mut Progress) -> Result<Outcome, BenchError> {
+        self.systems.iter().try_for_each(|system| system.prepare())?;
         let pace = Pace::measure();
         let (mut outcome, client_us) = self.calibrate(pace, progress)?;
         for service in &self.services {

@@ -5,6 +5,7 @@
 
 mod async_system;
 mod epoll;
+mod go;
 #[cfg(feature = "smol")]
 pub mod smol;
 pub(crate) mod threads;
@@ -21,6 +22,7 @@ pub use self::async_system::{AsyncSystem, BoxedTask};
 
 use self::async_system::Async;
 use self::epoll::Epoll;
+use self::go::Go;
 #[cfg(feature = "smol")]
 use self::smol::Smol;
 use self::threads::Threads;
@@ -29,7 +31,7 @@ use self::vigie::{
     VigieBlocking, VigieCheckpoint, VigieEnhanced, VigieHybrid, VigieKernelLevel, VigieLowCpu,
     VigieLowLatency, VigieNaive, VigieUserLevel,
 };
-use crate::error::Failure;
+use crate::error::{BenchError, Failure};
 use crate::loads::LoadServer;
 use crate::server::ServerPlan;
 use crate::switches::{SwitchCounts, SwitchPlan};
@@ -69,10 +71,12 @@ pub enum System {
     BusyPoll,
     /// One thread that sleeps in epoll.
     EpollThread,
+    /// Go, where it is installed; it runs [`slowdown`](crate::slowdown) alone.
+    Go,
 }
 
 impl System {
-    /// All systems, compiled in or not, in the order of the tables.
+    /// All systems that run each workload, compiled in or not, in the order of the tables.
     pub const ALL: [Self; 15] = [
         Self::VigieNaive,
         Self::VigieEnhanced,
@@ -110,6 +114,7 @@ impl System {
             Self::Threads => "threads",
             Self::BusyPoll => "busy-poll",
             Self::EpollThread => "epoll-thread",
+            Self::Go => "go",
         }
     }
 
@@ -132,6 +137,7 @@ impl System {
             Self::Threads => "kernel threads",
             Self::BusyPoll => "epoll, busy polling",
             Self::EpollThread => "epoll, one thread",
+            Self::Go => "Go",
         }
     }
 
@@ -139,6 +145,17 @@ impl System {
     #[must_use]
     pub fn is_compiled(self) -> bool {
         self.runner().is_ok()
+    }
+
+    /// Tells whether this machine has what the system needs.
+    #[must_use]
+    pub fn is_installed(self) -> bool {
+        self != Self::Go || Go::is_installed()
+    }
+
+    /// Makes ready what the system needs beside this program. May take a minute the first time.
+    pub(crate) fn prepare(self) -> Result<(), BenchError> {
+        if self == Self::Go { Go::build() } else { Ok(()) }
     }
 
     /// Returns what runs this system.
@@ -164,6 +181,7 @@ impl System {
             Self::Threads => &Threads,
             Self::BusyPoll => &Epoll { sleeps: false },
             Self::EpollThread => &Epoll { sleeps: true },
+            Self::Go => &Go,
         })
     }
 }
@@ -179,7 +197,7 @@ impl FromStr for System {
 
     /// Finds a system by its name; the error tells which there are.
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        let known = Self::ALL.into_iter().find(|system| system.name() == name);
+        let known = Self::ALL.into_iter().chain([Self::Go]).find(|system| system.name() == name);
         let system = known.ok_or_else(|| SystemError::Unknown { name: name.to_owned() })?;
         system.runner().map(|_| system)
     }

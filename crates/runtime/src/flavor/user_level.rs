@@ -65,6 +65,8 @@ struct Core {
 struct Lanes {
     reaction: VecDeque<Queued>,
     compute: Ranked<Queued>,
+    /// Everything is in the compute lane, in the order of arrival.
+    is_first_come_first_served: bool,
 }
 
 /// A ready task.
@@ -97,6 +99,8 @@ impl Shared {
         let pool = BlockingPool::new(options.blocking_threads, options.blocking_keep_alive);
         let lookout = server.lookout();
         let share = Share::new(options.reaction_slice);
+        let is_first_come_first_served = options.is_first_come_first_served;
+        let lanes = Lanes { is_first_come_first_served, ..Lanes::default() };
         let hogs = Hogs::new(options.quantum);
         Self {
             server,
@@ -105,7 +109,7 @@ impl Shared {
             options,
             injected: Injector::new(),
             foreign_credit: SharedCredit::new(),
-            core: RealMutex::new(Core { lookout, lanes: Lanes::default(), share }),
+            core: RealMutex::new(Core { lookout, lanes, share }),
             homes: HomeThreads::default(),
             hogs,
             counters: Counters::new(),
@@ -481,6 +485,11 @@ pub(crate) fn runs_here(shared: Option<&Shared>) -> bool {
 impl Lanes {
     /// Queues a task that becomes ready at `now`.
     fn push(&mut self, queued: Queued, was_running: bool, now: u64) {
+        if self.is_first_come_first_served {
+            // All in one place: then they go by their arrival.
+            let rank = Rank { place: 0, needs_ns: 0, is_short: false };
+            return self.compute.push(queued, rank);
+        }
         let account = &queued.task.metadata().account;
         match account.choose_lane(was_running, now) {
             Lane::Reaction => self.reaction.push_back(queued),

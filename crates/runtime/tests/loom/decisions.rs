@@ -491,6 +491,34 @@ fn short_tasks_take_no_more_than_their_share() {
     }
 }
 
+/// Goal: beside polls without an end, the tasks that come back get together what a thread for each would give them, not one turn in
+/// two seconds. Method: one that is taken, three that wait and two workers, a poll of 6 ms: both sides of the moment at which it
+/// is the next one's turn, which is over once somebody takes it.
+#[test]
+fn tasks_that_come_back_have_their_share() {
+    loom::model(|| {
+        let (model, queues) = whole::model(2, 1, Fault::None);
+        let own = Own { reacting: &queues[0], worker: None };
+        let mut turns = Turns::new(2, SLICE);
+        for _ in 0..4 {
+            model.computing[0].push(Task::Ends, LONG);
+        }
+        let at = |nanos: u64| Instant::from_nanos(NOW.as_nanos() + nanos);
+        let is_turn = |nanos: u64| model.injected.is_turn_of_any(at(nanos).as_nanos());
+        assert!(!is_turn(1_000_000_000), "nobody has come back");
+        model.serves.store(Serves::AnyOne);
+        let any = Some((Task::Ends, Lane::Compute));
+        assert_eq!(turns.next_of_reserve(&*model, &own, NOW), any);
+        assert_eq!(turns.next_of_reserve(&*model, &own, NOW), None, "one at a time");
+        turns.record(&*model, &own, Lane::Compute, 6_000_000);
+        assert!(!is_turn(4_499_999));
+        assert!(is_turn(4_500_000));
+        model.serves.store(Serves::AnyOne);
+        assert_eq!(turns.next_of_reserve(&*model, &own, at(4_500_000)), any);
+        assert!(!is_turn(1_000_000_000));
+    });
+}
+
 /// Goal: a task is ranked by its credit and its usual poll, a new one by what is expected. Method: with and
 /// without credit; polls around a quantum and around what counts as short.
 #[test]

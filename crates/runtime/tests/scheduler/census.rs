@@ -161,18 +161,23 @@ fn reactions_behind_one_poll_are_seen() {
     }
 }
 
-/// Goal: beside polls without an end, one task of any kind may run, after 2 s and again after as long. Method: both times
-/// on both sides of the bound, and what was allowed before and not used.
+/// Goal: beside polls without an end, one task of any kind may run, after 2 s and again after as long, or when it is its turn. Method:
+/// each time on both sides of its bound, and what was allowed before and not used.
 #[test]
 fn endless_polls_let_one_task_through() {
     let second = 1_000 * MS;
-    for (polls, any, before, serves) in [
-        (2 * second, 9 * second, Serves::Short, Serves::Short),
-        (2 * second + 1, 2 * second, Serves::Short, Serves::AnyOne),
-        (9 * second, 2 * second - 1, Serves::Short, Serves::Short),
-        (9 * second, 0, Serves::AnyOne, Serves::AnyOne),
+    let now = 1_000 * second;
+    for (polls, any, before, turn, serves) in [
+        (2 * second, 9 * second, Serves::Short, 0, Serves::Short),
+        (2 * second + 1, 2 * second, Serves::Short, 0, Serves::AnyOne),
+        (9 * second, 2 * second - 1, Serves::Short, 0, Serves::Short),
+        (9 * second, 0, Serves::Short, now, Serves::AnyOne),
+        (9 * second, 0, Serves::Short, now + 1, Serves::Short),
+        (second, 0, Serves::Short, now, Serves::Short),
+        (9 * second, 0, Serves::AnyOne, 0, Serves::AnyOne),
     ] {
-        let (world, now) = (world(), 1_000 * second);
+        let world = world();
+        world.injected().set_turn_of_any(turn);
         for place in 0..2 {
             polls_for(&world, place, now, polls);
         }

@@ -158,7 +158,7 @@ impl Thread {
         }
         local.is_short.set(order::has_short_polls(&cell.account, cell.trust.is_proven()));
         let long_poll_ns = world.options.long_poll_ns();
-        let is_brief = order::is_brief(&cell.account, cell.trust.is_proven());
+        let is_brief = || order::is_brief(&cell.account, cell.trust.is_proven());
         local.own().guard(world, instant, world.is_watched(), is_brief, || {
             let is_seen = world.is_watched() || world.is_steady(instant);
             self.turns.may_put_off(world, instant, long_poll_ns, is_seen)

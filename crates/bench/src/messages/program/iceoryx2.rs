@@ -4,14 +4,12 @@
 //! that `deny.toml` does not know. The built program is kept in the user's cache directory, since
 //! building it takes a minute.
 
-use std::env;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{self, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::{Program, arguments, is_installed, life, output_of, parse};
+use super::{Program, arguments, cache, is_installed, life, output_of, parse, write_if_new};
 use crate::error::{BenchError, Failure};
 use crate::messages::{Carrier, Kind, Measure, Missing, Played, Prepared, Run};
 
@@ -104,29 +102,11 @@ impl Prepared for Built {
     }
 }
 
-/// Where the program and what cargo makes of it are kept.
-fn cache() -> PathBuf {
-    let home = || env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
-    let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
-    cache.unwrap_or_else(env::temp_dir).join("vigie-bench").join("iceoryx2")
-}
-
 /// Writes the program if it is new, and lets cargo see to the rest.
 fn build() -> Result<PathBuf, BenchError> {
-    let folder = cache();
-    let written = |path: PathBuf, text: &str| {
-        let error = |source| BenchError::File { path: path.clone(), source };
-        if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent).map_err(error)?;
-        }
-        // A file that is written anew is built anew.
-        if fs::read_to_string(&path).is_ok_and(|present| present == text) {
-            return Ok(());
-        }
-        fs::write(&path, text).map_err(error)
-    };
-    written(folder.join("Cargo.toml"), MANIFEST)?;
-    written(folder.join("src/main.rs"), SOURCE)?;
+    let folder = cache("iceoryx2");
+    write_if_new(&folder.join("Cargo.toml"), MANIFEST)?;
+    write_if_new(&folder.join("src/main.rs"), SOURCE)?;
     let target = folder.join("target");
     let program = target.join("release/vigie-bench-iceoryx2");
     if !program.exists() {

@@ -14,6 +14,7 @@ pub(super) mod iceoryx2;
 pub(super) mod mpi;
 pub(super) mod ucx;
 
+use std::env;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Read};
@@ -85,6 +86,26 @@ fn parse_line(line: &str) -> Option<Played> {
         cpu_ns: *cpu_ns,
         cpu_follower_ns: *cpu_follower_ns,
     })
+}
+
+/// The folder of the user's cache in which a program that is built at first use is kept.
+pub(crate) fn cache(name: &str) -> PathBuf {
+    let home = || env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
+    let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
+    cache.unwrap_or_else(env::temp_dir).join("vigie-bench").join(name)
+}
+
+/// Writes a file, with its folder, unless it is there already: what is written anew is built anew. Returns whether it wrote.
+pub(crate) fn write_if_new(path: &Path, text: &str) -> Result<bool, BenchError> {
+    let error = |source| BenchError::File { path: path.to_owned(), source };
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).map_err(error)?;
+    }
+    if fs::read_to_string(path).is_ok_and(|present| present == text) {
+        return Ok(false);
+    }
+    fs::write(path, text).map_err(error)?;
+    Ok(true)
 }
 
 /// Runs a program to its end, and returns what it printed. One that takes longer than `patience` is
@@ -174,7 +195,7 @@ impl Workshop {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("vigie-bench-{}-{count}", process::id());
-        let path = std::env::temp_dir().join(name);
+        let path = env::temp_dir().join(name);
         // Fails if somebody else has made it, who then could also change what is built there.
         fs::create_dir(&path)?;
         Ok(Self { path })
@@ -202,8 +223,8 @@ pub(crate) fn describe(error: &BenchError) -> String {
 
 /// Tells whether a program can be started by its name.
 pub(crate) fn is_installed(program: &str) -> bool {
-    let Some(path) = std::env::var_os("PATH") else { return false };
-    std::env::split_paths(&path).any(|folder| folder.join(OsStr::new(program)).is_file())
+    let Some(path) = env::var_os("PATH") else { return false };
+    env::split_paths(&path).any(|folder| folder.join(OsStr::new(program)).is_file())
 }
 
 #[cfg(test)]

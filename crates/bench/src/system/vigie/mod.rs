@@ -152,6 +152,17 @@ impl Setting for Checkpoints {
     }
 }
 
+/// Names the paper's scheduler without detection of its own.
+#[derive(Debug)]
+pub(super) enum FirstComeFirstServed {}
+
+impl Setting for FirstComeFirstServed {
+    fn build(_workers: usize) -> Result<Runtime, Failure> {
+        let builder = Runtime::builder().flavor(Flavor::UserLevel).first_come_first_served(true);
+        builder.build().map_err(Failure::runtime)
+    }
+}
+
 /// Names the paper's "enhanced polling".
 #[derive(Debug)]
 pub(super) enum EnhancedPolling {}

@@ -4,7 +4,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use super::{AsyncSystem, VigieUserLevel};
+use super::{AsyncSystem, FirstComeFirstServed, Vigie, VigieUserLevel};
 use crate::error::Failure;
 use crate::system::BoxedTask;
 
@@ -12,9 +12,9 @@ use crate::system::BoxedTask;
 /// occurred, then it immediately yields control back" [bouge02, §4.1].
 ///
 /// The sockets are the standard library's, in non-blocking mode, so that nothing of the detection
-/// server takes part.
+/// server takes part, and tasks are polled in the order in which they became ready, as in the paper.
 #[derive(Debug)]
-pub(crate) struct VigieNaive(VigieUserLevel);
+pub(crate) struct VigieNaive(Vigie<FirstComeFirstServed>);
 
 /// Tests again and again, with a yield after each test that finds nothing.
 async fn test_until_ready<T>(mut test: impl FnMut() -> io::Result<T>) -> io::Result<T> {
@@ -31,7 +31,7 @@ impl AsyncSystem for VigieNaive {
     type Stream = TcpStream;
 
     fn start(workers: usize) -> Result<Self, Failure> {
-        VigieUserLevel::start(workers).map(Self)
+        Vigie::start(workers).map(Self)
     }
 
     fn block_on<F>(&self, future: F) -> F::Output

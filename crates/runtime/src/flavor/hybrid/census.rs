@@ -18,7 +18,8 @@ const BACKSTOP: Duration = Duration::from_millis(2);
 const WAITING: Duration = Duration::from_millis(1);
 
 /// Where every worker has been computing for so many quanta in one poll, a reserve thread takes any one task, lest
-/// it wait for ever; and another one after the same time. So a few endless tasks make no crowd. 2 s by default.
+/// it wait for ever; another one when that poll has ended and is paid for, or else after the same time. So a few endless
+/// tasks make no crowd. 2 s by default.
 const ENDLESS: u32 = 2_000;
 
 /// Where every worker has been computing for so many quanta in one poll, reserve threads run short tasks. Behind polls of
@@ -152,7 +153,9 @@ impl Census {
     /// Returns what reserve threads run now.
     fn serves(self, parts: &impl Parts, since_any: Duration, quantum: Duration) -> Serves {
         let endless = quantum.saturating_mul(ENDLESS);
-        let is_due = parts.serves().load() == Serves::AnyOne || since_any >= endless;
+        let is_due = parts.serves().load() == Serves::AnyOne
+            || since_any >= endless
+            || parts.injected().is_turn_of_any(self.now);
         if is_due && self.do_all_compute_for(parts, endless) {
             Serves::AnyOne
         } else if self.do_all_compute_for(parts, quantum.saturating_mul(LONG)) {

@@ -42,7 +42,8 @@ pub(crate) enum Serves {
     Nothing,
     /// Every worker computes for long: tasks that are known to be short.
     Short,
-    /// Every worker computes without end: any task, but only one; then short ones.
+    /// Every worker computes without end: any task, but only one; then short ones. Once its poll has ended, it is the turn of
+    /// another one.
     AnyOne,
 }
 
@@ -52,6 +53,8 @@ pub(crate) struct Injected<T> {
     pub(crate) compute: ComputeQueue<T>,
     /// Until this time, reserve threads leave short tasks that have used up their share to the workers.
     short_until: AtomicU64,
+    /// When it is the turn of another task that need not be short, or zero while none is known.
+    any_from: AtomicU64,
 }
 
 impl<T> Injected<T> {
@@ -60,7 +63,20 @@ impl<T> Injected<T> {
             reaction: Injector::new(),
             compute: ComputeQueue::new(),
             short_until: AtomicU64::new(0),
+            any_from: AtomicU64::new(0),
         }
+    }
+
+    /// It is the turn of another task that need not be short from this time on, or of nobody if it is zero.
+    pub(crate) fn set_turn_of_any(&self, from: u64) {
+        self.any_from.store(from, Ordering::Relaxed);
+    }
+
+    /// Returns whether the task that reserve threads ran last beside workers that compute without end has come back, and
+    /// paid for its poll.
+    pub(crate) fn is_turn_of_any(&self, now: u64) -> bool {
+        let from = self.any_from.load(Ordering::Relaxed);
+        from != 0 && now >= from
     }
 }
 
@@ -341,6 +357,8 @@ pub(crate) struct Turns {
     is_substitute: bool,
     /// Since when a reserve thread runs a short task beside workers that compute.
     extra_since: Option<u64>,
+    /// Since when a reserve thread runs a task of any kind beside workers that compute without end.
+    any_since: Option<u64>,
 }
 
 impl Turns {
@@ -354,6 +372,7 @@ impl Turns {
             victim: 0,
             is_substitute: false,
             extra_since: None,
+            any_since: None,
         }
     }
 
@@ -507,7 +526,10 @@ impl Turns {
                 Serves::AnyOne
                     if parts.serves().compare_exchange(Serves::AnyOne, Serves::Short).is_ok() =>
                 {
-                    queues.find_map(ComputeQueue::pop)
+                    parts.injected().set_turn_of_any(0);
+                    let task = queues.find_map(ComputeQueue::pop);
+                    self.any_since = task.is_some().then_some(now);
+                    task
                 }
                 Serves::Short | Serves::AnyOne => {
                     let limit = short_limit(parts.injected(), now);
@@ -617,6 +639,9 @@ impl Turns {
         if let Some(since) = self.extra_since.take() {
             charge_extra(parts, since, nanos);
         }
+        if let Some(since) = self.any_since.take() {
+            charge_any(parts, since, nanos);
+        }
         let injected = &parts.injected().compute;
         let computing = match own.computing(parts) {
             Some(own) => own.len(),
@@ -645,6 +670,17 @@ fn charge_extra(parts: &impl Parts, since: u64, nanos: u64) {
     let until = &parts.injected().short_until;
     let after = until.load(Ordering::Relaxed).max(since).saturating_add(pause);
     until.store(after.min(since.saturating_add(EXTRA_PAUSE_MAX_NS)), Ordering::Relaxed);
+}
+
+/// A reserve thread has run a task of any kind for `nanos` beside workers that compute without end: such tasks get together the
+/// part of the processors that they would have if each task had a thread, and not one turn in two seconds.
+fn charge_any(parts: &impl Parts, since: u64, nanos: u64) {
+    let queues = parts.computing().iter().chain([&parts.injected().compute]);
+    let workers = parts.computing().len();
+    let waiting = 1 + queues.map(ComputeQueue::len).sum::<usize>();
+    let pause = u128::from(nanos) * (waiting + workers) as u128 / (workers * waiting) as u128;
+    let from = since.saturating_add(u64::try_from(pause).unwrap_or(u64::MAX)).max(1);
+    parts.injected().set_turn_of_any(from);
 }
 
 /// The next task of a worker's compute lane, which injected tasks join.
