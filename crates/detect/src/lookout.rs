@@ -155,8 +155,10 @@ impl Lookout {
         Instant::from_nanos(self.shared.last_gap.load(Ordering::Relaxed))
     }
 
-    /// Returns the earliest deadline that a detector has told.
-    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+    /// Returns the earliest deadline that a detector has told: when a look is due at the latest. It may be of something that is over
+    /// meanwhile.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
         let nanos = self.shared.next_deadline.load(Ordering::Relaxed);
         (nanos < u64::MAX).then(|| Instant::from_nanos(nanos))
     }

@@ -26,6 +26,9 @@ pub(crate) struct Alarm {
 /// The sleeper set the alarm itself.
 const HELD: u64 = 1;
 
+/// A deadline that is further off than this counts for nothing: nobody should look for want of work.
+const NEXT_NS: u64 = 10_000_000;
+
 /// A sleeper that has not run for so long after its alarm was due was not woken: two threads have set the
 /// timer in one order and noted it in the other.
 const LOST_NS: u64 = 10_000_000;
@@ -68,19 +71,27 @@ impl Alarm {
         self.timer.wake_in(Duration::from_nanos(delay));
     }
 
-    /// Nobody runs a task any more: the sleeper need not look. For a thread that goes to sleep where events
-    /// wake it.
-    pub(crate) fn stop(&self) {
+    /// Nobody runs a task any more, at `now`: the sleeper need not look. For a thread that goes to sleep where events
+    /// wake it. If the next of them is a deadline, and soon, the alarm is put off until it is as far ahead as the poll then
+    /// needs it: so whoever wakes need not set it.
+    pub(crate) fn stop(&self, now: u64, deadline: Option<u64>) {
         let due = self.due.load(Ordering::Relaxed);
-        if due != 0
-            && due & HELD == 0
-            && self.due.compare_exchange(due, 0, Ordering::SeqCst, Ordering::Relaxed).is_ok()
-        {
-            self.timer.stop();
+        if due == 0 || due & HELD != 0 {
+            return;
+        }
+        let is_soon = |deadline: &u64| (now..now.saturating_add(NEXT_NS)).contains(deadline);
+        let after = deadline
+            .filter(is_soon)
+            .map_or(0, |deadline| (deadline + self.delay_ns / 2 * 3) & !HELD);
+        if self.due.compare_exchange(due, after, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+            match after.checked_sub(now) {
+                Some(left) => self.timer.wake_in(Duration::from_nanos(left)),
+                None => self.timer.stop(),
+            }
 
-            // Another thread may have set the alarm since, and its timer before we stopped it. The kernel
+            // Another thread may have set the alarm since, and its timer before we did. The kernel
             // locks the timer: if it was set first, we see the alarm that was noted before.
-            if self.due.load(Ordering::SeqCst) != 0 {
+            if self.due.load(Ordering::SeqCst) != after {
                 self.timer.wake_in(Duration::from_nanos(self.delay_ns));
             }
         }
@@ -185,8 +196,8 @@ mod tests {
         }
     }
 
-    /// Goal: who finds no use for the sleeper stops what the threads have set, and nothing else. Method: an
-    /// alarm of the threads, one of the sleeper, and none.
+    /// Goal: who finds no use for the sleeper stops what the threads have set, and nothing else, or puts it off beyond the next
+    /// deadline, so that a poll then finds it set. Method: an alarm of the threads, one of the sleeper, and none; deadlines.
     #[test]
     fn only_alarms_of_threads_are_stopped() {
         for (due, after) in [
@@ -196,8 +207,20 @@ mod tests {
             (NOW, (0, Duration::ZERO)),
         ] {
             let alarm = alarm(due);
-            alarm.stop();
+            alarm.stop(NOW, None);
             assert_eq!(seen(&alarm), after, "{due}");
+        }
+        for (deadline, hours) in
+            [(NOW - 1, 0), (NOW, 3), (NOW + NEXT_NS - 1, 4), (NOW + NEXT_NS, 0), (u64::MAX, 0)]
+        {
+            let alarm = alarm(NOW);
+            alarm.stop(NOW, Some(deadline));
+            let due = if hours > 0 { (deadline + 3 * HOUR_NS) & !HELD } else { 0 };
+            assert_eq!(seen(&alarm), (due, hours * HOUR), "{deadline}");
+            if hours > 0 {
+                alarm.guard(deadline, 1, || false);
+                assert_eq!(seen(&alarm), (due, hours * HOUR), "it is as the poll needs it");
+            }
         }
     }
 

@@ -5,9 +5,10 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
+use vigie_detect::clock::monotonic_now;
 use vigie_runtime::{
     BuildError, Flavor, Reactivity, Runtime, spawn, spawn_blocking, spawn_local, time, yield_now,
 };
@@ -172,8 +173,10 @@ fn tasks_are_served_as_they_come() {
             spawn(async move {
                 for turn in 0..4 {
                     turns.lock().unwrap().push(number);
-                    let begin = Instant::now();
-                    while (turn, number) == (0, 0) && begin.elapsed() < Duration::from_millis(30) {}
+                    let begin = monotonic_now();
+                    while (turn, number) == (0, 0)
+                        && monotonic_now() - begin < Duration::from_millis(30)
+                    {}
                     yield_now().await;
                 }
             })

@@ -182,7 +182,7 @@ fn the_last_searcher_looks_once_more() {
             }
             model.serving_count.store(usize::from(serves), Ordering::Relaxed);
             model.alarm.guard(NOW.as_nanos(), 1, || false);
-            turns.begin_sleep(model);
+            turns.begin_sleep(model, NOW, None);
             // The one that fell asleep last.
             let is_called = is_searching && place < 5;
             assert_eq!((model.was_called(0), model.was_called(1)), (is_called, false), "{case}");
@@ -192,13 +192,32 @@ fn the_last_searcher_looks_once_more() {
     }
 }
 
+/// Goal: in a conversation, after four short sleeps in a row, the alarm stays as it is; one sleep that is not short ends it. Method: the
+/// last worker to fall asleep, with sleeps on both sides of the bound.
+#[test]
+fn the_alarm_stays_set_in_a_conversation() {
+    each(1, |model, own, mut turns, _| {
+        model.let_one_sleep();
+        let sleeps = [149, 149, 149, 149, 149, 150, 149, 149, 149, 149, 149];
+        let stays = [false, false, false, false, true, true, false, false, false, false, true];
+        for (number, (sleep_us, stays)) in sleeps.into_iter().zip(stays).enumerate() {
+            model.alarm.guard(NOW.as_nanos(), 1, || false);
+            turns.begin_sleep(model, NOW, None);
+            assert_eq!(model.alarm.timer.take().is_some(), stays, "{number}");
+            assert!(turns.ends_sleep(model, own, true));
+            turns.note_wake(NOW + Duration::from_micros(sleep_us));
+            model.alarm.begin_rest();
+        }
+    });
+}
+
 /// Goal: a worker sleeps until it is chosen, has tasks of its own, or the runtime ends. Method: every case; who
 /// was chosen is a searcher.
 #[test]
 fn a_sleep_ends_for_a_reason() {
     each(16, |model, own, mut turns, case| {
         let [was_chosen, reacts, computes, is_shutdown] = bits(case);
-        turns.begin_sleep(model);
+        turns.begin_sleep(model, NOW, None);
         assert!(!was_chosen || model.idle.choose() == Some(0));
         if reacts {
             own.reacting.push(Task::Ends);

@@ -301,7 +301,7 @@ fn without_a_second_look_the_alarm_is_slept_through() {
 
 /// The last thread that runs out of work stops the alarm, while another one wakes up and begins a poll, or
 /// while the runtime shuts down; and then begins a poll itself. In the end the timer runs.
-fn stop_against_guard(fault: Fault, is_shutdown: bool) {
+fn stop_against_guard(fault: Fault, is_shutdown: bool, deadline: Option<u64>) {
     let alarm = Arc::new(Alarm::new(DELAY).expect("a timer"));
     alarm.guard(1, 1, || false);
     let other = {
@@ -314,7 +314,7 @@ fn stop_against_guard(fault: Fault, is_shutdown: bool) {
             }
         })
     };
-    alarm.stop();
+    alarm.stop(2, deadline);
     if fault == Fault::BlindStop {
         alarm.timer.stop();
     }
@@ -330,7 +330,9 @@ fn stop_against_guard(fault: Fault, is_shutdown: bool) {
 #[test]
 fn nobody_stops_the_alarm_of_others() {
     for is_shutdown in [false, true] {
-        loom::model(move || stop_against_guard(Fault::None, is_shutdown));
+        for deadline in [None, Some(3)] {
+            loom::model(move || stop_against_guard(Fault::None, is_shutdown, deadline));
+        }
     }
 }
 
@@ -338,9 +340,9 @@ fn nobody_stops_the_alarm_of_others() {
 #[test]
 fn a_blind_stop_stops_the_alarm_of_others() {
     for is_shutdown in [false, true] {
-        must_fail(move || stop_against_guard(Fault::BlindStop, is_shutdown));
+        must_fail(move || stop_against_guard(Fault::BlindStop, is_shutdown, None));
     }
-    must_fail(|| stop_against_guard(Fault::NoAlarm, false));
+    must_fail(|| stop_against_guard(Fault::NoAlarm, false, None));
 }
 
 /// The supervisor finds a thread asleep inside its poll, while the poll ends and the next one begins. What

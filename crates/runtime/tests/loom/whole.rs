@@ -340,9 +340,9 @@ impl Model {
     /// `Worker::sleep`.
     fn sleep(&self, turns: &mut Turns, index: usize, own: &Own<'_, Task>) {
         if self.fault == Fault::NoLastLook {
-            turns.begin_sleep(&Blind(self));
+            turns.begin_sleep(&Blind(self), NOW, None);
         } else {
-            turns.begin_sleep(self);
+            turns.begin_sleep(self, NOW, None);
         }
         loop {
             self.parkers[index].park(|is_awaited| {

@@ -81,7 +81,8 @@ impl Thread {
 
     async fn sleep(&mut self) {
         let place = self.local.place;
-        self.turns.begin_sleep(&*self.world);
+        let now = Instant::from_nanos(self.world.now());
+        self.turns.begin_sleep(&*self.world, now, None);
         self.world.note_idle();
         loop {
             self.kernel.compute(place, CALL_NS).await;

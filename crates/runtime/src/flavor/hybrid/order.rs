@@ -36,6 +36,11 @@ const BRIEF_NS: u32 = 100_000;
 /// How long looks must have come regularly before workers are trusted to look by themselves.
 const STEADY: Duration = Duration::from_millis(2);
 
+/// So many sleeps in a row that are shorter than this make a conversation: the next one is taken to be short, too. If it is not, the
+/// alarm rings once in vain. Below the alarm's delay, or else it would ring during the conversation.
+const CONVERSATION: u8 = 4;
+const SHORT_SLEEP: Duration = Duration::from_micros(150);
+
 /// What reserve threads run beside reactions, unless they compute in the place of a thread that sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Serves {
@@ -355,6 +360,9 @@ pub(crate) struct Turns {
     victim: usize,
     /// A reserve thread that computes in the place of one that sleeps.
     is_substitute: bool,
+    /// When a worker fell asleep last, and how many of its sleeps before were short, one after another.
+    slept_at: Instant,
+    short_sleeps: u8,
     /// Since when a reserve thread runs a short task beside workers that compute.
     extra_since: Option<u64>,
     /// Since when a reserve thread runs a task of any kind beside workers that compute without end.
@@ -371,6 +379,8 @@ impl Turns {
             robbed_at: Instant::from_nanos(0),
             victim: 0,
             is_substitute: false,
+            slept_at: Instant::from_nanos(0),
+            short_sleeps: 0,
             extra_since: None,
             any_since: None,
         }
@@ -453,17 +463,31 @@ impl Turns {
         }
     }
 
-    /// A worker announces that it sleeps.
-    pub(crate) fn begin_sleep(&mut self, parts: &impl Parts) {
+    /// A worker announces at `now` that it sleeps; a timer will end the sleep at `deadline`, if any is set.
+    pub(crate) fn begin_sleep(
+        &mut self,
+        parts: &impl Parts,
+        now: Instant,
+        deadline: Option<Instant>,
+    ) {
         let was_last = parts.idle().begin_sleep(self.index, self.is_searching);
         self.is_searching = false;
         if was_last && parts.has_work() {
             // Perhaps ourselves: then the sleep below ends at once.
             parts.wake_one();
         }
-        if parts.idle().is_everyone_asleep() && parts.serving_count() == 0 {
-            parts.alarm().stop();
+        self.slept_at = now;
+        // Between the messages of a conversation the alarm stays as it is: stopped and set for each, it would cost more than they.
+        let is_over = self.short_sleeps < CONVERSATION;
+        if is_over && parts.idle().is_everyone_asleep() && parts.serving_count() == 0 {
+            parts.alarm().stop(now.as_nanos(), deadline.map(Instant::as_nanos));
         }
+    }
+
+    /// A worker's sleep has ended at `now`.
+    pub(crate) fn note_wake(&mut self, now: Instant) {
+        let is_short = now - self.slept_at < SHORT_SLEEP;
+        self.short_sleeps = if is_short { self.short_sleeps.saturating_add(1) } else { 0 };
     }
 
     /// A worker has woken. Returns whether its sleep is over, in any case if the runtime ends; otherwise it

@@ -132,8 +132,9 @@ impl Worker {
                 now = self.poll(task, lane, monotonic_now());
             } else {
                 self.rest();
-                self.sleep();
+                self.sleep(now);
                 now = self.local.take_woken_at();
+                self.turns.note_wake(now);
                 self.note_time(now);
                 self.lookout.resume(now);
             }
@@ -317,9 +318,9 @@ impl Worker {
         }
     }
 
-    fn sleep(&mut self) {
+    fn sleep(&mut self, now: Instant) {
         self.remote().counters.count_sleep();
-        self.turns.begin_sleep(&*self.shared);
+        self.turns.begin_sleep(&*self.shared, now, self.lookout.next_deadline());
         loop {
             self.local.begin_detection();
             self.shared.remotes[self.index].parker.park(|is_awaited| {
