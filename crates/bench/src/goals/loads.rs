@@ -27,6 +27,13 @@ const RANDOM: Goal = Goal {
     ..LOADS
 };
 
+const ECHO_64: Goal = Goal {
+    case: "64 clients, one message in flight each",
+    command: "vigie-bench loads --case echo-64,echo-64x16",
+    figure: "messages/s / tokio's messages/s",
+    ..LOADS
+};
+
 const SLOWDOWN: Goal = Goal {
     area: Area::Slowdown,
     case: "99.5 % of 10 µs and 0.5 % of 10 ms",
@@ -69,12 +76,32 @@ pub(super) static GOALS: &[Goal] = &[
         case: "100 tasks with timers of 1 ms",
         figure: "processor time per timer / tokio's",
         bound: Bound::AtMost(1.0),
-        measure: |rows| {
-            let cpu = ratio(rows, "timers-100x1ms", "cpu_cores", System::Tokio)?;
-            let fired = ratio(rows, "timers-100x1ms", "operations_per_s", System::Tokio)?;
-            Some(Figure::new(cpu.value / fired.value, cpu.samples))
-        },
+        measure: |rows| cpu_ratio(rows, "timers-100x1ms", "operations_per_s"),
         ..LOADS
+    },
+    Goal {
+        bound: Bound::AtLeast(1.0),
+        measure: |rows| ratio(rows, "echo-64", "closed_per_s", System::Tokio),
+        ..ECHO_64
+    },
+    Goal {
+        figure: "processor time per message / tokio's",
+        bound: Bound::AtMost(1.0),
+        measure: |rows| cpu_ratio(rows, "echo-64", "closed_per_s"),
+        ..ECHO_64
+    },
+    Goal {
+        case: "64 clients, 16 messages in flight each",
+        bound: Bound::AtLeast(1.0),
+        measure: |rows| ratio(rows, "echo-64x16", "closed_per_s", System::Tokio),
+        ..ECHO_64
+    },
+    Goal {
+        case: "64 clients, 16 messages in flight each",
+        figure: "processor time per message / tokio's",
+        bound: Bound::AtMost(1.0),
+        measure: |rows| cpu_ratio(rows, "echo-64x16", "closed_per_s"),
+        ..ECHO_64
     },
     Goal {
         figure: "load at p99.9 slowdown 50 / tokio's",
@@ -132,6 +159,13 @@ fn ratio(rows: &[Row], case: &str, key: &str, peer: System) -> Option<Figure> {
         named.find(|row| row.system == system)?.figure(key)
     };
     Some(Figure::new(of(System::Vigie)? / of(peer)?, 1))
+}
+
+/// The processor time that vigie's process uses for each of what `key` counts, by tokio's.
+fn cpu_ratio(rows: &[Row], case: &str, key: &str) -> Option<Figure> {
+    let cpu = ratio(rows, case, "cpu_cores", System::Tokio)?;
+    let done = ratio(rows, case, key, System::Tokio)?;
+    Some(Figure::new(cpu.value / done.value, cpu.samples))
 }
 
 /// The load up to which vigie's slowdown holds, by that of a peer.

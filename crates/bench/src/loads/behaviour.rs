@@ -90,6 +90,8 @@ pub enum Behaviour {
         clients: u32,
         /// Computation for each request.
         step_us: u64,
+        /// Requests of a client that are under way at a time.
+        in_flight: u32,
     },
     /// Clients as in [`Flood`](Self::Flood), whose handlers sleep in the kernel.
     BlockingHandlers {
@@ -236,8 +238,9 @@ impl Behaviour {
     /// Writes what clients do, in words.
     fn fmt_clients(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Flood { clients, step_us } => {
-                write!(f, "{clients} clients that flood with requests of {}", us(*step_us))
+            Self::Flood { clients, step_us, in_flight } => {
+                write!(f, "{clients} clients that flood with requests of {}", us(*step_us))?;
+                if *in_flight > 1 { write!(f, ", {in_flight} in flight") } else { Ok(()) }
             }
             Self::BlockingHandlers { clients, sleep_us } => {
                 write!(f, "{clients} clients whose handlers block for {}", us(*sleep_us))

@@ -35,19 +35,19 @@ impl ClosedClients {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         limits::allow_connections(self.mix.connections())?;
         let mut streams = Vec::new();
-        for (clients, hello, time_ns) in self.mix.behaviours.iter().filter_map(asked) {
-            for _ in 0..clients {
-                let stream = open(self.address, hello)?;
+        for asked in self.mix.behaviours.iter().filter_map(asked) {
+            for _ in 0..asked.clients {
+                let stream = open(self.address, asked.hello)?;
                 stream.set_read_timeout(None).map_err(Failure::io("connecting"))?;
-                streams.push((stream, Request { due_ns: 0, time_ns }));
+                streams.push((stream, asked));
             }
         }
         let priority = Priority::Ordinary { reason: "it takes part in the load".to_owned() };
         Message::Ready { priority }.print();
         child::wait_for_go();
-        for (stream, request) in streams {
+        for (stream, asked) in streams {
             let client = thread::Builder::new().stack_size(STACK_BYTES);
-            let started = client.spawn(move || ask(stream, request));
+            let started = client.spawn(move || asked.ask(stream));
             started.map(drop).map_err(Failure::io("starting a thread"))?;
         }
         loop {
@@ -57,19 +57,40 @@ impl ClosedClients {
 }
 
 /// How many clients ask for what.
-const fn asked(behaviour: &Behaviour) -> Option<(u32, Hello, u64)> {
-    match *behaviour {
-        Behaviour::Flood { clients, step_us } => Some((clients, Hello::Compute, step_us * 1_000)),
-        Behaviour::BlockingHandlers { clients, sleep_us } => {
-            Some((clients, Hello::Block, sleep_us * 1_000))
-        }
-        _ => None,
-    }
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    clients: u32,
+    hello: Hello,
+    request: Request,
+    in_flight: u32,
 }
 
-fn ask(mut stream: TcpStream, request: Request) {
-    let mut answer = [0; REQUEST_BYTES];
-    while stream.write_all(&request.to_bytes()).is_ok() && stream.read_exact(&mut answer).is_ok() {
-        note_operation();
+const fn asked(behaviour: &Behaviour) -> Option<Asked> {
+    let (clients, hello, step_us, in_flight) = match *behaviour {
+        Behaviour::Flood { clients, step_us, in_flight } => {
+            (clients, Hello::Compute, step_us, in_flight)
+        }
+        Behaviour::BlockingHandlers { clients, sleep_us } => (clients, Hello::Block, sleep_us, 1),
+        _ => return None,
+    };
+    let request = Request { due_ns: 0, time_ns: step_us * 1_000 };
+    Some(Asked { clients, hello, request, in_flight })
+}
+
+impl Asked {
+    /// Sends a request for each answer, until the server has gone.
+    fn ask(self, mut stream: TcpStream) {
+        let requests = self.request.to_bytes().repeat(self.in_flight as usize);
+        let mut answers = vec![0; requests.len()];
+        let mut is_open = stream.write_all(&requests).is_ok();
+        // Bytes of an answer whose rest is still to come.
+        let mut part = 0;
+        while is_open {
+            let Ok(count @ 1..) = stream.read(&mut answers) else { return };
+            let whole = (part + count) / REQUEST_BYTES;
+            part = (part + count) % REQUEST_BYTES;
+            (0..whole).for_each(|_| note_operation());
+            is_open = stream.write_all(&requests[..whole * REQUEST_BYTES]).is_ok();
+        }
     }
 }

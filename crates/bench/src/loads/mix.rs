@@ -183,7 +183,11 @@ const BACKGROUND: &[Kind] = &[
 /// Kinds that events drive.
 const EVENTS: &[Kind] = &[
     |draw| Behaviour::PingPong { pairs: draw.count(1.0, 10.0), step_us: draw.us(1.0, 10.0) },
-    |draw| Behaviour::Flood { clients: draw.count(1.0, 10.0), step_us: draw.us(6.0, 40.0) },
+    |draw| Behaviour::Flood {
+        clients: draw.count(1.0, 10.0),
+        step_us: draw.us(6.0, 40.0),
+        in_flight: 1,
+    },
     |draw| {
         let clients = draw.count(2.0, 100.0);
         Behaviour::BlockingHandlers { clients, sleep_us: draw.us(1_000.0, 100_000.0) }
@@ -248,7 +252,11 @@ const POLITE: Behaviour = Behaviour::Compute { tasks: 2, step_us: 100, yields: t
 const TEN_HOGS_20MS: Behaviour = Behaviour::Compute { tasks: 10, step_us: 20_000, yields: true };
 
 const fn flood(clients: u32) -> Behaviour {
-    Behaviour::Flood { clients, step_us: 2 }
+    Behaviour::Flood { clients, step_us: 2, in_flight: 1 }
+}
+
+const fn echo_64(in_flight: u32) -> Behaviour {
+    Behaviour::Flood { clients: 64, step_us: 0, in_flight }
 }
 
 const fn blocking(clients: u32) -> Behaviour {
@@ -287,6 +295,8 @@ pub const CASES: &[Case] = &[
     }),
     ("flood-2", "the same, 2 clients", || vec![flood(2), POLITE]),
     ("flood-8", "the same, 8 clients", || vec![flood(8), POLITE]),
+    ("echo-64", "64 clients that send again as soon as they are answered", || vec![echo_64(1)]),
+    ("echo-64x16", "the same, with 16 messages of each in flight", || vec![echo_64(16)]),
     ("timers-2000x100us", "2000 tasks with timers of 100 µs", || {
         vec![Behaviour::Timers { tasks: 2_000, period_us: 100 }]
     }),
