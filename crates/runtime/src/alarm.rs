@@ -26,7 +26,7 @@ pub(crate) struct Alarm {
 /// The sleeper set the alarm itself.
 const HELD: u64 = 1;
 
-/// A deadline that is further off than this counts for nothing: nobody should look for want of work.
+/// The alarm is put off for a deadline that is at most so far away; for a later one, or none, it is stopped.
 const NEXT_NS: u64 = 10_000_000;
 
 /// A sleeper that has not run for so long after its alarm was due was not woken: two threads have set the
@@ -72,8 +72,8 @@ impl Alarm {
     }
 
     /// Nobody runs a task any more, at `now`: the sleeper need not look. For a thread that goes to sleep where events
-    /// wake it. If the next of them is a deadline, and soon, the alarm is put off until it is as far ahead as the poll then
-    /// needs it: so whoever wakes need not set it.
+    /// wake it. If a deadline comes soon, the alarm is put off beyond it, as far as the poll after it needs: then the thread that
+    /// wakes does not have to set it.
     pub(crate) fn stop(&self, now: u64, deadline: Option<u64>) {
         let due = self.due.load(Ordering::Relaxed);
         if due == 0 || due & HELD != 0 {

@@ -205,7 +205,7 @@ fn the_alarm_stays_set_in_a_conversation() {
             turns.begin_sleep(model, NOW, None);
             assert_eq!(model.alarm.timer.take().is_some(), stays, "{number}");
             assert!(turns.ends_sleep(model, own, true));
-            turns.note_wake(NOW + Duration::from_micros(sleep_us));
+            turns.note_wake(NOW + Duration::from_micros(sleep_us), Duration::from_micros(200));
             model.alarm.begin_rest();
         }
     });

@@ -36,10 +36,9 @@ const BRIEF_NS: u32 = 100_000;
 /// How long looks must have come regularly before workers are trusted to look by themselves.
 const STEADY: Duration = Duration::from_millis(2);
 
-/// So many sleeps in a row that are shorter than this make a conversation: the next one is taken to be short, too. If it is not, the
-/// alarm rings once in vain. Below the alarm's delay, or else it would ring during the conversation.
+/// So many short sleeps in a row make a conversation: the next one is taken to be short, too. If it is not, the alarm rings once in
+/// vain. A sleep is short if it takes less than three quarters of a long poll, so that the alarm does not ring during it.
 const CONVERSATION: u8 = 4;
-const SHORT_SLEEP: Duration = Duration::from_micros(150);
 
 /// What reserve threads run beside reactions, unless they compute in the place of a thread that sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -485,8 +484,8 @@ impl Turns {
     }
 
     /// A worker's sleep has ended at `now`.
-    pub(crate) fn note_wake(&mut self, now: Instant) {
-        let is_short = now - self.slept_at < SHORT_SLEEP;
+    pub(crate) fn note_wake(&mut self, now: Instant, long_poll: Duration) {
+        let is_short = now - self.slept_at < long_poll / 4 * 3;
         self.short_sleeps = if is_short { self.short_sleeps.saturating_add(1) } else { 0 };
     }
 

@@ -134,7 +134,7 @@ impl Worker {
                 self.rest();
                 self.sleep(now);
                 now = self.local.take_woken_at();
-                self.turns.note_wake(now);
+                self.turns.note_wake(now, self.shared.options.long_poll);
                 self.note_time(now);
                 self.lookout.resume(now);
             }
