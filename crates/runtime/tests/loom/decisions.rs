@@ -585,26 +585,25 @@ fn who_is_brief_has_shown_it() {
     });
 }
 
-/// Goal: a task that wakes itself again and again loses its priority over events, but while it has credit it stands before
-/// all that compute. Method: wake-ups in a row, with credit and without.
+/// Goal: a task that wakes itself again and again loses its priority over events, and however much credit it has, it does not
+/// pass those that have waited for longer than their debts lasted: sixty of them kept an acceptor waiting for seconds. Method:
+/// wake-ups in a row, with credit and without, and a task in debt that was queued before.
 #[test]
-fn who_wakes_itself_stands_before_those_without_credit() {
+fn who_wakes_itself_passes_nobody_who_has_waited() {
     loom::model(|| {
         let (now, quantum) = (NOW.as_nanos(), Duration::from_micros(500));
-        let rank_after = |wakes: usize, credit: Credit| {
+        let place_after = |wakes: usize, credit: Credit, now: u64| {
             let account = Account::new(credit, None);
             let ranks = (0..wakes).map(|_| order::choose_rank(&account, None, true, now, quantum));
             ranks.last().flatten().map(|rank| rank.place)
         };
-        assert_eq!(rank_after(2, Credit::FULL), None);
+        assert_eq!(place_after(2, Credit::FULL, now), None);
         let spent = Credit::FULL.after(now, 1_000_000);
-        assert_eq!(rank_after(2, spent), Some(spent.place(now)));
-        assert_eq!(rank_after(3, spent), Some(spent.place(now)));
-        let first = rank_after(3, Credit::FULL).expect("no priority");
-        assert!(
-            first + 500_000_000 < Credit::FULL.place(now),
-            "not behind what waits for half a second"
-        );
+        let waits = place_after(2, spent, now).expect("it has no credit");
+        assert_eq!(Some(waits), place_after(3, spent, now));
+        let while_it_waits = place_after(3, Credit::FULL, now).expect("no priority");
+        assert!(while_it_waits < waits, "it has used less");
+        assert!(place_after(3, Credit::FULL, waits + 1) > Some(waits), "it comes later");
     });
 }
 

@@ -223,11 +223,6 @@ fn has_enough_threads(parts: &impl Parts) -> bool {
 /// broadcast waits its turn, so that events do not wait for all of it.
 const WOKEN_MOST_NS: u64 = 1_000_000;
 
-/// A task that wakes itself again and again has no priority over those that an event wakes. While it has credit, it stands
-/// so far before those that have none: one that answers a hundred requests at once gives way a few times, and should not
-/// wait each time for all that compute.
-const HEAD_START_NS: u64 = 1_000_000_000;
-
 /// What a switch to a task costs beside its poll.
 const SWITCH_NS: u64 = 1_000;
 
@@ -246,12 +241,7 @@ pub(crate) fn choose_rank(
         let cost = SWITCH_NS + u64::from(usual.unwrap_or(0));
         woken_ns.replace(woken_ns.get().saturating_add(cost)) > WOKEN_MOST_NS
     });
-    let mut rank =
-        (lane == Lane::Compute || is_one_of_many).then(|| rank(account, now, quantum))?;
-    if lane == Lane::Compute && account.is_credit_sufficient(now) {
-        rank.place = rank.place.saturating_sub(HEAD_START_NS);
-    }
-    Some(rank)
+    (lane == Lane::Compute || is_one_of_many).then(|| rank(account, now, quantum))
 }
 
 fn rank(account: &Account, now: u64, quantum: Duration) -> Rank {
