@@ -60,6 +60,7 @@
 //! `socket2::SockRef` wants it; for other operations there is [`Stream::as_async_fd`] and its like.
 
 mod datagram;
+mod fill;
 mod halves;
 mod listener;
 mod socket;

@@ -6,7 +6,7 @@ use std::{
     net::Shutdown,
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
     pin::Pin,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
 };
 
 use rustix::net::{
@@ -15,6 +15,7 @@ use rustix::net::{
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::{
+    fill,
     halves::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, WriteHalf},
     socket::{self, StreamSocket},
 };
@@ -241,10 +242,8 @@ impl<S: StreamSocket> Stream<S> {
         if buffer.remaining() == 0 {
             return Poll::Ready(Ok(0));
         }
-        let room = offered(buffer);
-        let seen = ready!(self.fd.poll_io(Direction::Read, cx, |socket| look(socket, room)))?;
-        buffer.advance(seen);
-        Poll::Ready(Ok(seen))
+        self.fd
+            .poll_io(Direction::Read, cx, |socket| fill::receive(socket, buffer, RecvFlags::PEEK))
     }
 
     /// Shuts the connection down in one direction or both. A task that waits to read or write there is
@@ -291,13 +290,11 @@ impl<S: StreamSocket> Stream<S> {
         if buffer.remaining() == 0 {
             return Poll::Ready(Ok(()));
         }
-        let room = offered(buffer);
-        let asked = Self::asked(room.len());
-        let read = ready!(
-            self.fd.poll_transfer(Direction::Read, cx, asked, |socket| receive(socket, room))
-        )?;
-        buffer.advance(read);
-        Poll::Ready(Ok(()))
+        let asked = Self::asked(buffer.remaining());
+        let read = self.fd.poll_transfer(Direction::Read, cx, asked, |socket| {
+            fill::receive(socket, buffer, RecvFlags::empty())
+        });
+        read.map_ok(|_| ())
     }
 
     pub(super) fn poll_write_from(
@@ -340,18 +337,6 @@ impl<S: StreamSocket> Stream<S> {
 
 /// The most buffers of one vectored call: the kernel's `UIO_MAXIOV`.
 const SLICES_MAX: usize = 1024;
-
-/// The most bytes of a buffer that are zeroed for one read.
-const ZEROED_MAX: usize = 64 << 10;
-
-/// Returns the part of `buffer` to read into: all that has been written to before, by the reader or by
-/// an earlier read, and at least [`ZEROED_MAX`] or all that is left. So a read into fresh memory zeroes
-/// no more than it can fill at once, and a reused buffer is zeroed once.
-fn offered<'a>(buffer: &'a mut ReadBuf<'_>) -> &'a mut [u8] {
-    let initialized = buffer.initialized().len() - buffer.filled().len();
-    let room = buffer.remaining().min(ZEROED_MAX).max(initialized);
-    buffer.initialize_unfilled_to(room)
-}
 
 /// Returns the buffers that one call takes, and their bytes.
 fn sendable<'a, 'b>(buffers: &'a [IoSlice<'b>]) -> (&'a [IoSlice<'b>], usize) {
