@@ -408,6 +408,51 @@ fn looks_are_put_off_for_nobody() {
     });
 }
 
+/// Goal: a poll of a task whose polls have always been brief needs no look, even if it is late and looks are not regular, as long
+/// as nothing waits behind it and it has not taken two milliseconds. Method: each of these.
+#[test]
+fn looks_are_put_off_beside_brief_polls() {
+    for case in 0..8 {
+        loom::model(move || {
+            let (model, queues) = whole::model(2, 1, Fault::None);
+            let turns = Turns::new(0, SLICE);
+            let [is_late, waits, is_seen] = bits(case);
+            poll_began(&model, 1, if is_late { 201 } else { 200 });
+            model.seats[1].set_brief(true);
+            if waits {
+                queues[1].push(Task::Ends);
+            }
+            let expected = !(is_late && waits);
+            assert_eq!(turns.may_put_off(&*model, NOW, 200, is_seen), expected, "{case}");
+            poll_began(&model, 1, 2_000_001);
+            assert!(!turns.may_put_off(&*model, NOW, 200, is_seen), "{case}");
+        });
+    }
+}
+
+/// Goal: a worker takes half of the reactions that wait behind another one's late poll of a brief task, every 50 µs; none from one
+/// that switches, and none for which the supervisor calls somebody. Method: eight tasks behind a poll around 200 µs, and a second try at once.
+#[test]
+fn workers_relieve_those_that_are_late() {
+    for (age, is_brief, taken) in
+        [(200_000, true, 0_usize), (200_001, true, 4), (200_001, false, 0), (2_000_001, true, 0)]
+    {
+        loom::model(move || {
+            let (model, queues) = whole::model(2, 1, Fault::None);
+            let own = Own { reacting: &queues[0], worker: Some(0) };
+            let mut turns = Turns::new(0, SLICE);
+            (0..8).for_each(|_| queues[1].push(Task::Ends));
+            own.reacting.push(Task::Ends);
+            poll_began(&model, 1, age);
+            model.seats[1].set_brief(is_brief);
+            assert!(turns.next(&*model, &own, NOW).is_some(), "its own");
+            assert_eq!(own.reacting.len(), taken, "{age}");
+            assert_eq!(turns.next(&*model, &own, NOW).is_some(), taken > 0);
+            assert_eq!(own.reacting.len(), taken.saturating_sub(1), "not at once again");
+        });
+    }
+}
+
 /// Goal: a task that will sleep in the kernel counts as asleep, and if nobody watches or anything waits, its
 /// thread is replaced: by a worker, by the sentinel, or by whom the caller activates, unless enough threads run
 /// already. Method: every case, with as many threads as are not enough yet, and one more.

@@ -94,9 +94,17 @@ pub(crate) mod kernel_help {
         1
     }
 
+    std::thread_local! {
+        static USED: std::cell::Cell<u64> = const { std::cell::Cell::new(1) };
+    }
+
     /// A thread that sleeps uses nothing.
     pub(crate) fn processor_time(_thread: u32) -> Option<u64> {
-        Some(1)
+        Some(USED.get())
+    }
+
+    pub(crate) fn use_time(nanos: u64) {
+        USED.set(USED.get() + nanos);
     }
 
     /// As the real one, whose flag is a hint that spares the lock and the system call.
@@ -639,6 +647,35 @@ fn extra_threads_leave_no_place() {
         assert!(count.is_overfull());
         assert_eq!((count.count(), count.extra()), (0, 0));
     });
+}
+
+/// Goal: a late poll of a task whose polls have always been brief counts as caught once its thread is seen to compute or to sleep, or
+/// after two milliseconds, and not while it waits for a processor. Method: processor times and states of the thread.
+#[test]
+fn brief_polls_are_caught_once_they_compute() {
+    for (used, is_asleep, is_caught) in
+        [(0, false, false), (19_999, false, false), (20_000, false, true), (0, true, true)]
+    {
+        loom::model(move || {
+            let seat = Seat::new();
+            seat.take();
+            seat.set_brief(true);
+            seat.begin(at(1), &task());
+            assert!(seat.is_late(at(1_000), 200) && !seat.is_caught(at(1_000), 200));
+            assert!(seat.examine(at(1)), "one look tells nothing");
+            kernel_help::use_time(used);
+            thread_state::set_asleep(is_asleep);
+            assert!(!seat.examine(at(1)));
+            assert_eq!(seat.is_caught(at(1_000), 200), is_caught);
+            assert!(!seat.is_caught(at(1_000), 999), "it is no long poll");
+            assert!(seat.is_caught(at(2_000_002), 200), "whatever it does");
+            seat.begin(at(2_000), &task());
+            assert!(!seat.is_caught(at(3_000), 200), "another poll");
+            seat.set_brief(false);
+            assert!(seat.is_caught(at(3_000), 200));
+            thread_state::set_asleep(true);
+        });
+    }
 }
 
 /// Goal: what is seen of a poll is that of the present one. Method: before the first, inside one, around the

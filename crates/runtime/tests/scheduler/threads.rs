@@ -164,6 +164,7 @@ impl Thread {
             let is_seen = world.is_watched() || world.is_steady(instant);
             self.turns.may_put_off(world, instant, long_poll_ns, is_seen)
         });
+        world.seat(place).set_brief(order::is_brief(&cell.account, cell.trust.is_proven()));
         world.seat(place).begin(instant, &world.info(&cell));
         let sleeps = cell.sleeps.get();
         if sleeps && self.turns.expect_sleep(world, &local.own(), instant, world.is_watched()) {

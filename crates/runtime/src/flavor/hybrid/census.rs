@@ -49,6 +49,10 @@ pub(crate) struct Census {
     has_young_poll: bool,
     /// A thread was found asleep once.
     must_ask_again: bool,
+    /// A thread waits for a processor in a brief poll, or perhaps computes.
+    has_doubtful_poll: bool,
+    /// It was seen for the first time.
+    must_examine_again: bool,
     free_reserves: usize,
     computing_reserves: usize,
     delayed_reserves: usize,
@@ -72,13 +76,27 @@ impl Census {
         // The one in the wait point runs nothing unless it is called.
         let sentinel = parts.baton().holder();
         let mut is_everybody_caught = true;
+        let is_late = |place: usize| parts.seat(place).is_late(now, long_poll);
+        let is_every_worker_late = (0..parts.computing().len()).all(is_late);
         let reserves = parts.serving().map(|place| (place, None));
         let queues = parts.reacting().iter().zip(parts.computing()).map(Some);
         for (place, queues) in (0..).zip(queues).chain(reserves) {
             let seat = parts.seat(place);
             seat.forget_earlier(parts.blocked());
             let began = seat.current().map(|(began, _)| began);
-            let caught = began.filter(|_| seat.is_caught(now, long_poll));
+            // One that only waits for a processor is relieved by another worker, where one is left.
+            let is_caught = || {
+                let is_alone = is_every_worker_late && is_late(place);
+                is_alone || seat.is_caught(now, long_poll)
+            };
+            if let Some(began) = began
+                && is_late(place)
+                && !is_caught()
+            {
+                census.must_examine_again |= seat.examine(began);
+                census.has_doubtful_poll |= !is_caught();
+            }
+            let caught = began.filter(|_| is_caught());
             let Some(began) = caught else {
                 is_everybody_caught &= sentinel == Some(place);
                 census.has_young_poll |= began.is_some();
@@ -194,8 +212,10 @@ impl Census {
         (is_watched, long_poll): (bool, Duration),
     ) {
         let alarm = parts.alarm();
-        if needs_more {
+        if needs_more || self.must_examine_again {
             alarm.hold(now.as_nanos(), long_poll / 2);
+        } else if self.has_doubtful_poll {
+            alarm.hold(now.as_nanos(), WAITING);
         } else if self.caught > 0 {
             alarm.hold(now.as_nanos(), self.next_look(is_watched, long_poll));
         } else if !was_resting {

@@ -33,6 +33,10 @@ const SHORT_NS: u32 = 20_000;
 /// A reserve thread polls a task whose usual poll is no longer than this without setting the alarm for it alone.
 const BRIEF_NS: u32 = 100_000;
 
+/// Other workers take what waits behind a poll that has lasted for longer: twice as long as a brief one. Earlier they would
+/// only mix up the order in which events came.
+const LATE_NS: u64 = 2 * BRIEF_NS as u64;
+
 /// How long looks must have come regularly before workers are trusted to look by themselves.
 const STEADY: Duration = Duration::from_millis(2);
 
@@ -345,6 +349,8 @@ pub(crate) struct Turns {
     is_searching: bool,
     /// When it last looked for reactions at other threads.
     robbed_at: Instant,
+    /// When it last looked for those behind polls that are late.
+    relieved_at: Instant,
     /// Which other thread's reaction lane it looks into first.
     victim: usize,
     /// A reserve thread that computes in the place of one that sleeps.
@@ -366,6 +372,7 @@ impl Turns {
             random: fastrand::Rng::with_seed(index as u64),
             is_searching: false,
             robbed_at: Instant::from_nanos(0),
+            relieved_at: Instant::from_nanos(0),
             victim: 0,
             is_substitute: false,
             slept_at: Instant::from_nanos(0),
@@ -395,6 +402,10 @@ impl Turns {
         {
             return Some((task, Lane::Compute));
         }
+        if now - self.relieved_at >= ROB_EVERY {
+            self.relieved_at = now;
+            self.relieve(parts, own, now);
+        }
         if let Some(task) = reacting.pop() {
             return Some((task, Lane::Reaction));
         }
@@ -407,6 +418,18 @@ impl Turns {
             }
         }
         Some((compute(parts, own)?, Lane::Compute))
+    }
+
+    /// Takes half of the reactions that wait behind another worker's poll which is late, as where the kernel has given its
+    /// processor to another program: nobody else need be called for them.
+    fn relieve<P: Parts>(&self, parts: &P, own: &Own<'_, P::Task>, now: Instant) {
+        for (place, queue) in parts.reacting().iter().enumerate() {
+            let seat = parts.seat(place);
+            let is_late = || seat.is_late(now, LATE_NS) && !seat.is_caught(now, LATE_NS);
+            if place != self.index && !queue.is_empty() && is_late() {
+                let _ = take(|| queue.steal_batch(own.reacting));
+            }
+        }
     }
 
     /// A worker without work looks for it elsewhere.
@@ -609,19 +632,23 @@ impl Turns {
         }
     }
 
-    /// Returns whether the supervisor is not needed for others: none is inside a long poll, and looks are
-    /// as frequent as the policies want, which `is_seen` says.
+    /// Returns whether the supervisor is not needed for others: none is inside a long poll, nor inside any that may become one while
+    /// looks are not as frequent as the policies want, which `is_seen` says; and nothing waits behind one that is late.
     #[cold]
-    pub(crate) fn may_put_off(
+    pub(crate) fn may_put_off<P: Parts>(
         &self,
-        parts: &impl Parts,
+        parts: &P,
         now: Instant,
         long_poll: u64,
         is_seen: bool,
     ) -> bool {
-        let is_caught =
-            |worker: usize| worker != self.index && parts.seat(worker).is_caught(now, long_poll);
-        is_seen && !(0..parts.computing().len()).any(is_caught)
+        let needs_look = |(worker, queue): (usize, &Stealer<P::Task>)| {
+            let seat = parts.seat(worker);
+            worker != self.index
+                && (seat.is_caught(now, if is_seen { long_poll } else { 0 })
+                    || seat.is_late(now, long_poll) && !queue.is_empty())
+        };
+        !parts.reacting().iter().enumerate().any(needs_look)
     }
 
     /// The task that is about to be polled slept in the kernel when it was polled last: another thread

@@ -18,6 +18,10 @@ use crate::{
 pub(crate) struct Seat {
     /// When the present poll began, in nanoseconds; zero while nothing is polled.
     began: AtomicU64,
+    /// The polls of the task have always been brief: if this one is long, the thread probably waits for a processor.
+    is_brief: AtomicBool,
+    /// The beginning of the last brief task's poll in which the thread was seen to compute or to sleep. The supervisor's.
+    seen: AtomicU64,
     /// Where the task that is polled was spawned.
     site: AtomicCell<Option<&'static Location<'static>>>,
     /// Where its name stands among the live tasks, plus one; zero if it has none.
@@ -62,6 +66,12 @@ const ASK_EXPECTED_NS: u64 = 5_000_000;
 
 /// A thread that has used so much processor time in a poll since it was found to be long computes.
 const COMPUTES_NS: u64 = 200_000;
+
+/// A thread that has used so much of the time between two looks computes; one that waits for a processor has used none.
+const COMPUTES_LOOK_NS: u64 = 20_000;
+
+/// A brief task's poll that takes so long holds its thread, whatever the reason: others should not wait for longer.
+const WAITS_MOST_NS: u64 = 2_000_000;
 
 #[derive(Clone, Copy, Debug)]
 struct Asked {
@@ -153,6 +163,8 @@ impl Seat {
     pub(crate) fn new() -> Self {
         Self {
             began: AtomicU64::new(0),
+            is_brief: AtomicBool::new(false),
+            seen: AtomicU64::new(0),
             site: AtomicCell::new(None),
             name_key: AtomicU32::new(0),
             told: AtomicU64::new(0),
@@ -312,10 +324,41 @@ impl Seat {
         }
     }
 
-    /// Returns since when a poll has been running here for more than `nanos` at `now`.
-    pub(crate) fn is_caught(&self, now: Instant, nanos: u64) -> bool {
+    /// Says whether the polls of the task that comes have always been brief.
+    pub(crate) fn set_brief(&self, is_brief: bool) {
+        self.is_brief.store(is_brief, Ordering::Relaxed);
+    }
+
+    /// Returns whether a poll has been running here for more than `nanos` at `now`.
+    pub(crate) fn is_late(&self, now: Instant, nanos: u64) -> bool {
         let began = self.began.load(Ordering::Relaxed);
         began != 0 && now.as_nanos().saturating_sub(began) > nanos
+    }
+
+    /// Returns whether the thread is held by a poll that has been running for more than `nanos` at `now`, and does not only
+    /// wait for a processor, as far as is known.
+    pub(crate) fn is_caught(&self, now: Instant, nanos: u64) -> bool {
+        self.is_late(now, nanos)
+            && (!self.is_brief.load(Ordering::Relaxed)
+                || self.seen.load(Ordering::Relaxed) == self.began.load(Ordering::Relaxed)
+                || self.is_late(now, WAITS_MOST_NS))
+    }
+
+    /// Finds out whether the thread computes or sleeps in the poll that began at `began`, which is late for a brief one.
+    /// Returns whether that is known only after another look. The supervisor's.
+    pub(crate) fn examine(&self, began: Instant) -> bool {
+        let began = began.as_nanos();
+        let Some(thread) = self.thread() else { return false };
+        let Some(used) = kernel_help::processor_time(thread) else { return false };
+        let (metered, before) = self.metered.load();
+        if metered != began {
+            self.metered.store((began, used));
+            return true;
+        }
+        if used.saturating_sub(before) >= COMPUTES_LOOK_NS || thread_state::is_asleep(thread) {
+            self.seen.store(began, Ordering::Relaxed);
+        }
+        false
     }
 
     /// Returns whether the poll that began at `began` is told of for the first time.

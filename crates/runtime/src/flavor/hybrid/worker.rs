@@ -266,6 +266,7 @@ impl Worker {
         }
         self.guard(info, now);
         let remote = self.remote();
+        remote.seat.set_brief(order::is_brief(&info.account, info.is_proven()));
         remote.seat.begin(now, info);
         let sleeps = info.sleeps();
         if sleeps {
