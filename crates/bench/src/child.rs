@@ -31,6 +31,7 @@ use crate::error::{BenchError, Failure};
 use crate::forward::live;
 use crate::forward::relay::{self, LoadRole, RelayRole};
 use crate::forward::via::node::{self, NodePlan, NodeSaid};
+use crate::http::{HttpClient, HttpServer};
 use crate::inside::{self, Counts};
 use crate::loads::{Answers, ClosedClients, LoadServer, PacedClient};
 use crate::messages::Played;
@@ -141,6 +142,8 @@ pub(crate) enum Role {
     LoadServer(LoadServer),
     PacedClient(PacedClient),
     ClosedClients(ClosedClients),
+    HttpServer(HttpServer),
+    HttpClient(HttpClient),
 }
 
 impl Role {
@@ -164,6 +167,8 @@ impl Role {
             Self::LoadServer(_) => "load server",
             Self::PacedClient(_) => "paced client",
             Self::ClosedClients(_) => "closed clients",
+            Self::HttpServer(_) => "HTTP server",
+            Self::HttpClient(_) => "HTTP client",
         }
     }
 
@@ -188,6 +193,8 @@ impl Role {
             Self::LoadServer(plan) => plan.serve(),
             Self::PacedClient(plan) => plan.run(),
             Self::ClosedClients(plan) => plan.run(),
+            Self::HttpServer(plan) => plan.serve(),
+            Self::HttpClient(plan) => plan.run(),
         }
     }
 }

@@ -4,6 +4,7 @@ mod barrier;
 mod cases;
 mod datagrams;
 mod forward;
+mod http;
 mod interrupts;
 mod loads;
 mod messages;
@@ -69,6 +70,9 @@ enum Command {
     /// Forwarding: the paper's model beside its simulation (calculated, in a second); or live: messages through a
     /// node in the middle (a minute per 300 messages and cell), paths between interfaces, relays of streams.
     Forward(forward::Forward),
+    /// A service on hyper, on vigie and on tokio: requests per second under `wrk`, and pings beside too much
+    /// computation (a minute and a half).
+    Http(http::Http),
     /// Random mixes of behaviour, drawn by seed, judged by what kernel threads make of them.
     Loads(loads::Loads),
     /// Tail slowdown against offered load, with service times that differ widely, beside an oracle (5 minutes).
@@ -236,6 +240,7 @@ impl Cli {
             Command::Datagrams(command) => command.run(machine),
             Command::Barrier(command) => command.run(machine),
             Command::Forward(command) => command.run(machine),
+            Command::Http(command) => command.run(machine),
             Command::Loads(command) => command.run(machine),
             Command::Slowdown(command) => command.run(machine),
             Command::Timers(command) => command.run(machine),
@@ -274,6 +279,7 @@ impl Command {
             Self::Datagrams(command) => Some(&command.output),
             Self::Barrier(command) => Some(&command.output),
             Self::Forward(command) => Some(&command.output),
+            Self::Http(command) => Some(&command.amount.common.output),
             Self::Slowdown(command) => Some(&command.output),
             Self::Timers(command) => Some(command.output()),
             Self::Goals(command) => Some(&command.output),

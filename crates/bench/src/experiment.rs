@@ -20,6 +20,7 @@ use crate::forward::{
     relay::{RelayMeasurement, RelayPeer},
     via::{Carrier, ViaPlan},
 };
+use crate::http::HttpPlan;
 use crate::idle::{self, IdlePlan};
 use crate::interrupts::ForeignCallsPlan;
 use crate::loads::{self, LoadsPlan, Mix};
@@ -96,6 +97,8 @@ pub(crate) enum Experiment {
     ForwardRelay,
     /// Loads with names, and random ones.
     Loads,
+    /// A service on hyper.
+    Http,
     /// Tail slowdown against offered load.
     Slowdown,
     /// Timers, one and many.
@@ -107,7 +110,7 @@ pub(crate) enum Experiment {
 }
 
 impl Experiment {
-    pub(crate) const ALL: [Self; 33] = [
+    pub(crate) const ALL: [Self; 34] = [
         Self::Quantum,
         Self::FineYields,
         Self::SeldomYields,
@@ -137,6 +140,7 @@ impl Experiment {
         Self::ForwardNic,
         Self::ForwardRelay,
         Self::Loads,
+        Self::Http,
         Self::Slowdown,
         Self::Timers,
         Self::ForeignCalls,
@@ -288,6 +292,11 @@ impl Experiment {
                 with_progress(1, |progress| plan.run(progress))
             }
             Self::Loads => loads(seed),
+            Self::Http => {
+                let mut plan = HttpPlan::new(vec![Vigie, Tokio]);
+                plan.seed = seed;
+                with_progress(plan.cases(), |progress| plan.run(progress))
+            }
             Self::Slowdown => {
                 let cores = Machine::probe().cores;
                 let mut plan = SlowdownPlan::new(vec![Vigie, Threads, Tokio], cores);

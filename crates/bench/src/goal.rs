@@ -103,6 +103,8 @@ pub enum Area {
     ForwardRelay,
     /// Mixes of behaviour that nobody chose, and those of the promise's table.
     Loads,
+    /// A service on hyper, beside the same on tokio.
+    Http,
     /// Tail slowdown against offered load.
     Slowdown,
     /// What timers cost, and how late they are.
@@ -111,7 +113,7 @@ pub enum Area {
 
 impl Area {
     /// All areas.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Reaction,
         Self::Hogs,
         Self::Service,
@@ -131,6 +133,7 @@ impl Area {
         Self::ForwardNic,
         Self::ForwardRelay,
         Self::Loads,
+        Self::Http,
         Self::Slowdown,
         Self::Timers,
     ];
@@ -158,6 +161,7 @@ impl Area {
             Self::ForwardNic => "forward-nic",
             Self::ForwardRelay => "forward-relay",
             Self::Loads => "loads",
+            Self::Http => "http",
             Self::Slowdown => "slowdown",
             Self::Timers => "timers",
         }

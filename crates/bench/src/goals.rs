@@ -9,6 +9,7 @@ mod barrier_net;
 mod barrier_sim;
 mod forward;
 mod forward_relay;
+mod http;
 mod loads;
 mod remote;
 mod timers;
@@ -844,6 +845,7 @@ pub fn all_goals() -> impl Iterator<Item = &'static Goal> {
         .chain(forward::NIC_GOALS)
         .chain(forward_relay::GOALS)
         .chain(loads::GOALS)
+        .chain(http::GOALS)
         .chain(timers::GOALS)
 }
 

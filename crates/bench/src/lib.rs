@@ -28,6 +28,7 @@
 //! - [`barriers`]: barriers of tasks, threads and processes of one host, beside peers.
 //! - [`timers`]: what a fired timer costs, and how late it is.
 //! - [`loads`]: mixes of behaviour that nobody chose, judged by what kernel threads make of them.
+//! - [`http`]: a service on hyper, under `wrk` and under too much computation.
 //! - [`messages`]: messages between processes of one host, beside limits and peers.
 //! - [`barrier`]: barriers; the paper's cluster in simulation.
 //! - [`forward`]: the model of forwarding beside its simulation and its paper.
@@ -54,7 +55,7 @@
 //! them all; still, trust ratios from one run, not absolute times from two.
 //!
 //! # Features
-//! `peers` (default) brings the peers that build cheaply, at present `smol`. tokio, plain threads
+//! `peers` (default) brings the peers that build cheaply, at present `smol`; `hyper` (default) the service on hyper. tokio, plain threads
 //! and a busy-polling epoll server are always there.
 
 pub mod clock;
@@ -92,6 +93,7 @@ pub mod barrier;
 pub mod barriers;
 pub mod cases;
 pub mod forward;
+pub mod http;
 pub mod loads;
 pub mod messages;
 pub mod slowdown;

@@ -23,17 +23,17 @@ use super::{Common, duration, measure};
 pub(super) struct Amount {
     /// Time per row of the table, at most.
     #[arg(long, value_name = "TIME", value_parser = duration)]
-    budget: Option<Duration>,
+    pub(super) budget: Option<Duration>,
     /// Turns in which samples and budget are spent.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
-    rounds: Option<u32>,
+    pub(super) rounds: Option<u32>,
     #[command(flatten)]
     pub(super) common: Common,
 }
 
 impl Amount {
     /// Shows the table of an outcome and writes the file.
-    fn finish(
+    pub(super) fn finish(
         &self,
         machine: Machine,
         outcome: Outcome,

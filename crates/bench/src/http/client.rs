@@ -1,0 +1,179 @@
+//! Pings by the clock, and requests that compute.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::child::{Child, Message, Role};
+use crate::clock;
+use crate::error::{BenchError, Failure};
+use crate::realtime::{self, Priority};
+use crate::statistics::Samples;
+
+/// The path at which the service computes.
+pub(super) const COMPUTE: &str = "/compute";
+
+/// What it answers.
+pub(super) const HELLO_BODY: &str = "hello, world\n";
+
+/// Connections over which the pings are spread, a thread for each: so one late answer does not hold up the next ping.
+const CONNECTIONS: u32 = 25;
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// A client that pings, whether or not the last ping was answered, and asks for computations.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct HttpClient {
+    pub(super) address: SocketAddr,
+    pub(super) pings_per_s: u32,
+    pub(super) computations_per_s: u32,
+    pub(super) span: Duration,
+    pub(super) seed: u64,
+}
+
+/// What such a client has found.
+pub(super) struct Found {
+    /// From when each ping was due until its answer was read.
+    pub(super) pings: Samples,
+    /// Computations that were answered within the span.
+    pub(super) computations: u64,
+    pub(super) priority: Priority,
+}
+
+impl HttpClient {
+    /// Starts the client's process, and waits for what it finds.
+    pub(super) fn start(self) -> Result<Found, BenchError> {
+        let patience = self.span + 2 * PATIENCE;
+        let mut child = Child::start(&Role::HttpClient(self))?;
+        let priority = match child.next(patience)? {
+            Message::Ready { priority } => priority,
+            other => return Err(child.unexpected(&other)),
+        };
+        let mut found = Found { pings: Samples::new(), computations: 0, priority };
+        loop {
+            match child.next(patience)? {
+                Message::RoundTrips { nanoseconds } => found.pings.extend(nanoseconds),
+                Message::Sent { messages } => found.computations = messages,
+                Message::Finished => return Ok(found),
+                other => return Err(child.unexpected(&other)),
+            }
+        }
+    }
+
+    /// Runs in the client's process.
+    pub(crate) fn run(&self) -> Result<(), Failure> {
+        // Threads that are started from here on have it, too.
+        let priority = realtime::raise();
+        let connections = CONNECTIONS.min(self.pings_per_s.max(1));
+        let mut streams = Vec::new();
+        for _ in 0..connections {
+            let mut stream = connect(self.address)?;
+            ask(&mut stream, "/").map_err(|error| no_answer(error, 0))?;
+            streams.push(stream);
+        }
+        Message::Ready { priority }.print();
+
+        let (start, computed) = (clock::now(), Arc::new(AtomicU64::new(0)));
+        let gap = Duration::from_secs(1) * connections / self.pings_per_s.max(1);
+        let ping = |(index, stream)| {
+            let client = self.clone();
+            thread::spawn(move || client.ping(stream, index, gap, start))
+        };
+        let pingers: Vec<_> = (0..).zip(streams).map(ping).collect();
+        if self.computations_per_s > 0 {
+            let (client, computed) = (self.clone(), Arc::clone(&computed));
+            thread::spawn(move || client.compute(&computed, start));
+        }
+        let mut nanoseconds = Vec::new();
+        for pinger in pingers {
+            nanoseconds.extend(pinger.join().expect("invariant: a pinger never panics")?);
+        }
+        Message::RoundTrips { nanoseconds }.print();
+        // What is still computed is not waited for.
+        Message::Sent { messages: computed.load(Ordering::Relaxed) }.print();
+        Ok(())
+    }
+
+    /// Pings on one connection, at times drawn in advance, and returns how long each took since it was due.
+    fn ping(
+        &self,
+        mut stream: TcpStream,
+        index: u64,
+        gap: Duration,
+        start: Instant,
+    ) -> Result<Vec<u64>, Failure> {
+        let mut random = fastrand::Rng::with_seed(self.seed ^ index);
+        let (mut due, mut times) = (Duration::ZERO, Vec::new());
+        loop {
+            due += gap.mul_f64(-(1.0 - random.f64()).ln());
+            if due >= self.span {
+                return Ok(times);
+            }
+            let pause = due.saturating_sub(start.elapsed());
+            if !pause.is_zero() {
+                clock::sleep(pause);
+            }
+            let answered = times.len() as u64;
+            ask(&mut stream, "/").map_err(|error| no_answer(error, answered))?;
+            times.push(clock::nanoseconds(start.elapsed().saturating_sub(due)));
+        }
+    }
+
+    /// Asks for computations at even times, each on a connection and a thread of its own.
+    fn compute(&self, computed: &Arc<AtomicU64>, start: Instant) {
+        let gap = Duration::from_secs(1) / self.computations_per_s;
+        let (address, span) = (self.address, self.span);
+        let mut due = Duration::ZERO;
+        while due < span {
+            clock::sleep(due.saturating_sub(start.elapsed()));
+            let computed = Arc::clone(computed);
+            thread::spawn(move || {
+                let answer = connect(address).and_then(|mut stream| {
+                    ask(&mut stream, COMPUTE).map_err(|error| no_answer(error, 0))
+                });
+                // One that fails is missing in the count.
+                if answer.is_ok() && start.elapsed() < span {
+                    computed.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            due += gap;
+        }
+    }
+}
+
+fn connect(address: SocketAddr) -> Result<TcpStream, Failure> {
+    let connect = || {
+        let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(stream)
+    };
+    connect().map_err(Failure::io("connecting"))
+}
+
+/// Sends one request and reads its answer.
+fn ask(stream: &mut TcpStream, path: &str) -> io::Result<()> {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: vigie\r\n\r\n");
+    stream.write_all(request.as_bytes())?;
+    let (mut buffer, mut length) = ([0; 1024], 0);
+    while !buffer[..length].ends_with(HELLO_BODY.as_bytes()) {
+        match stream.read(&mut buffer[length..])? {
+            0 => return Err(ErrorKind::UnexpectedEof.into()),
+            count => length += count,
+        }
+    }
+    if buffer.starts_with(b"HTTP/1.1 200 ") { Ok(()) } else { Err(ErrorKind::InvalidData.into()) }
+}
+
+fn no_answer(error: io::Error, answered: u64) -> Failure {
+    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) {
+        return Failure::NoEcho { waited: PATIENCE, answered };
+    }
+    Failure::io("asking the service")(error)
+}
