@@ -196,7 +196,7 @@ struct Pending {
 struct Goals {
     /// Check the goals of this area only: reaction, hogs, service, fairness, echo, pending, idle,
     /// costs, messages, remote, barrier-sim, barrier-local, barrier-net, forward-model, forward-via, forward-live,
-    /// forward-nic, forward-relay, loads, slowdown or timers.
+    /// forward-nic, forward-relay, loads, http, slowdown or timers.
     area: Option<Area>,
     #[command(flatten)]
     output: Output,

@@ -60,6 +60,30 @@ fn orders(world: &World, now: u64, call: u128) -> Orders {
     census.decide(world, false, since, QUANTUM).0
 }
 
+/// Goal: a brief poll that is late, and whose thread may only wait for a processor, counts as long if no other worker switches
+/// that would relieve it; otherwise not before it was looked at again. Method: a reaction behind such a poll, while the other worker
+/// switches, sleeps, or is late as well.
+#[test]
+fn late_brief_polls_are_left_to_workers_that_switch() {
+    for (other, activates) in [(Some(10_000), 0), (None, 1), (Some(201_000), 1)] {
+        let ((world, queues), now) = (world_and_queues(), 1_000 * MS);
+        polls_for(&world, 0, now, 201_000);
+        world.seat(0).set_brief(true);
+        if let Some(nanos) = other {
+            polls_for(&world, 1, now, nanos);
+            world.seat(1).set_brief(true);
+        }
+        queues[0].push(0);
+        let census = Census::take(&world, Instant::from_nanos(now), LONG_POLL);
+        assert_eq!(
+            census.caught,
+            if activates == 0 { 0 } else { 1 + usize::from(other.is_some()) }
+        );
+        assert_eq!(orders(&world, now, 1_000).activates, activates, "{other:?}");
+        assert_eq!(world.seat(0).is_caught(Instant::from_nanos(now), 200_000), activates > 0);
+    }
+}
+
 /// Goal: reserve threads run short tasks where every worker has computed for longer than four quanta, and not earlier.
 /// Method: a short task behind two polls, one of which is as long as that or a little longer.
 #[test]

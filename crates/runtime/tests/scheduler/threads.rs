@@ -164,7 +164,9 @@ impl Thread {
             let is_seen = world.is_watched() || world.is_steady(instant);
             self.turns.may_put_off(world, instant, long_poll_ns, is_seen)
         });
-        world.seat(place).set_brief(order::is_brief(&cell.account, cell.trust.is_proven()));
+        let may_be_brief = place < world.options.workers && !cell.sleeps.get();
+        let is_brief = may_be_brief && order::is_brief(&cell.account, cell.trust.is_proven());
+        world.seat(place).set_brief(is_brief);
         world.seat(place).begin(instant, &world.info(&cell));
         let sleeps = cell.sleeps.get();
         if sleeps && self.turns.expect_sleep(world, &local.own(), instant, world.is_watched()) {

@@ -77,29 +77,30 @@ impl Census {
         let sentinel = parts.baton().holder();
         let mut is_everybody_caught = true;
         let is_late = |place: usize| parts.seat(place).is_late(now, long_poll);
-        let is_every_worker_late = (0..parts.computing().len()).all(is_late);
+        let switches = |place: usize| parts.seat(place).current().is_some() && !is_late(place);
+        let is_relieved = (0..parts.computing().len()).any(switches);
         let reserves = parts.serving().map(|place| (place, None));
         let queues = parts.reacting().iter().zip(parts.computing()).map(Some);
         for (place, queues) in (0..).zip(queues).chain(reserves) {
             let seat = parts.seat(place);
             seat.forget_earlier(parts.blocked());
             let began = seat.current().map(|(began, _)| began);
-            // One that only waits for a processor is relieved by another worker, where one is left.
-            let is_caught = || {
-                let is_alone = is_every_worker_late && is_late(place);
-                is_alone || seat.is_caught(now, long_poll)
-            };
+            // One that only waits for a processor is relieved by another worker, where one switches.
             if let Some(began) = began
                 && is_late(place)
-                && !is_caught()
+                && !seat.is_caught(now, long_poll)
             {
-                census.must_examine_again |= seat.examine(began);
-                census.has_doubtful_poll |= !is_caught();
+                if is_relieved {
+                    census.must_examine_again |= seat.examine(began);
+                    census.has_doubtful_poll |= !seat.is_caught(now, long_poll);
+                } else {
+                    seat.take_as_caught(began);
+                }
             }
-            let caught = began.filter(|_| is_caught());
+            let caught = began.filter(|_| seat.is_caught(now, long_poll));
             let Some(began) = caught else {
                 is_everybody_caught &= sentinel == Some(place);
-                census.has_young_poll |= began.is_some();
+                census.has_young_poll |= began.is_some() && !is_late(place);
                 census.free_reserves += usize::from(queues.is_none());
                 continue;
             };
@@ -214,9 +215,7 @@ impl Census {
         let alarm = parts.alarm();
         if needs_more || self.must_examine_again {
             alarm.hold(now.as_nanos(), long_poll / 2);
-        } else if self.has_doubtful_poll {
-            alarm.hold(now.as_nanos(), WAITING);
-        } else if self.caught > 0 {
+        } else if self.caught > 0 || self.has_doubtful_poll {
             alarm.hold(now.as_nanos(), self.next_look(is_watched, long_poll));
         } else if !was_resting {
             alarm.begin_rest();
@@ -230,7 +229,7 @@ impl Census {
             long_poll
         } else if self.must_ask_again {
             Duration::from_nanos(ASK_AGAIN_NS)
-        } else if self.waiting_count > 0 {
+        } else if self.waiting_count > 0 || self.has_doubtful_poll {
             WAITING
         } else {
             BACKSTOP

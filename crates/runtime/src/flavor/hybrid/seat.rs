@@ -18,7 +18,7 @@ use crate::{
 pub(crate) struct Seat {
     /// When the present poll began, in nanoseconds; zero while nothing is polled.
     began: AtomicU64,
-    /// The polls of the task have always been brief: if this one is long, the thread probably waits for a processor.
+    /// The polls of the task are usually brief, by processor time: if this one is late, the thread probably waits for a processor.
     is_brief: AtomicBool,
     /// The beginning of the last brief task's poll in which the thread was seen to compute or to sleep. The supervisor's.
     seen: AtomicU64,
@@ -67,7 +67,7 @@ const ASK_EXPECTED_NS: u64 = 5_000_000;
 /// A thread that has used so much processor time in a poll since it was found to be long computes.
 const COMPUTES_NS: u64 = 200_000;
 
-/// A thread that has used so much of the time between two looks computes; one that waits for a processor has used none.
+/// A thread that has used so much since the first look at a late poll computes; one that waits for a processor has used none.
 const COMPUTES_LOOK_NS: u64 = 20_000;
 
 /// A brief task's poll that takes so long holds its thread, whatever the reason: others should not wait for longer.
@@ -324,7 +324,7 @@ impl Seat {
         }
     }
 
-    /// Says whether the polls of the task that comes have always been brief.
+    /// Says whether the polls of the task that comes are usually brief, by processor time, and do not sleep.
     pub(crate) fn set_brief(&self, is_brief: bool) {
         self.is_brief.store(is_brief, Ordering::Relaxed);
     }
@@ -344,12 +344,21 @@ impl Seat {
                 || self.is_late(now, WAITS_MOST_NS))
     }
 
+    /// The poll that began at `began` holds its thread, as far as others are concerned. The supervisor's.
+    pub(crate) fn take_as_caught(&self, began: Instant) {
+        self.seen.store(began.as_nanos(), Ordering::Relaxed);
+    }
+
     /// Finds out whether the thread computes or sleeps in the poll that began at `began`, which is late for a brief one.
     /// Returns whether that is known only after another look. The supervisor's.
     pub(crate) fn examine(&self, began: Instant) -> bool {
+        let read = |thread| Some((thread, kernel_help::processor_time(thread)?));
+        let Some((thread, used)) = self.thread().and_then(read) else {
+            // As in `computes`.
+            self.take_as_caught(began);
+            return false;
+        };
         let began = began.as_nanos();
-        let Some(thread) = self.thread() else { return false };
-        let Some(used) = kernel_help::processor_time(thread) else { return false };
         let (metered, before) = self.metered.load();
         if metered != began {
             self.metered.store((began, used));

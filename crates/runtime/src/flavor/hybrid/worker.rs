@@ -266,9 +266,11 @@ impl Worker {
         }
         self.guard(info, now);
         let remote = self.remote();
-        remote.seat.set_brief(order::is_brief(&info.account, info.is_proven()));
-        remote.seat.begin(now, info);
         let sleeps = info.sleeps();
+        // Nobody relieves a reserve thread, and one that sleeps is replaced.
+        let may_be_brief = self.local.worker.is_some() && !sleeps;
+        remote.seat.set_brief(may_be_brief && order::is_brief(&info.account, info.is_proven()));
+        remote.seat.begin(now, info);
         if sleeps {
             self.expect_sleep(now);
         }
