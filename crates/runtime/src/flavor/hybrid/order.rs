@@ -632,8 +632,8 @@ impl Turns {
         }
     }
 
-    /// Returns whether the supervisor is not needed for others: none is inside a long poll, nor inside any that may become one while
-    /// looks are not as frequent as the policies want, which `is_seen` says; and nothing waits behind one that is late.
+    /// Returns whether the supervisor is not needed for others: no other worker is inside a long poll, nothing waits behind one
+    /// that is late, and, unless looks are as frequent as the policies want (`is_seen`), none is inside a poll that may become long.
     #[cold]
     pub(crate) fn may_put_off<P: Parts>(
         &self,
