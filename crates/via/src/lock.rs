@@ -11,7 +11,8 @@
 //!   mutex, sets `is_revoked`, lets every thread of the process execute a full fence (`membarrier`), and
 //!   waits until `is_inside` is clear. The owner sets `is_inside` before it reads `is_revoked`, in program
 //!   order: if it read that before the fence, its mark is visible after it; else it reads that it is revoked.
-//! - lock-2: a thread that is inside does not enter again: it panics instead.
+//! - lock-2: a thread that is inside does not enter again: it panics instead. It knows by `is_inside` if it entered
+//!   by the bias, else by `holder`: its own number is there if it has written it and not cleared it since.
 //!
 //! - lock-3: a lock leans once in its life, to one thread: nobody else ever writes `is_inside`.
 //!
@@ -27,12 +28,13 @@
 
 use std::{
     fmt, io,
+    marker::PhantomData,
     ops::{Deref, DerefMut},
     sync::PoisonError,
 };
 
 use crate::sync::{
-    AtomicBool, AtomicU64, Mutex, MutexGuard, NAMELESS, NOBODY, Ordering, UnsafeCell, light_fence,
+    AtomicBool, AtomicU64, Mutex, MutexGuard, NOBODY, Ordering, UnsafeCell, light_fence,
     thread_number, yield_now,
 };
 
@@ -48,6 +50,8 @@ pub(crate) struct Lock<T> {
     /// The owner must take the mutex like everybody. Changed with the mutex held.
     is_revoked: AtomicBool,
     mutex: Mutex<Streak>,
+    /// Which thread holds the mutex; zero: none. Written with the mutex held.
+    holder: AtomicU64,
     value: UnsafeCell<T>,
 }
 
@@ -70,6 +74,8 @@ pub(crate) struct Guard<'a, T> {
     mutex: Option<MutexGuard<'a, Streak>>,
     /// The lock leans from now on.
     leans: bool,
+    /// A guard is a borrow of the value: others may share it only if they may share that.
+    value: PhantomData<&'a mut T>,
 }
 
 /// Makes every running thread of the process execute a full fence.
@@ -130,6 +136,7 @@ impl<T> Lock<T> {
             is_inside: AtomicBool::new(false),
             is_revoked: AtomicBool::new(true),
             mutex: Mutex::new(Streak { thread: NOBODY, length: 0, may_lean: has_fence() }),
+            holder: AtomicU64::new(NOBODY),
             value: UnsafeCell::new(value),
         }
     }
@@ -146,7 +153,7 @@ impl<T> Lock<T> {
             // The processor's part of the order is the revoker's fence (lock-1).
             light_fence();
             if !self.is_revoked.load(Ordering::Relaxed) {
-                return Guard { lock: self, mutex: None, leans: false };
+                return Guard { lock: self, mutex: None, leans: false, value: PhantomData };
             }
             self.is_inside.store(false, Ordering::Release);
         }
@@ -156,8 +163,11 @@ impl<T> Lock<T> {
     #[cold]
     #[inline(never)]
     fn lock_mutex(&self) -> Guard<'_, T> {
-        let mut streak = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
         let number = thread_number();
+        // What this thread itself wrote last, or what another one did.
+        assert!(self.holder.load(Ordering::Relaxed) != number, "{RE_ENTERED}");
+        let mut streak = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        self.holder.store(number, Ordering::Relaxed);
         if !self.is_revoked.load(Ordering::Relaxed) {
             self.revoke();
         }
@@ -165,7 +175,7 @@ impl<T> Lock<T> {
             (streak.thread, streak.length) = (number, 0);
         }
         streak.length = streak.length.saturating_add(1);
-        let mut leans = streak.may_lean && streak.length > STREAK && number != NAMELESS;
+        let mut leans = streak.may_lean && streak.length > STREAK;
         if leans {
             streak.may_lean = false;
             // A seccomp filter may have come since `has_fence` was asked. A model needs no such fence.
@@ -174,7 +184,7 @@ impl<T> Lock<T> {
         if leans {
             self.owner.store(number, Ordering::Relaxed);
         }
-        Guard { lock: self, mutex: Some(streak), leans }
+        Guard { lock: self, mutex: Some(streak), leans, value: PhantomData }
     }
 
     /// Ends the bias, with the mutex held.
@@ -206,8 +216,11 @@ impl<T> Drop for Guard<'_, T> {
         if self.mutex.is_none() {
             // With the revoker's load: what was done inside is visible to it.
             self.lock.is_inside.store(false, Ordering::Release);
-        } else if self.leans {
-            // The mutex is still held, until the fields are dropped.
+            return;
+        }
+        // The mutex is still held, until the fields are dropped.
+        self.lock.holder.store(NOBODY, Ordering::Relaxed);
+        if self.leans {
             self.lock.is_revoked.store(false, Ordering::Release);
         }
     }
@@ -380,20 +393,51 @@ mod tests {
         }
     }
 
-    /// Goal: entering again panics instead of handing out the value twice, and a panic inside leaves the lock
-    /// usable. Method: both, with a lock that leans.
+    /// Goal: entering again panics instead of waiting for itself or handing out the value twice, and a panic inside leaves the lock
+    /// usable. Method: by the bias, before the lock leans, in the take by which it begins to lean, and after the bias was taken away; in a
+    /// process of its own, which would hang.
     #[test]
     fn entering_again_panics() {
-        let lock = leaning();
-        if !has_fence() {
-            eprintln!("SKIPPED entering_again_panics: this kernel has no membarrier");
+        const NAME: &str = "lock::tests::entering_again_panics";
+        if !is_child(NAME) {
+            let Output { status, stderr, .. } = child(NAME);
+            assert!(status.success(), "{status}: {}", String::from_utf8_lossy(&stderr));
             return;
         }
-        let entered = std::panic::catch_unwind(AssertUnwindSafe(|| {
-            let _guard = lock.lock();
-            drop(lock.lock());
-        }));
-        assert!(entered.is_err());
-        *lock.lock() += 1;
+        // SAFETY: a process of its own; the signal ends it.
+        unsafe { libc::alarm(60) };
+        let panics = |lock: &Lock<u64>, is_by_bias: bool| {
+            let entered = std::panic::catch_unwind(AssertUnwindSafe(|| {
+                let guard = lock.lock();
+                assert_eq!(guard.mutex.is_none(), is_by_bias && has_fence());
+                drop(lock.lock());
+            }));
+            let text = *entered.expect_err("it panics").downcast::<String>().expect("a message");
+            assert_eq!(text, RE_ENTERED);
+            *lock.lock() += 1;
+        };
+        panics(&Lock::new(0), false);
+        panics(&leaning(), true);
+        let begins = Lock::new(0);
+        (0..STREAK).for_each(|_| *begins.lock() += 1);
+        panics(&begins, false);
+        let revoked = Arc::new(leaning());
+        let other = Arc::clone(&revoked);
+        thread::spawn(move || *other.lock() += 1).join().expect("no panic");
+        panics(&revoked, false);
+    }
+
+    /// Goal: a guard is shared between threads only if the value may be. Method: a trait that is implemented twice for what is
+    /// `Sync`, so that its function can be named for what is not alone.
+    #[test]
+    fn guards_of_cells_are_not_shared() {
+        trait NotSync<Which> {
+            fn is_not() {}
+        }
+        struct Anything;
+        struct Shared;
+        impl<T: ?Sized> NotSync<Anything> for T {}
+        impl<T: ?Sized + Sync> NotSync<Shared> for T {}
+        <Guard<'static, std::cell::Cell<u8>> as NotSync<_>>::is_not();
     }
 }

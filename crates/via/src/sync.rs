@@ -44,27 +44,23 @@ pub(crate) use std::{
 /// No thread.
 pub(crate) const NOBODY: u64 = 0;
 
-/// A thread that is ending.
-pub(crate) const NAMELESS: u64 = u64::MAX;
-
 /// The next number of a thread. In no model: which number a thread has does not matter.
 static NEXT: RealAtomicU64 = RealAtomicU64::new(1);
 
-/// Returns a number that no other thread of the process ever has, or [`NAMELESS`].
+/// Returns a number that no other thread of the process ever has.
 #[cfg(not(loom))]
 #[inline]
 pub(crate) fn thread_number() -> u64 {
     thread_local! {
         static NUMBER: Cell<u64> = const { Cell::new(NOBODY) };
     }
-    let give = |number: &Cell<u64>| {
-        number.set(NEXT.fetch_add(1, Ordering::Relaxed));
+    // Needs no drop, so it is there until the thread has ended.
+    NUMBER.with(|number| {
+        if number.get() == NOBODY {
+            number.set(NEXT.fetch_add(1, Ordering::Relaxed));
+        }
         number.get()
-    };
-    // A thread that is ending has no number any more.
-    NUMBER
-        .try_with(|number| if number.get() == NOBODY { give(number) } else { number.get() })
-        .unwrap_or(NAMELESS)
+    })
 }
 
 /// As above: loom's threads are all on one of the system's.
@@ -73,7 +69,7 @@ pub(crate) fn thread_number() -> u64 {
     loom::thread_local! {
         static NUMBER: u64 = NEXT.fetch_add(1, Ordering::Relaxed);
     }
-    NUMBER.try_with(|number| *number).unwrap_or(NAMELESS)
+    NUMBER.with(|number| *number)
 }
 
 /// Keeps the compiler from reordering; the processor is fenced by the other side.
