@@ -1,11 +1,14 @@
 //! Any descriptor as an asynchronous one: the ground that the sockets of [`net`](crate::net) stand on.
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     fmt,
-    future::{Future, poll_fn},
+    future::Future,
     io,
     os::fd::{AsFd, AsRawFd, RawFd},
-    pin::pin,
+    pin::Pin,
     task::{Context, Poll, Waker, ready},
 };
 
@@ -14,6 +17,7 @@ use crate::{
     handle::{EventStream, Handle},
     own_point,
     server::Server,
+    slot::{Place, Waiter},
     stock::readiness::{Awaited, Direction, Readable, Readiness, Source},
     sync::Arc,
     wait_point::Interest,
@@ -23,9 +27,14 @@ use crate::{
 ///
 /// The descriptor must be in non-blocking mode. It is watched at one server for as long as this
 /// lives. One task may wait in each direction with the `poll_` methods (a later one replaces it), any
-/// number with the `async` ones.
+/// number with the `async` ones beside it. An announcement wakes all that wait in its direction.
 ///
 /// Dropped in a forked child, it closes the child's descriptor, and the parent's is watched as before.
+///
+/// # Cost
+/// A wait takes the lock of its descriptor and direction, and none that descriptors share: once when it begins,
+/// and an `async` one again when it ends. It allocates nothing, unless more `async` ones wait in one direction
+/// than ever did before.
 pub struct AsyncFd<T: AsFd> {
     /// Gone only in `into_inner` and `drop`.
     inner: Option<T>,
@@ -115,29 +124,36 @@ impl<T: AsFd> AsyncFd<T> {
     /// [`io::ErrorKind::NotConnected`] once the server is shut down.
     #[inline]
     pub fn poll_ready(&self, direction: Direction, cx: &Context<'_>) -> Poll<io::Result<Readable>> {
-        let stream = match direction {
+        self.poll_as(Waiter::Last, direction, cx)
+    }
+
+    #[inline]
+    fn poll_as(
+        &self,
+        waiter: Waiter<'_>,
+        direction: Direction,
+        cx: &Context<'_>,
+    ) -> Poll<io::Result<Readable>> {
+        self.source.poll_ready(direction, cx, || {
+            // The events stay in the stream, as one: the bits tell more, since they may have been cleared.
+            self.stream(direction).register(cx.waker(), waiter)?;
+            if self.source.is_watched_by_server() {
+                return Ok(());
+            }
+            self.watch_here(direction, cx.waker())
+        })
+    }
+
+    const fn stream(&self, direction: Direction) -> &EventStream<Readiness> {
+        match direction {
             Direction::Read => &self.reader,
             Direction::Write => &self.writer,
-        };
-        loop {
-            let readable = self.source.ready(direction);
-            if !readable.ready.is_empty() {
-                ready!(budget::poll_proceed(cx));
-                return Poll::Ready(Ok(readable));
-            }
-            let Poll::Ready(event) = stream.poll_event(cx) else {
-                if !self.source.is_watched_by_server() {
-                    self.watch_here(direction, cx.waker())?;
-                }
-                return Poll::Pending;
-            };
-            match event {
-                // The bits tell more than the event: they may have been cleared since.
-                Some(Ok(_)) => {}
-                Some(Err(error)) => return Poll::Ready(Err(error.into())),
-                None => return Poll::Ready(Err(crate::WaitError::ServerClosed.into())),
-            }
         }
+    }
+
+    /// Returns the wait of one task beside others.
+    const fn waiting(&self, direction: Direction) -> Waiting<'_, T> {
+        Waiting { fd: self, direction, place: None }
     }
 
     /// Lets this thread's own wait point see the next readiness, or the server's if it has none or
@@ -161,21 +177,16 @@ impl<T: AsFd> AsyncFd<T> {
     /// [clear](Self::clear_ready) on [`io::ErrorKind::WouldBlock`].
     ///
     /// # Cancel safety
-    /// Cancel safe.
+    /// Cancel safe: a dropped wait takes no readiness with it. The others that wait in this direction are woken
+    /// whether or not it was.
     ///
     /// # Errors
-    /// As [`poll_ready`](Self::poll_ready).
+    /// As [`poll_ready`](Self::poll_ready), and once the server is shut down even if the descriptor is ready.
     pub async fn ready(&self, direction: Direction) -> io::Result<Readable> {
-        let awaited = Awaited { source: Arc::clone(&self.source), direction };
-        let mut wait = pin!(self.readiness.wait(awaited));
-        poll_fn(|cx| match wait.as_mut().poll(cx) {
-            Poll::Ready(ended) => Poll::Ready(ended.map_err(io::Error::from)),
-            Poll::Pending if self.source.is_watched_by_server() => Poll::Pending,
-            Poll::Pending => self
-                .watch_here(direction, cx.waker())
-                .map_or_else(|error| Poll::Ready(Err(error)), |()| Poll::Pending),
-        })
-        .await
+        if self.readiness.is_over() {
+            return Err(crate::WaitError::ServerClosed.into());
+        }
+        self.waiting(direction).await
     }
 
     /// Calls `operation` if the descriptor is ready in `direction`, and clears the readiness if the
@@ -212,16 +223,14 @@ impl<T: AsFd> AsyncFd<T> {
         direction: Direction,
         mut operation: impl FnMut(&T) -> io::Result<R>,
     ) -> io::Result<R> {
+        let mut waiting = self.waiting(direction);
         loop {
-            if !self.source.ready(direction).ready.is_empty() {
-                poll_fn(|cx| budget::poll_proceed(cx)).await;
-            }
-            match self.try_io(direction, &mut operation) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            let seen = (&mut waiting).await?;
+            match operation(self.as_inner()) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.source.clear(seen),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 result => return result,
             }
-            self.ready(direction).await?;
         }
     }
 
@@ -306,6 +315,32 @@ impl<T: AsFd> AsyncFd<T> {
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.source.clear(seen),
             _ => {}
+        }
+    }
+}
+
+/// The wait of one task, which has a place beside others from its first pending poll on. It may be awaited again.
+struct Waiting<'a, T: AsFd> {
+    fd: &'a AsyncFd<T>,
+    direction: Direction,
+    place: Option<Place>,
+}
+
+impl<T: AsFd> Future for Waiting<'_, T> {
+    type Output = io::Result<Readable>;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        this.fd.poll_as(Waiter::Beside(&mut this.place), this.direction, cx)
+    }
+}
+
+impl<T: AsFd> Drop for Waiting<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(place) = self.place.take() {
+            self.fd.stream(self.direction).unregister(place);
         }
     }
 }

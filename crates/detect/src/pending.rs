@@ -228,49 +228,51 @@ impl<D: Detector> PendingSet<D> {
         }
     }
 
-    /// Ends a pending request with its event, which waits in the slot for the waiter.
-    pub(crate) fn end(&mut self, key: Key, event: D::Event) -> Option<Waker> {
+    /// Ends a pending request with its event, which waits in the slot for the waiter. This and what follows moves to
+    /// `woken` whom it concerns.
+    pub(crate) fn end(&mut self, key: Key, event: D::Event, woken: &mut Vec<Waker>) {
         self.unlink(key.index);
         let entry = self.entry_mut(key.index);
         entry.phase = Phase::Ended;
         // The last event always fits: a request in `Mode::Once` has no other.
-        let Ok(waker) = entry.slot.push(event, usize::MAX, |_, newer| Some(newer)) else {
+        let Ok(()) = entry.slot.push(event, usize::MAX, |_, newer| Some(newer), woken) else {
             unreachable!("invariant: the capacity has no bound")
         };
-        let none = entry.slot.finish(End::Finished);
-        debug_assert!(none.is_none() || waker.is_none(), "invariant: a slot has one waker");
-        waker.or(none)
+        entry.slot.finish(End::Finished, woken);
     }
 
     /// Ends the request of `key` with an error for its waiter. What it owned is leaked if `in_flight`.
-    pub(crate) fn fail(&mut self, key: Key, error: WaitError, in_flight: bool) -> Option<Waker> {
-        match self.phase(key)? {
-            Phase::Pending => {
+    pub(crate) fn fail(
+        &mut self,
+        key: Key,
+        error: WaitError,
+        in_flight: bool,
+        woken: &mut Vec<Waker>,
+    ) {
+        match self.phase(key) {
+            Some(Phase::Pending) => {
                 self.unlink(key.index);
-                let waker = self.entry_mut(key.index).slot.finish(End::Failed(error));
-                self.entry_mut(key.index).phase = Phase::Ended;
+                let entry = self.entry_mut(key.index);
+                entry.slot.finish(End::Failed(error), woken);
+                entry.phase = Phase::Ended;
                 if in_flight {
                     self.leak_request(key.index);
                 }
-                waker
             }
-            Phase::Cancelling if in_flight => {
+            Some(Phase::Cancelling) if in_flight => {
                 self.cancelling_count -= 1;
                 self.leak(key.index);
-                None
             }
-            Phase::Cancelling => {
-                self.finish_cancelled(key.index, None);
-                None
-            }
-            Phase::Free | Phase::Ended => None,
+            Some(Phase::Cancelling) => self.finish_cancelled(key.index, None),
+            Some(Phase::Free | Phase::Ended) | None => {}
         }
     }
 
     /// Settles how a pending request will end, whatever is still reported to it before.
-    pub(crate) fn doom(&mut self, key: Key, error: WaitError) -> Option<Waker> {
-        let is_pending = self.phase(key) == Some(Phase::Pending);
-        if is_pending { self.entry_mut(key.index).slot.finish(End::Failed(error)) } else { None }
+    pub(crate) fn doom(&mut self, key: Key, error: WaitError, woken: &mut Vec<Waker>) {
+        if self.phase(key) == Some(Phase::Pending) {
+            self.entry_mut(key.index).slot.finish(End::Failed(error), woken);
+        }
     }
 
     /// Returns whether the waiter of `key` has gone and the detector was told so.
@@ -523,10 +525,9 @@ impl<'a, D: Detector> Round<'a, D> {
                 self.set.unlink(key.index);
                 let entry = self.set.entry_mut(key.index);
                 entry.phase = Phase::Ended;
-                let waker = entry.slot.finish(End::Finished);
+                entry.slot.finish(End::Finished, &mut self.batch.wakers);
                 // Counted: a host that found nothing would sleep before it wakes the waiter.
                 self.reported += 1;
-                self.batch.wakers.extend(waker);
                 true
             }
             Some(Phase::Cancelling) => {
@@ -548,10 +549,9 @@ impl<'a, D: Detector> Round<'a, D> {
             self.end(key, event);
             return Emitted::Ended;
         }
-        match entry.slot.push(event, capacity, D::merge) {
-            Ok(waker) => {
+        match entry.slot.push(event, capacity, D::merge, &mut self.batch.wakers) {
+            Ok(()) => {
                 self.reported += 1;
-                self.batch.wakers.extend(waker);
                 Emitted::Kept
             }
             Err(event) => {
@@ -563,9 +563,8 @@ impl<'a, D: Detector> Round<'a, D> {
 
     /// Ends a request with an error of the detector.
     pub fn fail(&mut self, key: Key, error: std::io::Error) {
-        let waker = self.set.fail(key, WaitError::Failed(error), false);
+        self.set.fail(key, WaitError::Failed(error), false, &mut self.batch.wakers);
         self.reported += 1;
-        self.batch.wakers.extend(waker);
     }
 
     /// Calls [`Detector::check`] for each pending request, oldest first: what a poll is without a
@@ -583,7 +582,7 @@ impl<'a, D: Detector> Round<'a, D> {
                 Ok(checked) => checked,
                 Err(panicked) => {
                     self.reported += 1;
-                    self.batch.wakers.extend(self.set.fail(key, panicked, true));
+                    self.set.fail(key, panicked, true, &mut self.batch.wakers);
                     continue;
                 }
             };
@@ -612,9 +611,8 @@ impl<'a, D: Detector> Round<'a, D> {
     }
 
     fn end(&mut self, key: Key, event: D::Event) {
-        let waker = self.set.end(key, event);
+        self.set.end(key, event, &mut self.batch.wakers);
         self.reported += 1;
-        self.batch.wakers.extend(waker);
     }
 }
 

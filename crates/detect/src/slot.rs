@@ -11,6 +11,11 @@
 //! again and again for a stream touches this small lock alone. No foreign code runs under it, except
 //! [`Detector::merge`](crate::Detector::merge); wakers are cloned and dropped outside where they
 //! could be the last reference to a task.
+//!
+//! Waiters that find out elsewhere what has happened only [`register`](Slot::register) a waker, beside each
+//! other if they like, and leave the events where they are. Each event, and the end, wakes all of them.
+
+mod waiters;
 
 use std::{
     collections::{VecDeque, vec_deque},
@@ -24,6 +29,8 @@ use crate::{
     error::WaitError,
     sync::{Mutex, lock},
 };
+use waiters::Waiters;
+pub(crate) use waiters::{Place, Waiter};
 
 /// How a slot's life ended.
 #[derive(Debug)]
@@ -53,19 +60,24 @@ struct SlotState<E> {
     first: Option<E>,
     more: VecDeque<E>,
     end: Option<End>,
-    waker: Option<Waker>,
+    waiters: Waiters,
     /// The capacity for which an event was refused since the last relief; zero if none was.
     refused_at: usize,
 }
 
 impl<E> Slot<E> {
     pub(crate) fn new() -> Self {
-        let state =
-            SlotState { first: None, more: VecDeque::new(), end: None, waker: None, refused_at: 0 };
+        let state = SlotState {
+            first: None,
+            more: VecDeque::new(),
+            end: None,
+            waiters: Waiters::default(),
+            refused_at: 0,
+        };
         Self { state: Mutex::new(state) }
     }
 
-    /// Adds an event; gives back the waker to wake once all locks are released.
+    /// Adds an event; moves to `woken` the wakers to wake once all locks are released.
     ///
     /// # Errors
     /// Gives the event back when `capacity` events wait already. The waiter is told to ask for it
@@ -75,7 +87,8 @@ impl<E> Slot<E> {
         event: E,
         capacity: usize,
         merge: impl FnOnce(&mut E, E) -> Option<E>,
-    ) -> Result<Option<Waker>, E> {
+        woken: &mut Vec<Waker>,
+    ) -> Result<(), E> {
         let mut guard = lock(&self.state);
         let state = &mut *guard;
         match state.more.back_mut().or(state.first.as_mut()) {
@@ -90,14 +103,15 @@ impl<E> Slot<E> {
                 }
             }
         }
-        Ok(state.waker.take())
+        state.waiters.drain(woken);
+        Ok(())
     }
 
-    /// Says that no further event comes; events that wait are still taken first.
-    pub(crate) fn finish(&self, end: End) -> Option<Waker> {
+    /// Says that no further event comes; events that wait are still taken first. Wakes as [`push`](Self::push) does.
+    pub(crate) fn finish(&self, end: End, woken: &mut Vec<Waker>) {
         let mut state = lock(&self.state);
         state.end.get_or_insert(end);
-        state.waker.take()
+        state.waiters.drain(woken);
     }
 
     /// Takes the oldest event, or leaves the waker of `cx` to be woken by the next. Leaves the event
@@ -114,13 +128,36 @@ impl<E> Slot<E> {
             if let Some(taken) = state.take() {
                 return Poll::Ready(taken);
             }
-            match &state.waker {
-                Some(waker) if waker.will_wake(cx.waker()) => return Poll::Pending,
-                _ => replaced = state.waker.replace(cx.waker().clone()),
-            }
+            replaced = state.waiters.register(cx.waker(), Waiter::Last);
         }
         drop(replaced);
         Poll::Pending
+    }
+
+    /// Leaves `waker` to be woken by the next event or by the end. Events that wait already stay and wake nobody: the
+    /// caller looks for what they report after this call.
+    ///
+    /// # Errors
+    /// How the slot has ended, each time.
+    pub(crate) fn register(&self, waker: &Waker, waiter: Waiter<'_>) -> Result<(), WaitError> {
+        let replaced;
+        {
+            let mut state = lock(&self.state);
+            match &state.end {
+                None => {}
+                Some(End::Failed(error)) => return Err(error.duplicate()),
+                Some(End::Finished) => return Err(WaitError::Ended),
+            }
+            replaced = state.waiters.register(waker, waiter);
+        }
+        drop(replaced);
+        Ok(())
+    }
+
+    /// Gives up the place of a waiter that goes.
+    pub(crate) fn unregister(&self, place: Place) {
+        let left = lock(&self.state).waiters.leave(place);
+        drop(left);
     }
 
     /// Makes the slot as new, keeping its memory, and gives back what it held: to be dropped by the
@@ -134,7 +171,7 @@ impl<E> Slot<E> {
         Leftover {
             events: state.first.take().into_iter().chain(more),
             _end: state.end.take(),
-            _waker: state.waker.take(),
+            _waiters: mem::take(&mut state.waiters),
         }
     }
 }
@@ -145,7 +182,7 @@ pub(crate) struct Leftover<E> {
     /// Events that nobody took, oldest first.
     pub(crate) events: Chain<option::IntoIter<E>, vec_deque::IntoIter<E>>,
     _end: Option<End>,
-    _waker: Option<Waker>,
+    _waiters: Waiters,
 }
 
 impl<E> SlotState<E> {
@@ -180,7 +217,8 @@ mod tests {
             let slot = Slot::new();
             for _ in 0..2 {
                 let mut waiting = 0;
-                while slot.push(waiting, capacity, |_, newer| Some(newer)).is_ok() {
+                while slot.push(waiting, capacity, |_, newer| Some(newer), &mut Vec::new()).is_ok()
+                {
                     waiting += 1;
                 }
                 assert_eq!(waiting, capacity.max(1));
@@ -208,8 +246,16 @@ mod tests {
         Waker::from(crate::sync::Arc::new(Woken(crate::sync::AtomicUsize::new(0))))
     }
 
-    fn push(slot: &Slot<u32>, event: u32) -> Option<Waker> {
-        slot.push(event, usize::MAX, |_, newer| Some(newer)).expect("there is room")
+    fn push(slot: &Slot<u32>, event: u32) -> Vec<Waker> {
+        let mut woken = Vec::new();
+        slot.push(event, usize::MAX, |_, newer| Some(newer), &mut woken).expect("there is room");
+        woken
+    }
+
+    fn finish(slot: &Slot<u32>, end: End) -> Vec<Waker> {
+        let mut woken = Vec::new();
+        slot.finish(end, &mut woken);
+        woken
     }
 
     /// Goal: an event or the end wakes whoever polled last, once. Method: two wakers, one after the other.
@@ -217,10 +263,10 @@ mod tests {
     fn the_last_waiter_is_woken_once() {
         let (first, second) = (waker(), waker());
         let ends =
-            [|slot: &Slot<u32>| push(slot, 1), |slot: &Slot<u32>| slot.finish(End::Finished)];
+            [|slot: &Slot<u32>| push(slot, 1), |slot: &Slot<u32>| finish(slot, End::Finished)];
         for end in ends {
             let slot = Slot::new();
-            assert!(push(&slot, 0).is_none(), "nobody waits");
+            assert!(push(&slot, 0).is_empty(), "nobody waits");
             assert!(matches!(
                 slot.poll(&Context::from_waker(&first)),
                 Poll::Ready(Taken::Event(0))
@@ -228,8 +274,8 @@ mod tests {
             for waiter in [&first, &second, &second] {
                 assert!(slot.poll(&Context::from_waker(waiter)).is_pending());
             }
-            assert!(end(&slot).is_some_and(|woken| woken.will_wake(&second)));
-            assert!(push(&slot, 2).is_none() && slot.finish(End::Finished).is_none());
+            assert!(matches!(&end(&slot)[..], [woken] if woken.will_wake(&second)));
+            assert!(push(&slot, 2).is_empty() && finish(&slot, End::Finished).is_empty());
         }
     }
 
@@ -241,12 +287,9 @@ mod tests {
         for fails in [false, true] {
             let slot = Slot::new();
             (0..3).for_each(|event| drop(push(&slot, event)));
-            drop(slot.finish(if fails {
-                End::Failed(WaitError::ServerClosed)
-            } else {
-                End::Finished
-            }));
-            drop(slot.finish(End::Failed(WaitError::ServerClosed)));
+            let end = if fails { End::Failed(WaitError::ServerClosed) } else { End::Finished };
+            drop(finish(&slot, end));
+            drop(finish(&slot, End::Failed(WaitError::ServerClosed)));
             for event in 0..3 {
                 assert!(
                     matches!(slot.poll(&cx), Poll::Ready(Taken::Event(taken)) if taken == event)
@@ -268,16 +311,82 @@ mod tests {
         let cx = Context::from_waker(Waker::noop());
         let slot = Slot::new();
         (0..3).for_each(|event| drop(push(&slot, event)));
-        assert_eq!(slot.push(3, 3, |_, newer| Some(newer)).err(), Some(3));
-        drop(slot.finish(End::Finished));
+        let refused = slot.push(3, 3, |_, newer| Some(newer), &mut Vec::new());
+        assert_eq!(refused, Err(3));
+        drop(finish(&slot, End::Finished));
         assert!(slot.reset().events.eq(0..3));
         assert!(slot.poll(&cx).is_pending());
         assert!(slot.reset().events.next().is_none());
-        assert!(push(&slot, 7).is_none(), "the waker went, too");
+        assert!(push(&slot, 7).is_empty(), "the waker went, too");
         assert!(
             matches!(slot.poll(&cx), Poll::Ready(Taken::Event(7))),
             "nothing was refused to it"
         );
         assert!(slot.poll(&cx).is_pending());
+    }
+
+    /// Goal: each event wakes all that are registered and have not left, and nobody else; the last of those without a
+    /// place is one of them. Method: random steps of six waiters, beside a set of who waits.
+    #[test]
+    fn an_event_wakes_who_is_registered() {
+        use proptest::prelude::*;
+
+        const LAST: usize = 6;
+        proptest!(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() }, |(
+            steps in proptest::collection::vec((0..3u8, 0..LAST), 0..60)
+        )| {
+            let slot = Slot::new();
+            let wakers: [Waker; LAST + 1] = std::array::from_fn(|_| waker());
+            let mut places = [None; LAST];
+            let mut waits = [false; LAST + 1];
+            for (step, index) in steps {
+                match step {
+                    0 => {
+                        let waiter = Waiter::Beside(&mut places[index]);
+                        slot.register(&wakers[index], waiter).expect("no end");
+                        waits[index] = true;
+                    }
+                    1 => {
+                        // As a dropped wait does, whether or not it was woken.
+                        if let Some(place) = places[index].take() {
+                            slot.unregister(place);
+                        }
+                        waits[index] = false;
+                    }
+                    _ => {
+                        if index < LAST / 2 {
+                            slot.register(&wakers[LAST], Waiter::Last).expect("no end");
+                            waits[LAST] = true;
+                        }
+                        let woken = push(&slot, 0);
+                        for (waker, waits) in wakers.iter().zip(&mut waits) {
+                            let count = woken.iter().filter(|woken| woken.will_wake(waker)).count();
+                            prop_assert_eq!(count, usize::from(mem::take(waits)));
+                        }
+                    }
+                }
+            }
+        });
+    }
+
+    /// Goal: who registers at a slot that is over learns how, each time, and is not kept. Method: both ends.
+    #[test]
+    fn nobody_waits_at_a_slot_that_is_over() {
+        let (waker, mut place) = (waker(), None);
+        for fails in [false, true] {
+            let slot = Slot::<u32>::new();
+            let end = if fails { End::Failed(WaitError::ServerClosed) } else { End::Finished };
+            slot.register(&waker, Waiter::Last).expect("no end yet");
+            slot.register(&waker, Waiter::Beside(&mut place)).expect("no end yet");
+            assert_eq!(finish(&slot, end).len(), 2);
+            for _ in 0..2 {
+                let ended = slot.register(&waker, Waiter::Beside(&mut place));
+                assert!(matches!(
+                    (fails, ended),
+                    (false, Err(WaitError::Ended)) | (true, Err(WaitError::ServerClosed))
+                ));
+            }
+            assert!(finish(&slot, End::Finished).is_empty());
+        }
     }
 }

@@ -247,6 +247,45 @@ fn readiness_allocates_nothing() {
     assert_eq!(count, 0);
 }
 
+/// Goal: as above for several waits at a time; and the first beside a poll-style one never needs memory. Method: count the
+/// first use of a descriptor, and later ones with more waits.
+#[test]
+fn waits_beside_each_other_allocate_nothing() {
+    let mut stage = Stage::new();
+    let (near, mut far) = UnixStream::pair().expect("a pair of sockets");
+    near.set_nonblocking(true).expect("non-blocking mode");
+    let near = AsyncFd::new_on(&stage.server, near).expect("a watched descriptor");
+    let read = |near: &UnixStream| {
+        let mut byte = [0];
+        rustix::io::read(near.as_fd(), &mut byte).map_err(std::io::Error::from)
+    };
+    let waker = stage.waker.clone();
+    let mut cx = Context::from_waker(&waker);
+    let before = COUNT.get();
+    {
+        let mut first = pin!(near.async_io(Direction::Read, read));
+        assert!(first.as_mut().poll(&mut cx).is_pending());
+        assert!(near.poll_io(Direction::Read, &cx, read).is_pending());
+    }
+    assert_eq!(COUNT.get() - before, 0);
+    let count = allocations(|| {
+        let mut first = pin!(near.async_io(Direction::Read, read));
+        let mut second = pin!(near.async_io(Direction::Read, read));
+        {
+            let mut dropped = pin!(near.async_io(Direction::Read, read));
+            for waiting in [first.as_mut(), dropped.as_mut(), second.as_mut()] {
+                assert!(waiting.poll(&mut cx).is_pending());
+            }
+        }
+        far.write_all(&[1, 2]).expect("room for two bytes");
+        assert!(matches!(stage.lookout.detect(), Detected::Events(_)));
+        for waiting in [first.as_mut(), second.as_mut()] {
+            assert!(matches!(waiting.poll(&mut cx), Poll::Ready(Ok(1))));
+        }
+    });
+    assert_eq!(count, 0);
+}
+
 #[test]
 fn a_wait_in_virtual_time_allocates_nothing() {
     let mut simulation = Simulation::new(1);

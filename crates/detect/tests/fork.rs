@@ -10,6 +10,7 @@ use std::{
     os::unix::net::UnixStream,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -126,6 +127,32 @@ fn what_a_child_drops_stays_with_the_parent() {
     for waiting in &mut waits {
         assert_eq!(poll(waiting), Poll::Ready(true));
     }
+}
+
+/// Goal: a child that waits for an inherited descriptor is told so at once, by each kind of wait. Method: one that is not
+/// ready; a wait that was pending at the fork, and new ones.
+#[test]
+fn a_child_does_not_wait_for_what_it_inherits() {
+    let (server, _lookout) = server();
+    let (near, _far) = connection(&server);
+    let near = Arc::new(near);
+    let waited = Arc::clone(&near);
+    let mut pending: Waiting =
+        Box::pin(async move { waited.async_io(Direction::Read, |_| Ok(())).await.is_ok() });
+    assert_eq!(poll(&mut pending), Poll::Pending);
+    let ended = ends_in_fork(|| {
+        assert_eq!(poll(&mut pending), Poll::Ready(false));
+        let polled = near.poll_ready(Direction::Read, &Context::from_waker(Waker::noop()));
+        let Poll::Ready(Err(error)) = polled else { panic!("it waits") };
+        assert_eq!(error.kind(), io::ErrorKind::NotConnected);
+        let waited = Arc::clone(&near);
+        // There is room, but the server is the parent's.
+        let mut late: Waiting =
+            Box::pin(async move { waited.ready(Direction::Write).await.is_ok() });
+        assert_eq!(poll(&mut late), Poll::Ready(false));
+    });
+    assert!(ended, "the child hangs or panics");
+    assert_eq!(poll(&mut pending), Poll::Pending);
 }
 
 /// Goal: a child hangs at no lock that was held at the fork. Method: fork under the lock of a handle; the

@@ -621,6 +621,59 @@ fn several_tasks_receive_at_one_socket() {
 }
 
 #[test]
+fn dropped_receivers_leave_datagrams_to_others() {
+    // Goal: receivers on several threads, most of whose waits are dropped, lose no wake-up: all that is sent is received. Method:
+    // each wait competes with a few turns of its thread, drawn by a seed; the sender waits for room all the time.
+    const TASKS: u64 = 8;
+    const COUNT: usize = 2_000;
+    run(|server| async move {
+        let _entered = server.enter();
+        let (sender, receiver) = UnixDatagram::pair().expect("a pair");
+        let receiver = Arc::new(receiver);
+        let received = Arc::new(AtomicUsize::new(0));
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(3)
+            .build()
+            .expect("a tokio runtime");
+        let tasks: Vec<_> = (0..TASKS)
+            .map(|seed| {
+                let (receiver, received) = (Arc::clone(&receiver), Arc::clone(&received));
+                runtime.spawn(async move {
+                    let mut state = seed + 1;
+                    while received.load(Ordering::Relaxed) < COUNT {
+                        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                        let mut turns = state >> 61;
+                        let mut byte = [0];
+                        let mut wait = pin!(receiver.recv(&mut byte));
+                        let is_received = std::future::poll_fn(|cx| match wait.as_mut().poll(cx) {
+                            Poll::Ready(count) => Poll::Ready(count.expect("received") == 1),
+                            Poll::Pending if turns == 0 => Poll::Ready(false),
+                            Poll::Pending => {
+                                turns -= 1;
+                                cx.waker().wake_by_ref();
+                                Poll::Pending
+                            }
+                        });
+                        if is_received.await {
+                            received.fetch_add(1, Ordering::Relaxed);
+                        }
+                        tokio::task::yield_now().await;
+                    }
+                })
+            })
+            .collect();
+        for _ in 0..COUNT {
+            sender.send(&[7]).await.expect("sent");
+        }
+        for task in tasks {
+            task.await.expect("the task ends well");
+        }
+        assert_eq!(received.load(Ordering::Relaxed), COUNT);
+        runtime.shutdown_background();
+    });
+}
+
+#[test]
 fn unix_streams_connect_by_path() {
     // Goal: listener and stream meet at a path, and know each other.
     run(|_| async {

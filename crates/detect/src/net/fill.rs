@@ -1,25 +1,52 @@
-//! Receives into memory that nobody has written to: a read of a hundred bytes into a buffer of some kilobytes would otherwise
-//! spend more time on zeroing it than on receiving.
-#![expect(unsafe_code, reason = "a `ReadBuf` gives its uninitialised part to unsafe code alone")]
+//! Receives into memory that has not been initialised. A caller often offers a buffer of several kilobytes and receives a
+//! hundred bytes; zeroing the whole buffer first would be wasted work.
+#![expect(unsafe_code, reason = "only unsafe code reaches the uninitialised part of a `ReadBuf`")]
 
 use std::{io, os::fd::AsFd};
 
 use rustix::net::{RecvFlags, recv};
 use tokio::io::ReadBuf;
 
-/// Receives into the unfilled part of `buffer`, and returns how many bytes are filled now that were not.
+/// Receives bytes into the unfilled part of `buffer`, and returns how many were received.
 pub(super) fn receive(
     socket: &impl AsFd,
     buffer: &mut ReadBuf<'_>,
     flags: RecvFlags,
 ) -> io::Result<usize> {
-    // SAFETY: nothing is written to this memory but by the kernel, which writes initialised bytes.
+    // SAFETY: only the kernel writes to this memory, and every byte that it writes is initialised.
     let room = unsafe { buffer.unfilled_mut() };
     let ((received, _), _) = recv(socket, room, flags)?;
     let count = received.len();
-    // SAFETY: these are the bytes that the kernel has written, from the beginning of the unfilled part on: `recv` gives out no
-    // others as initialised.
+    // SAFETY: the kernel has written these bytes, from the start of the unfilled part. `recv` returns only bytes that the
+    // kernel has written.
     unsafe { buffer.assume_init(count) };
     buffer.advance(count);
     Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Write, mem::MaybeUninit, os::unix::net::UnixStream};
+
+    use super::*;
+
+    #[test]
+    fn only_filled_bytes_are_initialised() {
+        // Goal: a read initialises the bytes that it fills and writes to no others. Method: two reads into a buffer whose
+        // bytes hold a mark, which `ReadBuf` takes for uninitialised memory.
+        const MARK: u8 = 0xa5;
+        let (mut sender, receiver) = UnixStream::pair().expect("two sockets");
+        let mut memory = [MaybeUninit::new(MARK); 4096];
+        let mut buffer = ReadBuf::uninit(&mut memory);
+        for message in ["sail", " ho"] {
+            sender.write_all(message.as_bytes()).expect("there is room");
+            let count = receive(&receiver, &mut buffer, RecvFlags::empty()).expect("a message");
+            assert_eq!(count, message.len());
+            assert_eq!(buffer.initialized().len(), buffer.filled().len());
+        }
+        assert_eq!(buffer.filled(), b"sail ho");
+        let rest = &memory["sail ho".len()..];
+        // SAFETY: every byte of `memory` was initialised with the mark.
+        assert!(rest.iter().all(|byte| unsafe { byte.assume_init() } == MARK));
+    }
 }

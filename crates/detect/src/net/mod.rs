@@ -46,13 +46,17 @@
 //!
 //! # Waiting tasks
 //! The `async` methods take `&self` and may be called by any number of tasks at once. The `poll_`
-//! methods, and `AsyncRead` and `AsyncWrite` with them, keep one waiting task for each direction: a
-//! later one replaces it. Every future here is cancel safe.
+//! methods, and `AsyncRead` and `AsyncWrite` with them, keep one waiting task for each direction beside
+//! those: a later one replaces it. What arrives wakes every task that waits in its direction, and the
+//! first to try gets it.
+//!
+//! Every future here is cancel safe: a dropped one has taken nothing, and the other tasks that wait are
+//! woken all the same.
 //!
 //! # Cost
 //! An operation is tried before it is waited for, so one that need not wait is one system call and two
-//! atomic loads. Waiting with a `poll_` method allocates nothing; waiting with an `async` one takes the
-//! lock that all sockets of the server share.
+//! atomic loads. A wait takes a short lock of its own socket and direction, and none that sockets share.
+//! It allocates nothing, unless more `async` methods wait in one direction of a socket than ever did before.
 //!
 //! # What is not here
 //! Names are not resolved, since resolving blocks: give a [`SocketAddr`](std::net::SocketAddr). For

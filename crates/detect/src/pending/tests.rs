@@ -116,6 +116,20 @@ impl Bench {
         act(&mut Round::new(&mut self.set, &mut self.batch, now, budget, capacity))
     }
 
+    /// Fails a request as [`PendingSet::fail`] does. Returns whether somebody waits for it.
+    fn fail(&mut self, key: Key, in_flight: bool) -> bool {
+        let before = self.batch.wakers.len();
+        self.set.fail(key, failed(), in_flight, &mut self.batch.wakers);
+        self.batch.wakers.len() > before
+    }
+
+    /// Dooms a request as [`PendingSet::doom`] does. Returns whether somebody waits for it.
+    fn doom(&mut self, key: Key) -> bool {
+        let before = self.batch.wakers.len();
+        self.set.doom(key, failed(), &mut self.batch.wakers);
+        self.batch.wakers.len() > before
+    }
+
     /// Wakes whom the rounds have found. Returns how many wake-ups the waiters have seen so far.
     fn wake(&mut self) -> usize {
         self.batch.wake_all();
@@ -218,8 +232,8 @@ fn an_event_ends_a_request() {
             assert!(matches!(round.emit(key, 6), Emitted::Gone(6)));
             assert_eq!(round.reported(), 0);
         });
-        assert!(bench.set.fail(key, failed(), false).is_none());
-        assert!(bench.set.doom(key, failed()).is_none() && !bench.set.is_cancelling(key));
+        assert!(!bench.fail(key, false));
+        assert!(!bench.doom(key) && !bench.set.is_cancelling(key));
         assert!(matches!(bench.take(&slot), Poll::Ready(Taken::End(End::Finished))));
         assert_eq!(bench.drops(), 0);
         assert!(bench.set.release(key, |_| panic!("it has ended")).is_some());
@@ -235,10 +249,12 @@ fn a_request_is_ended_for_its_waiter() {
     let mut bench = Bench::new();
     let key = bench.ask(Mode::Once);
     let slot = bench.set.slot(key);
-    assert!(bench.set.end(key, 8).is_none(), "nobody waits");
+    bench.set.end(key, 8, &mut bench.batch.wakers);
+    assert_eq!(bench.batch.wakers.len(), 0, "nobody waits");
     assert!(matches!(bench.take(&slot), Poll::Ready(Taken::Event(8))));
     let (key, slot) = bench.wait(Mode::Once);
-    assert!(bench.set.end(key, 9).is_some());
+    bench.set.end(key, 9, &mut bench.batch.wakers);
+    assert_eq!(bench.wake(), 1);
     assert!(matches!(bench.take(&slot), Poll::Ready(Taken::Event(9))));
     assert!(bench.pending().is_empty());
 }
@@ -258,14 +274,18 @@ fn a_request_in_flight_outlives_its_waiter() {
         assert_eq!(cancelling, [true, false, false]);
         assert_eq!(bench.set.known(), [older, other, key]);
         assert!(bench.set.request_mut(key).is_some());
-        assert!(bench.set.doom(key, failed()).is_none());
+        assert!(!bench.doom(key));
         let is_known = bench.round(9, 9, |round| {
             assert!(matches!(round.emit(key, 1), Emitted::Gone(1)), "nobody wants it");
             assert!(!round.complete(stale, 1) && !round.finish(stale));
             let is_known = match way {
                 0 => round.complete(key, 4),
                 1 => round.finish(key),
-                _ => round.set.fail(key, failed(), way == 3).is_none(),
+                _ => {
+                    let mut woken = Vec::new();
+                    round.set.fail(key, failed(), way == 3, &mut woken);
+                    woken.is_empty()
+                }
             };
             assert_eq!(round.reported(), 0, "nobody waits");
             is_known
@@ -334,7 +354,7 @@ fn an_error_ends_a_request() {
             let taken = bench.take(&slot);
             assert!(matches!(taken, Poll::Ready(Taken::End(End::Failed(WaitError::Failed(_))))));
         } else {
-            assert!(bench.set.fail(key, failed(), way == 2).is_some(), "it waits");
+            assert!(bench.fail(key, way == 2), "it waits");
             let taken = bench.take(&slot);
             let told =
                 matches!(taken, Poll::Ready(Taken::End(End::Failed(WaitError::ServerClosed))));
@@ -358,8 +378,8 @@ fn a_doomed_request_hears_of_earlier_events() {
     let mut bench = Bench::new();
     let (key, slot) = bench.wait(Mode::Stream);
     let stale = Key { generation: key.generation.wrapping_add(1), ..key };
-    assert!(bench.set.doom(stale, failed()).is_none());
-    assert!(bench.set.doom(key, failed()).is_some(), "it waits");
+    assert!(!bench.doom(stale));
+    assert!(bench.doom(key), "it waits");
     assert_eq!(bench.pending(), [key]);
     bench.round(9, 9, |round| {
         assert!(matches!(round.emit(key, 2), Emitted::Kept));

@@ -6,16 +6,20 @@
 //! An owner that found the descriptor not ready after all clears the bits *with the tick it had seen*:
 //! a newer announcement has raised it, and stays.
 //!
-//! A request names a source and a direction. It is ready at once if the source's bits say so.
+//! A request names a source and a direction. It is ready at once if the source's bits say so. An
+//! [`AsyncFd`](crate::AsyncFd) makes one stream for each direction; its waiters leave their wakers in the slots of
+//! these (`Source::poll_ready`), so that waiting takes no lock that sockets share.
 
 use std::{
     io,
     os::fd::{BorrowedFd, RawFd},
+    task::{Context, Poll, ready},
 };
 
 use slab::Slab;
 
 use crate::{
+    budget,
     detector::{
         Arming, Cancel, Detector, Emitted, Key, Methods, Mode, Notice, Ready, Round, Submitted,
     },
@@ -106,6 +110,32 @@ impl Source {
     pub fn ready(&self, direction: Direction) -> Readable {
         let state = unpack(self.state.load(Ordering::Acquire));
         Readable { ready: state.ready.intersection(direction.mask()), tick: state.tick }
+    }
+
+    /// Returns what the source is ready for in `direction`. If that is nothing, lets `register` leave the waker of
+    /// `cx` with the waiters whom [`Readiness::notified`] wakes, and looks again. At the end of the poll's budget it
+    /// gives way.
+    ///
+    /// No announcement is missed: it raises the bits, and then wakes who is registered. The lock of the waiters orders
+    /// the two sides. If the announcement took it first, the second look sees the bits, unless another waiter has
+    /// found the descriptor not ready and cleared them; if the waiter took it first, it is woken.
+    #[inline]
+    pub(crate) fn poll_ready<E>(
+        &self,
+        direction: Direction,
+        cx: &Context<'_>,
+        register: impl FnOnce() -> Result<(), E>,
+    ) -> Poll<Result<Readable, E>> {
+        let mut readable = self.ready(direction);
+        if readable.ready.is_empty() {
+            register()?;
+            readable = self.ready(direction);
+            if readable.ready.is_empty() {
+                return Poll::Pending;
+            }
+        }
+        ready!(budget::poll_proceed(cx));
+        Poll::Ready(Ok(readable))
     }
 
     /// Clears what `seen` showed, after an operation that would block, unless something was announced

@@ -1,0 +1,322 @@
+//! Several that wait beside each other for one descriptor, of whom some leave.
+
+use std::{
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
+
+use loom::{
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
+use vigie_detect::{
+    loom_exports::{Awaited, Seat},
+    stock::readiness::Readable,
+};
+
+use crate::{Gate, Task, fails};
+
+/// What one direction of a descriptor must be able to do; the real one, and its mutants.
+trait Place: Send + Sync + 'static {
+    /// What a waiter keeps between two polls.
+    type Seat: Default + Send;
+    fn new() -> Self;
+    fn announce(&self);
+    fn finish(&self);
+    /// What is seen, or `None` at the end.
+    fn poll(&self, cx: &Context<'_>, seat: &mut Self::Seat) -> Poll<Option<Readable>>;
+    fn clear(&self, seen: Readable);
+    fn leave(&self, seat: &mut Self::Seat);
+}
+
+fn wake(wakers: Vec<Waker>) {
+    wakers.into_iter().for_each(Waker::wake);
+}
+
+impl Place for Awaited {
+    type Seat = Seat;
+    fn new() -> Self {
+        Self::new()
+    }
+    fn announce(&self) {
+        wake(self.emit(self.raise()));
+    }
+    fn finish(&self) {
+        wake(self.finish());
+    }
+    fn poll(&self, cx: &Context<'_>, seat: &mut Seat) -> Poll<Option<Readable>> {
+        self.poll(cx, seat)
+    }
+    fn clear(&self, seen: Readable) {
+        self.clear(seen);
+    }
+    fn leave(&self, seat: &mut Seat) {
+        self.leave(seat);
+    }
+}
+
+/// What a mutant leaves out.
+const LOOKS_ONCE: u8 = 0;
+const WAKES_FIRST: u8 = 1;
+const LOOKS_BEFORE: u8 = 2;
+
+/// The real parts in a wrong order.
+struct Mutant<const FAULT: u8>(Awaited);
+
+impl<const FAULT: u8> Place for Mutant<FAULT> {
+    type Seat = Seat;
+    fn new() -> Self {
+        Self(Awaited::new())
+    }
+    fn announce(&self) {
+        if FAULT == WAKES_FIRST {
+            wake(self.0.emit(self.0.seen()));
+            self.0.raise();
+        } else {
+            Place::announce(&self.0);
+        }
+    }
+    fn finish(&self) {
+        Place::finish(&self.0);
+    }
+    fn poll(&self, cx: &Context<'_>, seat: &mut Seat) -> Poll<Option<Readable>> {
+        let seen = self.0.seen();
+        match FAULT {
+            LOOKS_ONCE if !seen.ready.is_empty() => Poll::Ready(Some(seen)),
+            LOOKS_ONCE => match self.0.register(cx, seat) {
+                Ok(()) => Poll::Pending,
+                Err(_) => Poll::Ready(None),
+            },
+            LOOKS_BEFORE if !seen.ready.is_empty() => Poll::Ready(Some(seen)),
+            LOOKS_BEFORE => {
+                let second = self.0.seen();
+                match self.0.register(cx, seat) {
+                    Ok(()) if second.ready.is_empty() => Poll::Pending,
+                    Ok(()) => Poll::Ready(Some(second)),
+                    Err(_) => Poll::Ready(None),
+                }
+            }
+            _ => self.0.poll(cx, seat),
+        }
+    }
+    fn clear(&self, seen: Readable) {
+        self.0.clear(seen);
+    }
+    fn leave(&self, seat: &mut Seat) {
+        self.0.leave(seat);
+    }
+}
+
+/// What is wrong with a list of waiters.
+const WAKES_ONE: u8 = 0;
+const KNOWS_NO_ROUNDS: u8 = 1;
+const NOTHING: u8 = 2;
+
+/// The real readiness over a list of waiters of its own.
+struct Listed<const FAULT: u8> {
+    readiness: Awaited,
+    waiters: Mutex<Waiters>,
+}
+
+#[derive(Default)]
+struct Waiters {
+    wakers: [Option<Waker>; 2],
+    round: usize,
+    is_over: bool,
+}
+
+impl<const FAULT: u8> Listed<FAULT> {
+    fn wake(&self, is_over: bool) {
+        let woken: Vec<_> = {
+            let mut waiters = self.waiters.lock().expect("not poisoned");
+            waiters.round += 1;
+            waiters.is_over |= is_over;
+            let count = if FAULT == WAKES_ONE { 1 } else { 2 };
+            waiters.wakers.iter_mut().filter_map(Option::take).take(count).collect()
+        };
+        wake(woken);
+    }
+}
+
+impl<const FAULT: u8> Place for Listed<FAULT> {
+    type Seat = Option<(usize, usize)>;
+    fn new() -> Self {
+        Self { readiness: Awaited::new(), waiters: Mutex::new(Waiters::default()) }
+    }
+    fn announce(&self) {
+        self.readiness.raise();
+        self.wake(false);
+    }
+    fn finish(&self) {
+        self.wake(true);
+    }
+    fn poll(&self, cx: &Context<'_>, seat: &mut Self::Seat) -> Poll<Option<Readable>> {
+        let look = || Some(self.readiness.seen()).filter(|seen| !seen.ready.is_empty());
+        if let Some(seen) = look() {
+            return Poll::Ready(Some(seen));
+        }
+        {
+            let mut waiters = self.waiters.lock().expect("not poisoned");
+            if waiters.is_over {
+                return Poll::Ready(None);
+            }
+            let known = seat.filter(|&(round, index)| {
+                round == waiters.round && waiters.wakers[index].is_some()
+            });
+            let index = known.map_or_else(
+                || waiters.wakers.iter().position(Option::is_none).expect("two waiters"),
+                |(_, index)| index,
+            );
+            waiters.wakers[index] = Some(cx.waker().clone());
+            *seat = Some((waiters.round, index));
+        }
+        look().map_or(Poll::Pending, |seen| Poll::Ready(Some(seen)))
+    }
+    fn clear(&self, seen: Readable) {
+        self.readiness.clear(seen);
+    }
+    fn leave(&self, seat: &mut Self::Seat) {
+        let Some((round, index)) = seat.take() else { return };
+        let mut waiters = self.waiters.lock().expect("not poisoned");
+        if FAULT == KNOWS_NO_ROUNDS || round == waiters.round {
+            waiters.wakers[index] = None;
+        }
+    }
+}
+
+/// A task that waits for `place`: takes what is queued until it has found `wanted` or nothing comes any more.
+fn takes<P: Place>(place: &P, queue: &AtomicUsize, wanted: usize) -> usize {
+    let task = Arc::new(Task(Gate::new()));
+    let waker = Waker::from(task.clone());
+    let (mut seat, mut taken) = (P::Seat::default(), 0);
+    while taken < wanted {
+        match place.poll(&Context::from_waker(&waker), &mut seat) {
+            Poll::Ready(Some(seen)) => match queue.swap(0, Ordering::Relaxed) {
+                0 => place.clear(seen),
+                found => taken += found,
+            },
+            Poll::Ready(None) => break,
+            Poll::Pending => task.0.sleep(),
+        }
+    }
+    place.leave(&mut seat);
+    taken
+}
+
+/// The kernel queues one thing and announces it; two tasks wait until they see that, and take nothing.
+fn wakes_all<P: Place>() {
+    let place = Arc::new(P::new());
+    let waits = |place: &P| {
+        let task = Arc::new(Task(Gate::new()));
+        let waker = Waker::from(task.clone());
+        let mut seat = P::Seat::default();
+        while place.poll(&Context::from_waker(&waker), &mut seat).is_pending() {
+            task.0.sleep();
+        }
+        place.leave(&mut seat);
+    };
+    let other = {
+        let place = place.clone();
+        thread::spawn(move || waits(&place))
+    };
+    let kernel = {
+        let place = place.clone();
+        thread::spawn(move || place.announce())
+    };
+    waits(&place);
+    kernel.join().expect("no panic");
+    other.join().expect("no panic");
+}
+
+/// The kernel queues `count` things and announces each. One task waits for all; another one, which waited before, leaves.
+fn survives_a_drop<P: Place>(count: usize) {
+    let (place, queue) = (Arc::new(P::new()), Arc::new(AtomicUsize::new(0)));
+    // It waits first, so that it has the first place, and the wake-up if there is only one.
+    let mut seat = P::Seat::default();
+    assert!(place.poll(&Context::from_waker(Waker::noop()), &mut seat).is_pending());
+    let kernel = {
+        let (place, queue) = (place.clone(), queue.clone());
+        thread::spawn(move || {
+            for _ in 0..count {
+                queue.fetch_add(1, Ordering::Relaxed);
+                place.announce();
+            }
+        })
+    };
+    let leaver = {
+        let place = place.clone();
+        thread::spawn(move || place.leave(&mut seat))
+    };
+    assert_eq!(takes(&*place, &queue, count), count);
+    kernel.join().expect("no panic");
+    leaver.join().expect("no panic");
+}
+
+/// The server is shut down while two tasks wait; both end.
+fn ends<P: Place>() {
+    let (place, queue) = (Arc::new(P::new()), Arc::new(AtomicUsize::new(0)));
+    let other = {
+        let (place, queue) = (place.clone(), queue.clone());
+        thread::spawn(move || takes(&*place, &queue, 1))
+    };
+    let server = {
+        let place = place.clone();
+        thread::spawn(move || place.finish())
+    };
+    assert_eq!(takes(&*place, &queue, 1), 0);
+    server.join().expect("no panic");
+    assert_eq!(other.join().expect("no panic"), 0);
+}
+
+#[test]
+fn all_are_woken() {
+    loom::model(wakes_all::<Awaited>);
+}
+
+#[test]
+fn a_dropped_wait_costs_no_wake_up() {
+    for count in 1..3 {
+        loom::model(move || survives_a_drop::<Awaited>(count));
+    }
+}
+
+#[test]
+fn the_end_is_heard_by_all() {
+    loom::model(ends::<Awaited>);
+}
+
+#[test]
+fn a_list_without_a_fault_passes() {
+    loom::model(wakes_all::<Listed<NOTHING>>);
+    loom::model(|| survives_a_drop::<Listed<NOTHING>>(2));
+    loom::model(ends::<Listed<NOTHING>>);
+}
+
+#[test]
+fn mutant_without_a_second_look_is_found() {
+    fails(wakes_all::<Mutant<LOOKS_ONCE>>);
+}
+
+#[test]
+fn mutant_that_looks_twice_and_then_registers_is_found() {
+    fails(wakes_all::<Mutant<LOOKS_BEFORE>>);
+}
+
+#[test]
+fn mutant_that_wakes_before_it_raises_is_found() {
+    fails(wakes_all::<Mutant<WAKES_FIRST>>);
+}
+
+#[test]
+fn mutant_that_wakes_one_is_found() {
+    fails(wakes_all::<Listed<WAKES_ONE>>);
+    fails(|| survives_a_drop::<Listed<WAKES_ONE>>(1));
+}
+
+#[test]
+fn mutant_that_gives_up_the_place_of_another_is_found() {
+    fails(|| survives_a_drop::<Listed<KNOWS_NO_ROUNDS>>(2));
+}
