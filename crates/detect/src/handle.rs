@@ -5,7 +5,7 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
@@ -16,7 +16,7 @@ use crate::{
     pending::{Batch, Key},
     policy::{Policy, Strategy},
     registered::{Cause, Inner, Registered, Submission},
-    slot::{End, Slot, Taken},
+    slot::{End, Place, Slot, Taken, Waiter},
     sync::Arc,
 };
 
@@ -147,6 +147,12 @@ impl<D: Detector> Handle<D> {
     /// Returns whether a parent of this process has registered it.
     pub(crate) fn is_inherited(&self) -> bool {
         self.user.inner.shared().is_inherited()
+    }
+
+    /// Returns whether no event comes any more: the server is shut down, or a parent's. Two loads.
+    pub(crate) fn is_over(&self) -> bool {
+        let shared = self.user.inner.shared();
+        shared.is_inherited() || shared.is_closed()
     }
 
     /// Returns whether both are the same registered detector.
@@ -299,6 +305,25 @@ impl<D: Detector> EventStream<D> {
             Taken::End(End::Failed(error)) => Some(Err(error)),
             Taken::End(End::Finished) => None,
         })
+    }
+
+    /// Leaves `waker` to be woken by the next event or by the end: see [`Slot::register`].
+    ///
+    /// # Errors
+    /// How the stream has ended; [`WaitError::ServerClosed`] in a forked child, where nobody wakes and the lock may
+    /// have been held at the fork.
+    pub(crate) fn register(&self, waker: &Waker, waiter: Waiter<'_>) -> Result<(), WaitError> {
+        if self.handle.is_inherited() {
+            return Err(WaitError::ServerClosed);
+        }
+        self.slot.register(waker, waiter)
+    }
+
+    /// Gives up the place of a waiter that goes.
+    pub(crate) fn unregister(&self, place: Place) {
+        if !self.handle.is_inherited() {
+            self.slot.unregister(place);
+        }
     }
 
     /// Waits for the next event; `None` is the end.

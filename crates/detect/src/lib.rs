@@ -52,6 +52,7 @@
 //! # What this crate does not do
 //! It knows no tasks and runs none. It does not resolve host names.
 mod async_fd;
+mod awake_host;
 mod blocker;
 pub mod budget;
 pub mod clock;
@@ -80,6 +81,7 @@ mod reactivity;
 mod registered;
 mod server;
 mod shared;
+mod sharing;
 mod signals;
 mod simulation;
 mod site;

@@ -3,11 +3,11 @@
 use std::{fmt, mem, time::Duration};
 
 use crate::{
-    budget,
+    awake_host, budget,
     clock::Instant,
     detector::Notice,
     error::discard,
-    park::Park,
+    park::{Park, Parked},
     pending::Batch,
     registered::{BeforeSleep, Cause, Registered},
     shared::{Row, Shared},
@@ -21,11 +21,29 @@ pub struct Lookout {
     batch: Batch,
     switches: usize,
     is_watcher: bool,
+    /// The most hosts that sleep in the wait point, this one included.
+    sleepers_max: u32,
+    /// Hosts were allowed to share the wait point when this one was asked last.
+    was_allowed: bool,
+    /// What was announced at the end of a sleep.
+    routed: Vec<Routed>,
 }
+
+/// The most hosts that sleep in the wait point. While one handles an event, the other one waits for the next: more would not
+/// be needed sooner than they can be called.
+const SLEEPERS_MAX: u32 = 2;
 
 impl Lookout {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, batch: Batch::default(), switches: 0, is_watcher: false }
+        Self {
+            shared,
+            batch: Batch::default(),
+            switches: 0,
+            is_watcher: false,
+            sleepers_max: 1,
+            was_allowed: true,
+            routed: Vec::new(),
+        }
     }
 
     /// Returns whether the host should [`detect`](Self::detect) at this switch: three loads.
@@ -53,17 +71,22 @@ impl Lookout {
     /// One `epoll_wait`, one lock for each handle that is polled. No allocation.
     pub fn detect(&mut self) -> Detected {
         self.switches = 0;
+        self.note_host();
         let now = self.shared.now();
         if !self.is_watcher {
             self.shared.note_look(now);
         }
         self.note_interval();
-        let Some(mut driver) = try_lock(&self.shared.driver) else {
-            // Whoever has it sees what comes: no need to try again at every switch.
+        // Whoever sleeps there sees what comes, and would wake up in vain if it were taken here. None falls asleep under the lock.
+        let is_left_to_others = || self.shared.word.is_parked();
+        let driver = if is_left_to_others() { None } else { try_lock(&self.shared.driver) };
+        let Some(mut driver) = driver.filter(|_| !is_left_to_others()) else {
+            let detected = self.settle(now, false);
+            // No need to try again at every switch.
             self.shared.schedule_look(now);
-            return Detected::Busy;
+            return detected;
         };
-        let events = self.shared.look(&mut driver, &mut self.batch, Timeout::Zero);
+        let events = self.shared.look(&mut driver, &mut self.batch);
         // The look that follows `prepare` ends a sleep in virtual time.
         self.shared.idle.end();
         finish(driver, &mut self.batch, events)
@@ -77,40 +100,91 @@ impl Lookout {
 
     /// Like [`park`](Self::park), but does not sleep if `is_awaited` says that somebody wants this
     /// host awake. It is asked after the host has announced its sleep: whoever makes it true and then
-    /// calls [`Server::unpark`](crate::Server::unpark) is heard, even if another host has taken that
+    /// calls [`Server::unpark`](crate::Server::unpark) is heard, even if another host that looks has taken that
     /// call for its own.
+    ///
+    /// Where hosts [share](Self::sharing) the wait point, `unpark` wakes either of them: one that is back from here must see whether
+    /// another one that sleeps here is awaited, and do what that one was called for, or call `unpark` again.
     pub fn park_unless(
         &mut self,
         until: Option<Instant>,
         is_awaited: impl FnOnce() -> bool,
     ) -> Detected {
-        let Self { shared, batch, .. } = self;
-        let Some(mut driver) = shared.driver_to_sleep() else { return Detected::Busy };
-        let spun = if self.is_watcher { Spun::Nothing } else { shared.spin(&mut driver, batch) };
-        let (mut events, is_awake) = match spun {
-            Spun::Events(count) => (count, true),
-            Spun::Rung => (0, true),
-            Spun::Nothing => (0, false),
+        let shared = &*self.shared;
+        let Some(mut driver) = shared.driver_to_sleep(self.sleepers_max) else {
+            return self.settle(shared.now(), true);
         };
-        if !is_awake {
-            match shared.prepare(&mut driver, batch, until) {
-                Prepared::Events(count) => events = count,
-                Prepared::Sleep(_) if is_awaited() => {}
-                Prepared::Sleep(timeout) => {
-                    shared.metrics.count_sleep();
-                    if timeout == Timeout::Zero {
+        // Polling would take from another host what the kernel has woken it for.
+        let is_only_one = !shared.word.is_parked();
+        if is_only_one {
+            driver.is_shared = self.sleepers_max > 1;
+            driver.sleepers_until = u64::MAX;
+        }
+        let spun = if self.is_watcher || !is_only_one {
+            Spun::Nothing
+        } else {
+            shared.spin(&mut driver, &mut self.batch)
+        };
+        let events = match spun {
+            Spun::Events(count) => count,
+            Spun::Rung => 0,
+            Spun::Nothing => {
+                let prepared = shared.prepare(&mut driver, &mut self.batch, until);
+                let parked = Parked(&shared.word);
+                match prepared {
+                    Prepared::Events(count) => count,
+                    Prepared::Sleep(_) if is_awaited() => 0,
+                    Prepared::Sleep(Timeout::Zero) => {
+                        shared.metrics.count_sleep();
                         // Rung for: whatever is found was there already.
                         shared.idle.end();
-                    } else if !self.is_watcher {
-                        shared.idle.fall_asleep(driver.prepared_at);
+                        drop(parked);
+                        shared.look(&mut driver, &mut self.batch)
                     }
-                    events = shared.look(&mut driver, batch, timeout);
+                    Prepared::Sleep(timeout) => {
+                        shared.metrics.count_sleep();
+                        if !self.is_watcher {
+                            shared.idle.fall_asleep(driver.prepared_at);
+                        }
+                        let sleep = shared.costs.begin(timeout, || shared.now());
+                        shared.arm(&mut driver, sleep.timeout);
+                        let began = driver.prepared_at;
+                        drop(driver);
+                        awake_host::forget();
+
+                        shared.wait(true, &mut self.routed);
+
+                        // Before anything is delivered: a detector that tells its next deadline would ring for
+                        // the host that asks it, which is awake.
+                        drop(parked);
+                        if self.sleepers_max > 1 {
+                            shared.note_host();
+                        }
+                        let now = shared.now();
+                        let is_event = !self.routed.is_empty() || shared.is_deadline_over(now);
+                        if self.sleepers_max > 1 && is_event {
+                            shared.judge_sharing(began, now);
+                        }
+                        shared.costs.end(&sleep, now, self.routed.is_empty());
+                        driver = lock(&shared.driver);
+                        shared.refresh(&mut driver);
+                        driver.routed.clear();
+                        mem::swap(&mut driver.routed, &mut self.routed);
+                        shared.take_in(&mut driver, &mut self.batch, now)
+                    }
                 }
             }
-            shared.word.end_park();
-        }
+        };
         shared.idle.end();
-        finish(driver, batch, events)
+        finish(driver, &mut self.batch, events)
+    }
+
+    /// Lets this host sleep in the wait point beside another one, while that pays. The kernel wakes one of them for each event, and
+    /// while that one runs tasks, the other one [watches](Self::is_watched) without anybody having called it.
+    #[must_use]
+    pub fn sharing(mut self) -> Self {
+        self.sleepers_max = SLEEPERS_MAX;
+        self
     }
 
     /// Makes this the lookout of a host that watches while others run the tasks: it never polls before
@@ -122,10 +196,20 @@ impl Lookout {
         self
     }
 
-    /// Returns whether some host sleeps at the wait point, or is about to: then an event wakes it.
+    /// Returns whether a host that sleeps elsewhere should be woken, to sleep in the wait point beside this one, which is about to
+    /// sleep at `now`: the time is over in which that did not pay.
+    #[must_use]
+    pub fn wants_company(&mut self, now: Instant) -> bool {
+        let is_due = self.shared.may_share(now);
+        let was_due = mem::replace(&mut self.was_allowed, is_due);
+        self.sleepers_max > 1 && is_due && !was_due && !self.shared.word.is_parked()
+    }
+
+    /// Returns whether some host sleeps at the wait point, or is about to: then whatever is announced wakes it, and the next
+    /// deadline does. Detectors that must be polled are, too.
     #[must_use]
     pub fn is_watched(&self) -> bool {
-        self.shared.word.is_parked()
+        self.shared.is_covered()
     }
 
     /// Tells that this host runs tasks again after a sleep: that it did not look meanwhile is no
@@ -133,6 +217,52 @@ impl Lookout {
     pub fn resume(&self, now: Instant) {
         self.shared.last_look.store(now.as_nanos(), Ordering::Relaxed);
         self.note_interval();
+    }
+
+    /// Others sleep in the wait point, and this host does not look: it polls what must be polled, and sees to it that those who sleep are
+    /// told of the next event and of the deadlines that were left to this host, at the latest before it `sleeps` elsewhere.
+    fn settle(&mut self, now: Instant, sleeps: bool) -> Detected {
+        let shared = &*self.shared;
+        let (must_poll, owes) = (shared.must_poll(), awake_host::take_debt());
+        if !must_poll && !owes && !shared.is_deadline_lost(now) {
+            return Detected::Busy;
+        }
+        if !must_poll {
+            // It costs as much as a wake-up in vain, and ends in one if this host is about to look.
+            shared.sharing.note_wasted(now);
+        }
+        for _ in 0..if sleeps { TRIES_MAX } else { 1 } {
+            let Some(mut driver) = try_lock(&shared.driver) else {
+                std::hint::spin_loop();
+                continue;
+            };
+            if !shared.word.is_parked() {
+                // Who slept there is awake, and does all that before it sleeps again.
+                return Detected::Busy;
+            }
+            if must_poll {
+                shared.refresh(&mut driver);
+            }
+            let events = shared.watch_for_others(&mut driver, &mut self.batch, now);
+            return match finish(driver, &mut self.batch, events) {
+                Detected::Nothing => Detected::Busy,
+                detected => detected,
+            };
+        }
+        if sleeps {
+            shared.unpark();
+        } else if owes {
+            // At the next look.
+            awake_host::owe();
+        }
+        Detected::Busy
+    }
+
+    /// Only a host that shares leaves its deadlines to its next look: it stays on its thread, and looks or sleeps between any two polls.
+    fn note_host(&self) {
+        if self.sleepers_max > 1 {
+            self.shared.note_host();
+        }
     }
 
     /// The budgets of this host's polls are as long as the interval between its looks.
@@ -189,9 +319,12 @@ impl Lookout {
 }
 
 impl Drop for Lookout {
-    /// A server that closed while this host turned it could not take its handles from the driver,
+    /// The thread looks no more. A server that closed while this host turned it could not take its handles from the driver,
     /// which would keep each other alive for ever.
     fn drop(&mut self) {
+        if self.shared.is_hosted_here() {
+            awake_host::forget();
+        }
         if self.shared.is_closed()
             && !self.shared.is_inherited()
             && let Some(mut driver) = try_lock(&self.shared.driver)
@@ -250,8 +383,12 @@ pub(crate) struct Driver {
     /// The rows that the server must poll by itself, and those that have had a deadline.
     active: Vec<u32>,
     with_deadlines: Vec<u32>,
-    /// When the host last made ready for a sleep.
+    /// When a host last made ready for a sleep.
     prepared_at: Instant,
+    /// Another host may join the one that sleeps.
+    is_shared: bool,
+    /// Until when those who sleep want to, in nanoseconds.
+    sleepers_until: u64,
     /// The last look has taken a ring.
     was_rung: bool,
     /// Handles of which the policy must be asked before the next look or sleep, and the time of the look
@@ -271,6 +408,12 @@ enum Spun {
 /// A host that polls and is stopped for longer has lost its core to somebody else.
 const STOPPED: Duration = Duration::from_micros(100);
 
+/// A sleep that is shorter was none: the event was there already.
+const NO_SLEEP: Duration = Duration::from_micros(4);
+
+/// A host that has looked within this is not inside a long poll, and will soon look again.
+const SEEN_SOON: Duration = Duration::from_micros(100);
+
 enum Prepared {
     Events(usize),
     Sleep(Timeout),
@@ -280,16 +423,19 @@ enum Prepared {
 const TRIES_MAX: u32 = 1_000;
 
 impl Shared {
-    /// The driver's lock, for a host that wants to sleep. One that only looks holds it for a few
-    /// microseconds, and is waited for: to sleep elsewhere because of it would leave the wait point
-    /// empty. One that sleeps there is not.
-    fn driver_to_sleep(&self) -> Option<MutexGuard<'_, Driver>> {
+    /// The driver's lock, for a host that wants to sleep where at most `sleepers_max` do. One that only looks holds it for a
+    /// few microseconds, and is waited for: to sleep elsewhere because of it would leave the wait point empty.
+    fn driver_to_sleep(&self, sleepers_max: u32) -> Option<MutexGuard<'_, Driver>> {
         for _ in 0..TRIES_MAX {
-            if let Some(driver) = try_lock(&self.driver) {
-                return Some(driver);
-            }
-            if self.word.is_parked() {
+            let driver = try_lock(&self.driver);
+            // More come only under the lock.
+            let parked_count = self.word.parked_count();
+            if parked_count >= sleepers_max || parked_count > 0 && !self.may_share(self.now()) {
                 return None;
+            }
+            if let Some(driver) = driver {
+                // A watcher would lose its calls to another one, which does not run what it was called for.
+                return (parked_count == 0 || driver.is_shared).then_some(driver);
             }
             std::hint::spin_loop();
         }
@@ -299,30 +445,87 @@ impl Shared {
 
 /// The rounds of detection. Every function here runs under the driver's lock.
 impl Shared {
-    /// One round over everything that is due, after waiting at the wait point for `timeout`.
-    fn look(&self, driver: &mut Driver, batch: &mut Batch, timeout: Timeout) -> usize {
+    /// One round over everything that is due, without waiting.
+    fn look(&self, driver: &mut Driver, batch: &mut Batch) -> usize {
         self.refresh(driver);
         driver.routed.clear();
-        let sleep = (timeout != Timeout::Zero).then(|| self.costs.begin(timeout, || self.now()));
-        let timeout = sleep.as_ref().map_or(timeout, |sleep| sleep.timeout);
-        if let Err(error) = driver.wait_point.wait(timeout, &mut driver.routed) {
+        self.wait(false, &mut driver.routed);
+        self.take_in(driver, batch, self.now())
+    }
+
+    fn wait(&self, may_sleep: bool, routed: &mut Vec<Routed>) {
+        if let Err(error) = self.gate().wait(may_sleep, routed) {
             tracing::error!(%error, "the wait point failed");
         }
-        // Before anything is delivered: a detector that tells its next deadline would ring for the host that
-        // asks it, which is awake.
-        if self.word.is_parked() {
-            self.word.end_park();
-        }
-        let now = self.now();
-        if let Some(sleep) = sleep {
-            self.costs.end(&sleep, now, driver.routed.is_empty());
-        }
+    }
+
+    /// Takes in what was announced until `now`, and what is due.
+    fn take_in(&self, driver: &mut Driver, batch: &mut Batch, now: Instant) -> usize {
         self.schedule_look(now);
         let mut events = self.answer_rings(driver, batch, now);
         events += self.deliver(driver, batch, now);
         events += self.poll_due(driver, batch, now);
         events += self.poll_deadlines(driver, batch, now);
         self.metrics.count_round(events);
+        if self.word.is_parked() {
+            events += self.watch_for_others(driver, batch, now);
+        }
+        awake_host::take_debt();
+        events
+    }
+
+    /// A host that may sleep beside another one was woken by an event or a deadline at `now`, after a sleep that began at `began`. It was woken in
+    /// vain if another one was about to look, or had been awake a moment before.
+    fn judge_sharing(&self, began: Instant, now: Instant) {
+        let is_wasted = if self.word.is_parked() {
+            // What was there before the sleep has woken the other one, too.
+            now - began < NO_SLEEP
+        } else {
+            let last_look = Instant::from_nanos(self.last_look.load(Ordering::Relaxed));
+            now - last_look < SEEN_SOON
+        };
+        if is_wasted {
+            self.sharing.note_wasted(now);
+        }
+    }
+
+    /// Ends the sleep that begins at the end of `timeout`.
+    fn arm(&self, driver: &mut Driver, timeout: Timeout) {
+        if let Timeout::Until(deadline) = timeout
+            && let Err(error) = driver.wait_point.arm(deadline)
+        {
+            tracing::error!(%error, "the wait point's timer could not be set");
+        }
+        // A timer that is set to what has passed fires at once.
+        let at_once = if let Timeout::Until(deadline) = timeout { Some(deadline) } else { None };
+        let armed = driver.wait_point.armed_after(driver.prepared_at).or(at_once);
+        self.armed.store(armed.map_or(u64::MAX, Instant::as_nanos), Ordering::Relaxed);
+    }
+
+    /// Others sleep: polls what must be polled and is not announced to them, and sees to it that they wake up for the next event, poll and
+    /// deadline, whatever the tasks of this host do.
+    fn watch_for_others(&self, driver: &mut Driver, batch: &mut Batch, now: Instant) -> usize {
+        let has_active = !driver.active.is_empty();
+        let mut events = if has_active { self.poll_deadlines(driver, batch, now) } else { 0 };
+        let mut wake_at = u64::MAX;
+        for handle in driver.active() {
+            let (count, next_poll) = handle.watch_for_others(now, batch);
+            events += count;
+            wake_at = wake_at.min(next_poll.map_or(u64::MAX, Instant::as_nanos));
+        }
+        if driver.sleepers_until <= now.as_nanos() {
+            driver.sleepers_until = u64::MAX;
+        }
+        wake_at = wake_at.min(driver.sleepers_until);
+        wake_at = wake_at.min(self.next_deadline.load(Ordering::SeqCst));
+        driver.prepared_at = now;
+        let deadline = Instant::from_nanos(wake_at);
+        self.arm(
+            driver,
+            if wake_at < u64::MAX { Timeout::Until(deadline) } else { Timeout::Never },
+        );
+        // What was told here is seen to.
+        awake_host::take_debt();
         events
     }
 
@@ -366,8 +569,11 @@ impl Shared {
                 switches = count;
             }
         }
+        let has_active = !driver.active.is_empty();
+        self.has_active.store(has_active, Ordering::Relaxed);
         self.look_every_ns.store(every_ns, Ordering::Relaxed);
         driver.spin = Duration::from_nanos(spin_ns);
+        self.polls_first.store(spin_ns > 0, Ordering::Relaxed);
         self.look_switches.store(switches, Ordering::Relaxed);
         true
     }
@@ -519,7 +725,7 @@ impl Shared {
         let (mut last, mut end) = (since, since + driver.spin);
         loop {
             driver.was_rung = false;
-            let events = self.look(driver, batch, Timeout::Zero);
+            let events = self.look(driver, batch);
             if events > 0 {
                 return Spun::Events(events);
             }
@@ -554,13 +760,23 @@ impl Shared {
     /// parked: the caller ends that.
     fn prepare(&self, driver: &mut Driver, batch: &mut Batch, until: Option<Instant>) -> Prepared {
         self.refresh(driver);
-        if self.word.begin_park() == Park::Rung {
+        let is_only_one = !self.word.is_parked();
+        // Somebody who rings while another host sleeps has woken that one.
+        if self.word.begin_park() == Park::Rung && is_only_one {
             return Prepared::Sleep(Timeout::Zero);
         }
+        let parked = Parked(&self.word);
+        let prepared = self.arm_all(driver, batch, until);
+        mem::forget(parked);
+        prepared
+    }
+
+    fn arm_all(&self, driver: &mut Driver, batch: &mut Batch, until: Option<Instant>) -> Prepared {
         let now = self.now();
         driver.prepared_at = now;
         let mut events = 0;
-        let mut wake_at = until.map_or(u64::MAX, Instant::as_nanos);
+        let until = until.map_or(u64::MAX, Instant::as_nanos);
+        let mut wake_at = until;
         for handle in driver.active() {
             match handle.before_sleep(now, batch) {
                 BeforeSleep::Events(count) => events += count,
@@ -585,6 +801,12 @@ impl Shared {
             // A handle came while we armed the others: look again.
             wake_at = 0;
         }
+        if wake_at > now.as_nanos() {
+            driver.sleepers_until = driver.sleepers_until.min(until);
+            if driver.sleepers_until > now.as_nanos() {
+                wake_at = wake_at.min(driver.sleepers_until);
+            }
+        }
         Prepared::Sleep(match wake_at {
             u64::MAX => Timeout::Never,
             nanos if nanos <= now.as_nanos() => Timeout::Zero,
@@ -606,6 +828,8 @@ impl Driver {
             active: Vec::new(),
             with_deadlines: Vec::new(),
             prepared_at: Instant::from_nanos(0),
+            is_shared: false,
+            sleepers_until: u64::MAX,
             was_rung: false,
             stale: Vec::new(),
             stale_at: Instant::from_nanos(0),

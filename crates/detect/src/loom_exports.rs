@@ -8,11 +8,15 @@ use std::{
 use crate::{
     blocker::{self, Blocker},
     clock::Instant,
-    detector::Ready,
+    detector::{Detector, Ready},
+    error::WaitError,
     own_point::{self, Place},
     park,
-    slot::{self, End, Taken},
-    stock::readiness::{Direction, Readable, Source},
+    slot::{self, End, Taken, Waiter},
+    stock::{
+        self,
+        readiness::{Direction, Readable, Source},
+    },
     sync::{AtomicU64, AtomicUsize, Ordering},
 };
 
@@ -88,17 +92,21 @@ impl Slot {
         Self(slot::Slot::new())
     }
 
-    /// The round's side: an event.
+    /// The round's side: an event. Returns whom it wakes.
     ///
     /// # Errors
     /// The event, if the slot is full.
-    pub fn push(&self, event: u32, capacity: usize) -> Result<Option<Waker>, u32> {
-        self.0.push(event, capacity, |_, newer| Some(newer))
+    pub fn push(&self, event: u32, capacity: usize) -> Result<Vec<Waker>, u32> {
+        let mut woken = Vec::new();
+        self.0.push(event, capacity, |_, newer| Some(newer), &mut woken)?;
+        Ok(woken)
     }
 
-    /// The round's side: the end.
-    pub fn finish(&self) -> Option<Waker> {
-        self.0.finish(End::Finished)
+    /// The round's side: the end. Returns whom it wakes.
+    pub fn finish(&self) -> Vec<Waker> {
+        let mut woken = Vec::new();
+        self.0.finish(End::Finished, &mut woken);
+        woken
     }
 
     /// The waiter's side: an event, and whether the detector must be told of room; or the end.
@@ -137,6 +145,76 @@ impl Readiness {
     /// The owner's side: it tried, and would have blocked.
     pub fn clear(&self, seen: Readable) {
         self.0.clear(seen);
+    }
+}
+
+/// One direction of a watched descriptor: its readiness, and who waits for it.
+#[derive(Debug)]
+pub struct Awaited {
+    source: Source,
+    slot: slot::Slot<Readable>,
+}
+
+/// A waiter's place beside others.
+#[derive(Debug, Default)]
+pub struct Seat(Option<slot::Place>);
+
+impl Awaited {
+    /// Returns a descriptor that is not ready, for which nobody waits.
+    #[expect(clippy::new_without_default, reason = "made on purpose, inside a model")]
+    pub fn new() -> Self {
+        Self { source: Source::new(0), slot: slot::Slot::new() }
+    }
+
+    /// The round's side, first: what became ready. As in `Readiness::notified`.
+    pub fn raise(&self) -> Readable {
+        self.source.announce(Ready::READABLE)
+    }
+
+    /// The round's side, then: an event. Returns whom it wakes. As `Round::emit`.
+    pub fn emit(&self, readable: Readable) -> Vec<Waker> {
+        let mut woken = Vec::new();
+        let merge = <stock::readiness::Readiness as Detector>::merge;
+        self.slot.push(readable, 1, merge, &mut woken).expect("readiness merges");
+        woken
+    }
+
+    /// The round's side: the end. Returns whom it wakes.
+    pub fn finish(&self) -> Vec<Waker> {
+        let mut woken = Vec::new();
+        self.slot.finish(End::Failed(WaitError::ServerClosed), &mut woken);
+        woken
+    }
+
+    /// The waiter's side, as `AsyncFd::poll_as`: what is ready, or the end.
+    pub fn poll(&self, cx: &Context<'_>, seat: &mut Seat) -> Poll<Option<Readable>> {
+        let register = || self.register(cx, seat);
+        self.source.poll_ready(Direction::Read, cx, register).map(Result::ok)
+    }
+
+    /// The waiter's side: what it sees without waiting.
+    pub fn seen(&self) -> Readable {
+        self.source.ready(Direction::Read)
+    }
+
+    /// The waiter's side: leaves its waker.
+    ///
+    /// # Errors
+    /// The end.
+    pub fn register(&self, cx: &Context<'_>, seat: &mut Seat) -> Result<(), WaitError> {
+        self.slot.register(cx.waker(), Waiter::Beside(&mut seat.0))
+    }
+
+    /// The waiter's side: it tried, and would have blocked.
+    pub fn clear(&self, seen: Readable) {
+        self.source.clear(seen);
+    }
+
+    /// The waiter's side: it goes.
+    pub fn leave(&self, seat: &mut Seat) {
+        if let Some(place) = seat.0.take() {
+            self.slot.unregister(place);
+        }
     }
 }
 

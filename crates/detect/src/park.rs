@@ -1,10 +1,10 @@
-//! The word between a host that goes to sleep and those who ring for it.
+//! The word between hosts that go to sleep and those who ring for them.
 //!
 //! ```text
 //!              begin_park (1)
 //!      awake ─────────────────▶ parked
 //!        │  ▲     end_park (2)    │
-//!   ring │  └─────────────────────┘ ring: the ringer wakes the host
+//!   ring │  └─────────────────────┘ ring: the ringer wakes a host
 //!        ▼
 //!      rung: begin_park refuses, the host looks again
 //! ```
@@ -12,15 +12,19 @@
 //! All transitions are read-modify-writes of one word, so they have one total order: either the host
 //! sees the ring when it parks, or the ringer sees the parked host and wakes it. There is no third
 //! case in which a wake-up is lost.
+//!
+//! The word counts the hosts that are parked. A ring wakes one of them, and no one can say which: a host
+//! that takes a ring which may be for another one [hands it on](crate::Lookout::park_unless).
 
 use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, order_for_loom};
 
-const PARKED: u32 = 1;
-const RUNG: u32 = 2;
+const RUNG: u32 = 1;
+/// One parked host: they are counted above `RUNG`.
+const PARKED: u32 = 2;
 
 #[derive(Debug)]
 pub(crate) struct ParkWord {
-    /// Written by the host (`PARKED`, clears `RUNG`) and by ringers (`RUNG`). The ringer's release
+    /// Written by hosts (`PARKED`, clear `RUNG`) and by ringers (`RUNG`). The ringer's release
     /// pairs with the host's acquire in [`take_ring`](Self::take_ring) and
     /// [`begin_park`](Self::begin_park), so that the host sees what the ringer did before it rang.
     /// `SeqCst` because deadlines and requests are published beside the word: see
@@ -47,20 +51,25 @@ impl ParkWord {
     /// the host [is parked](Self::is_parked), a `SeqCst` load after this sees; or else they see the
     /// parked host: all four operations stand in the one order of `SeqCst` operations.
     pub(crate) fn begin_park(&self) -> Park {
-        let before = self.bits.fetch_or(PARKED, Ordering::SeqCst);
+        let before = self.bits.fetch_add(PARKED, Ordering::SeqCst);
         order_for_loom();
         if before & RUNG == 0 { Park::Sleep } else { Park::Rung }
     }
 
-    /// Announces that the host is awake.
+    /// Announces that the host is awake: once for each [`begin_park`](Self::begin_park).
     pub(crate) fn end_park(&self) {
-        self.bits.fetch_and(!PARKED, Ordering::SeqCst);
+        self.bits.fetch_sub(PARKED, Ordering::SeqCst);
     }
 
-    /// Returns whether the host sleeps or is about to.
+    /// Returns whether a host sleeps or is about to.
     pub(crate) fn is_parked(&self) -> bool {
+        self.parked_count() > 0
+    }
+
+    /// Returns how many hosts sleep or are about to.
+    pub(crate) fn parked_count(&self) -> u32 {
         order_for_loom();
-        self.bits.load(Ordering::SeqCst) & PARKED != 0
+        self.bits.load(Ordering::SeqCst) / PARKED
     }
 
     /// Returns whether somebody rang since the last [`take_ring`](Self::take_ring): one load.
@@ -89,10 +98,21 @@ impl ParkWord {
         self.is_parked()
     }
 
-    /// Rings. Returns whether the caller must wake the host: it sleeps, and this ring was the first.
+    /// Rings. Returns whether the caller must wake a host: one sleeps, and this ring was the first.
     #[must_use = "a parked host sleeps on if it is not woken"]
     pub(crate) fn ring(&self) -> bool {
-        self.bits.fetch_or(RUNG, Ordering::SeqCst) == PARKED
+        let before = self.bits.fetch_or(RUNG, Ordering::SeqCst);
+        before & RUNG == 0 && before >= PARKED
+    }
+}
+
+/// A host that [is parked](ParkWord::begin_park), until this is dropped: also by a panic, since looks are left to parked hosts.
+#[must_use = "the host is awake at once otherwise"]
+pub(crate) struct Parked<'a>(pub(crate) &'a ParkWord);
+
+impl Drop for Parked<'_> {
+    fn drop(&mut self) {
+        self.0.end_park();
     }
 }
 
@@ -126,6 +146,25 @@ mod tests {
         assert!(word.ring());
         word.end_park();
         assert_eq!(is(), (false, true));
+    }
+
+    /// Goal: a ring wakes one of several hosts, and each counts until it is awake. Method: two hosts, one after the other.
+    #[test]
+    fn several_hosts_are_counted() {
+        let word = ParkWord::new();
+        assert_eq!(word.begin_park(), Park::Sleep);
+        assert_eq!(word.begin_park(), Park::Sleep);
+        assert_eq!(word.parked_count(), 2);
+        assert!(word.ring() && !word.ring());
+        word.end_park();
+        assert!(word.take_ring());
+        assert_eq!(
+            (word.parked_count(), word.ring()),
+            (1, true),
+            "the other one is woken for the next ring"
+        );
+        word.end_park();
+        assert_eq!((word.parked_count(), word.take_ring()), (0, true));
     }
 
     /// Goal: a host is rung for if it may sleep past a deadline or over a request. Method: deadlines around

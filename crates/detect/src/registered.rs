@@ -23,8 +23,23 @@ use crate::{
     site::Site,
     slot::Slot,
     strategies::strategies,
-    sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, lock, try_lock},
+    sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, lock, try_lock},
 };
+
+/// How often the present thread has taken a lock that all requests of a handle share: for tests which show that a wait
+/// does without.
+#[cfg(test)]
+pub(crate) mod lock_count {
+    use std::cell::Cell;
+
+    crate::sync::thread_local! {
+        pub(super) static CORES: Cell<u64> = const { Cell::new(0) };
+    }
+
+    pub(crate) fn cores() -> u64 {
+        CORES.with(Cell::get)
+    }
+}
 
 /// How often a poll is timed: once in so many rounds.
 const POLLS_TIMED_ONE_IN: u64 = 16;
@@ -58,6 +73,9 @@ pub(crate) struct Due {
 pub(crate) trait Registered: Send + Sync {
     fn round(&self, cause: Cause<'_>, now: Instant, batch: &mut Batch) -> usize;
     fn before_sleep(&self, now: Instant, batch: &mut Batch) -> BeforeSleep;
+    /// Another host sleeps: polls if a poll is due, and sees to it that the one that sleeps is told of the next event. Returns how many
+    /// events were reported, and the time of the next poll.
+    fn watch_for_others(&self, now: Instant, batch: &mut Batch) -> (usize, Option<Instant>);
     /// Polls if a deadline has come. Returns how many events were reported, and the next deadline.
     fn poll_deadline(&self, now: Instant, batch: &mut Batch) -> (usize, Option<Due>);
     /// Returns when the host should wake up for the next deadline.
@@ -90,6 +108,9 @@ pub(crate) struct WatchState {
     pub(crate) is_active: AtomicBool,
     /// The time of the next poll of an active handle, in nanoseconds.
     pub(crate) next_poll_ns: AtomicU64,
+    /// The detector was armed since the last poll: the next event ends the sleep of a host. Written under the core's lock; read by the
+    /// driver, to leave the detector alone while others sleep.
+    pub(crate) is_armed: AtomicBool,
     /// The detector has had a deadline.
     pub(crate) has_deadlines: AtomicBool,
     /// A bell was rung and not answered yet.
@@ -177,6 +198,7 @@ impl<D: Detector> Inner<D> {
                 watches: AtomicBool::new(false),
                 is_active: AtomicBool::new(false),
                 next_poll_ns: AtomicU64::new(0),
+                is_armed: AtomicBool::new(false),
                 has_deadlines: AtomicBool::new(false),
                 is_rung: AtomicBool::new(false),
             },
@@ -200,9 +222,16 @@ impl<D: Detector> Inner<D> {
         &self.shared
     }
 
+    /// Takes the lock that all requests of the handle share.
+    fn lock_core(&self) -> MutexGuard<'_, Core<D>> {
+        #[cfg(test)]
+        lock_count::CORES.with(|count| count.set(count.get() + 1));
+        lock(&self.core)
+    }
+
     pub(crate) fn attach(&self, listening: Option<Listening>) -> Result<(), RegisterError> {
         let panicked = |error: WaitError| RegisterError::Panicked { message: error.to_string() };
-        let mut guard = lock(&self.core);
+        let mut guard = self.lock_core();
         let core = &mut *guard;
         core.listening = listening;
         let Some(detector) = core.detector.as_mut() else {
@@ -237,7 +266,7 @@ impl<D: Detector> Inner<D> {
         mode: Mode,
         before: Option<BeforeSubmit<D>>,
     ) -> Result<Submission<D>, WaitError> {
-        let mut guard = lock(&self.core);
+        let mut guard = self.lock_core();
         let core = &mut *guard;
         let (Some(detector), None) = (core.detector.as_mut(), &core.ended_by) else {
             return Err(why_ended(core.ended_by.as_ref()));
@@ -261,9 +290,8 @@ impl<D: Detector> Inner<D> {
             Ok(Submitted::Pending) => {}
             Ok(Submitted::Queued) => is_queued = true,
             Ok(Submitted::Ready(event)) if mode == Mode::Once && !budget::may_proceed() => {
-                // The waiter gives way: it finds the event in its slot.
-                let none = core.pending.end(key, event);
-                debug_assert!(none.is_none(), "invariant: nobody waits in a new slot");
+                // The waiter gives way: it finds the event in its slot, where nobody waits yet.
+                core.pending.end(key, event, &mut Vec::new());
                 return Ok(Submission::Pending(key, slot));
             }
             Ok(Submitted::Ready(event)) if mode == Mode::Once => {
@@ -273,8 +301,9 @@ impl<D: Detector> Inner<D> {
                 return Ok(Submission::Ready(event));
             }
             Ok(Submitted::Ready(event)) => {
-                let full = slot.push(event, self.stream_capacity, D::merge);
-                debug_assert!(matches!(full, Ok(None)), "invariant: a new slot has room");
+                let mut nobody = Vec::new();
+                let full = slot.push(event, self.stream_capacity, D::merge, &mut nobody);
+                debug_assert!(full.is_ok() && nobody.is_empty(), "invariant: a new slot is empty");
                 // The first event does not say that it is the only one.
                 is_queued = true;
             }
@@ -331,7 +360,7 @@ impl<D: Detector> Inner<D> {
         if self.shared.is_inherited() {
             return;
         }
-        let mut guard = lock(&self.core);
+        let mut guard = self.lock_core();
         let core = &mut *guard;
         let detector = &mut core.detector;
         let request = core.pending.release(key, |request| match detector {
@@ -376,18 +405,18 @@ impl<D: Detector> Inner<D> {
         if self.shared.is_inherited() {
             return false;
         }
-        let mut core = lock(&self.core);
+        let mut core = self.lock_core();
         core.is_draining = true;
         core.pending.cancelling_count() == 0
     }
 
     pub(crate) fn history(&self) -> (History, Strategy) {
-        let core = lock(&self.core);
+        let core = self.lock_core();
         (core.history, core.decision.strategy)
     }
 
     pub(crate) fn pending_count(&self) -> usize {
-        lock(&self.core).pending.len()
+        self.lock_core().pending.len()
     }
 
     /// Calls `f` with the detector, or returns `None` once it is gone, and in a forked child.
@@ -395,8 +424,17 @@ impl<D: Detector> Inner<D> {
         if self.shared.is_inherited() {
             return None;
         }
-        let mut core = lock(&self.core);
+        let mut core = self.lock_core();
         core.detector.as_mut().map(f)
+    }
+
+    fn can_be_armed(&self) -> bool {
+        self.methods.contains(Methods::NOTIFY) && self.arming == Arming::BeforeSleep
+    }
+
+    /// Returns whether the detector must be armed before a sleep.
+    fn must_be_armed(&self, core: &Core<D>) -> bool {
+        self.can_be_armed() && !core.decision.strategy.is_polling()
     }
 
     fn publish_known(&self, core: &Core<D>) {
@@ -418,10 +456,9 @@ impl<D: Detector> Inner<D> {
             || watch.every_switches.swap(switches, Ordering::Relaxed) != switches;
         let spin = self::nanos(strategy.spin());
         let changed = watch.spin_ns.swap(spin, Ordering::Relaxed) != spin || changed;
-        let arms = self.methods.contains(Methods::NOTIFY) && self.arming == Arming::BeforeSleep;
         let polls_meanwhile = strategy == Strategy::Block
             && (self.blocks_when_idle || self.lacks_helper.load(Ordering::Relaxed));
-        let is_active = strategy.is_polling() || arms || polls_meanwhile;
+        let is_active = strategy.is_polling() || self.can_be_armed() || polls_meanwhile;
         if watch.is_active.swap(is_active, Ordering::Relaxed) != is_active || changed {
             self.shared().frequencies_changed();
         }
@@ -492,6 +529,8 @@ impl<D: Detector> Inner<D> {
         if let Some(failure) = core.helper.as_ref().and_then(Helper::take_failure) {
             return self.give_up(core, &failure, batch);
         }
+        // Most detectors that are polled announce nothing until they are armed again.
+        self.watch.is_armed.store(false, Ordering::Relaxed);
         let Some(detector) = core.detector.as_mut() else { return 0 };
         if mem::take(&mut core.pending.changed) && self.methods.contains(Methods::GROUP) {
             let pending = Pending::new(&core.pending);
@@ -562,13 +601,13 @@ impl<D: Detector> Inner<D> {
         mem::forget(core.detector.take());
         let known = core.pending.known();
         for &key in &known {
-            batch.wakers.extend(core.pending.fail(key, error.duplicate(), true));
+            core.pending.fail(key, error.duplicate(), true, &mut batch.wakers);
         }
         self.publish_known(core);
         known.len()
     }
 
-    fn finish_round(&self, mut guard: crate::sync::MutexGuard<'_, Core<D>>) {
+    fn finish_round(&self, mut guard: MutexGuard<'_, Core<D>>) {
         let trash: Vec<Trash<D>> = mem::take(&mut guard.pending.trash);
         let is_over =
             guard.is_draining && guard.pending.cancelling_count() == 0 && guard.pending.len() == 0;
@@ -582,22 +621,20 @@ impl<D: Detector> Inner<D> {
 
 impl<D: Detector> Registered for Inner<D> {
     fn round(&self, cause: Cause<'_>, now: Instant, batch: &mut Batch) -> usize {
-        let mut guard = lock(&self.core);
+        let mut guard = self.lock_core();
         let reported = self.poll_core(&mut guard, cause, now, batch);
         self.finish_round(guard);
         reported
     }
 
     fn before_sleep(&self, now: Instant, batch: &mut Batch) -> BeforeSleep {
-        let mut guard = lock(&self.core);
+        let mut guard = self.lock_core();
         let core = &mut *guard;
         if core.pending.len() + core.pending.cancelling_count() == 0 {
             return BeforeSleep::Until(None);
         }
         let strategy = core.decision.strategy;
-        if !strategy.is_polling()
-            && self.methods.contains(Methods::NOTIFY)
-            && self.arming == Arming::BeforeSleep
+        if self.must_be_armed(core)
             && let Some(detector) = core.detector.as_mut()
         {
             let armed = match caught("arm", || detector.arm()) {
@@ -617,6 +654,7 @@ impl<D: Detector> Registered for Inner<D> {
             if armed == Armed::Ready {
                 reported = reported.max(1);
             }
+            self.watch.is_armed.store(reported == 0, Ordering::Relaxed);
             self.finish_round(guard);
             return if reported > 0 {
                 BeforeSleep::Events(reported)
@@ -642,8 +680,32 @@ impl<D: Detector> Registered for Inner<D> {
         if reported > 0 { BeforeSleep::Events(reported) } else { BeforeSleep::Until(next) }
     }
 
+    fn watch_for_others(&self, now: Instant, batch: &mut Batch) -> (usize, Option<Instant>) {
+        let watch = &self.watch;
+        // Whatever comes is announced to those who sleep; a poll might end that.
+        if watch.is_armed.load(Ordering::Relaxed) {
+            return (0, None);
+        }
+        if !self.must_be_armed(&self.lock_core()) {
+            let is_due = now.as_nanos() >= watch.next_poll_ns.load(Ordering::Relaxed);
+            let reported = if is_due { self.round(Cause::Poll, now, batch) } else { 0 };
+            let next_poll = watch.next_poll_ns.load(Ordering::Relaxed);
+            return (reported, Some(Instant::from_nanos(next_poll)));
+        }
+        let mut reported = 0;
+        for _ in 0..ARM_TRIES_MAX {
+            match self.before_sleep(now, batch) {
+                BeforeSleep::Events(count) => reported += count,
+                BeforeSleep::Until(next) => return (reported, next),
+            }
+        }
+        // It has more and more to report: one that sleeps goes on.
+        self.shared.ring(self.site.address());
+        (reported, None)
+    }
+
     fn poll_deadline(&self, now: Instant, batch: &mut Batch) -> (usize, Option<Due>) {
-        let mut guard = lock(&self.core);
+        let mut guard = self.lock_core();
         // A poll meets a panic again, and ends what is pending.
         let next = |core: &Core<D>| {
             let at_once = |_| Some(Due { soft: now, hard: now });
@@ -661,20 +723,20 @@ impl<D: Detector> Registered for Inner<D> {
     }
 
     fn wakeup(&self) -> Option<Instant> {
-        let core = lock(&self.core);
+        let core = self.lock_core();
         let detector = core.detector.as_ref()?;
         caught("wakeup", || detector.wakeup()).unwrap_or(Some(Instant::from_nanos(0)))
     }
 
     fn reconsider(&self, now: Instant) {
-        let mut core = lock(&self.core);
+        let mut core = self.lock_core();
         if now >= core.decision.until {
             self.ask_policy(&mut core, now);
         }
     }
 
     fn spin_missed(&self, now: Instant) {
-        let mut guard = lock(&self.core);
+        let mut guard = self.lock_core();
         let core = &mut *guard;
         core.missed_in = self.shared().idle.since();
         if core.history.record_spin_miss(&core.stakes) || now >= core.decision.until {
@@ -683,7 +745,7 @@ impl<D: Detector> Registered for Inner<D> {
     }
 
     fn close(&self, batch: &mut Batch) {
-        let mut guard = lock(&self.core);
+        let mut guard = self.lock_core();
         let core = &mut *guard;
         if core.ended_by.is_none() {
             core.ended_by = Some(WaitError::ServerClosed);
@@ -703,24 +765,22 @@ impl<D: Detector> Registered for Inner<D> {
             let Some(request) = core.pending.request_mut(key) else { continue };
             match caught("cancel", || detector.cancel(key, request)) {
                 Ok(Cancel::Released) => {
-                    let waker = core.pending.fail(key, WaitError::ServerClosed, false);
-                    batch.wakers.extend(waker);
+                    core.pending.fail(key, WaitError::ServerClosed, false, &mut batch.wakers);
                 }
                 Ok(Cancel::InFlight) => {
                     // What its completion brings, a buffer, is still delivered; but the end of a
                     // stream must not look like that of its peer.
-                    batch.wakers.extend(core.pending.doom(key, WaitError::ServerClosed));
+                    core.pending.doom(key, WaitError::ServerClosed, &mut batch.wakers);
                     in_flight.push(key);
                 }
                 Err(_) => {
-                    let waker = core.pending.fail(key, WaitError::ServerClosed, true);
-                    batch.wakers.extend(waker);
+                    core.pending.fail(key, WaitError::ServerClosed, true, &mut batch.wakers);
                 }
             }
         }
         let is_clean = self.collect(core, &mut detector, &mut in_flight, batch);
         for key in in_flight {
-            batch.wakers.extend(core.pending.fail(key, WaitError::ServerClosed, true));
+            core.pending.fail(key, WaitError::ServerClosed, true, &mut batch.wakers);
         }
         self.publish_known(core);
         let trash = mem::take(&mut core.pending.trash);
@@ -757,6 +817,9 @@ impl<D: Detector> Registered for Inner<D> {
         HandleReport { name: self.name, pending, detection }
     }
 }
+
+/// How often a host arms a detector for another one that sleeps, before it wakes that one.
+const ARM_TRIES_MAX: u32 = 3;
 
 /// How often a report tries to get at a handle, giving the processor away in between.
 const REPORT_TRIES: u32 = 100;

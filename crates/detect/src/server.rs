@@ -216,10 +216,16 @@ impl Server {
         self.owner.shared.flavor()
     }
 
-    /// Returns whether some host sleeps at the wait point, or is about to: then an event wakes it.
+    /// Returns whether some host sleeps at the wait point, or is about to: then what is announced wakes it, and the next deadline does.
     #[must_use]
     pub fn is_watched(&self) -> bool {
-        self.owner.shared.word.is_parked()
+        self.owner.shared.is_covered()
+    }
+
+    /// Returns how many hosts sleep at the wait point, or are about to, whatever they watch there.
+    #[must_use]
+    pub fn sleeper_count(&self) -> u32 {
+        self.owner.shared.word.parked_count()
     }
 
     /// Returns whether something waits for a look at `now`: a bell was rung, a deadline has come, or the

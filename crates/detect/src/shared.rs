@@ -18,6 +18,7 @@ use crate::{
     pending::Batch,
     policy::{Adaptive, Decision, Flavor, Policy, Situation},
     registered::{Due, Inner, Registered},
+    sharing::Sharing,
     signals::{Listener, Listening, Signals},
     site::Site,
     strategies::strategies,
@@ -42,6 +43,14 @@ pub(crate) struct Shared {
     /// The time from which on a look finds a deadline that has come, written likewise. Not after
     /// `next_deadline`, but for a moment.
     pub(crate) next_due: AtomicU64,
+    /// When the wait point's timer ends a sleep, in nanoseconds; `u64::MAX` if it does not. Written by the driver. `Relaxed`: a
+    /// hint.
+    pub(crate) armed: AtomicU64,
+    /// Some detector must be polled, or armed before a sleep. Written by the driver; a hint likewise.
+    pub(crate) has_active: AtomicBool,
+    pub(crate) sharing: Sharing,
+    /// Some policy wants the host to poll before it sleeps. Written by the driver; a hint likewise.
+    pub(crate) polls_first: AtomicBool,
     /// When the next look is due while tasks run.
     pub(crate) next_look: AtomicU64,
     /// The looking interval as the driver last computed it, in nanoseconds; `u64::MAX` for none.
@@ -96,6 +105,10 @@ impl Shared {
             driver: Mutex::new(Driver::new(wait_point)),
             next_deadline: AtomicU64::new(u64::MAX),
             next_due: AtomicU64::new(u64::MAX),
+            armed: AtomicU64::new(u64::MAX),
+            has_active: AtomicBool::new(false),
+            sharing: Sharing::new(),
+            polls_first: AtomicBool::new(false),
             next_look: AtomicU64::new(0),
             look_every_ns: AtomicU64::new(u64::MAX),
             last_look: AtomicU64::new(0),
@@ -301,7 +314,8 @@ impl Shared {
         }
     }
 
-    /// Makes sure that the host does not sleep past the deadline. Called after the detector has taken the
+    /// Makes sure that the host does not sleep past the deadline. Another one that sleeps is not woken for what this thread will see
+    /// by itself. Called after the detector has taken the
     /// request, so that the driver, which raises both words before it asks the detectors, either finds it
     /// there or is followed by this.
     pub(crate) fn publish_deadline(&self, due: Due) {
@@ -313,6 +327,7 @@ impl Shared {
         }
         if hard < self.next_deadline.load(Ordering::Relaxed)
             && self.word.lower(&self.next_deadline, hard)
+            && !self.leave_deadline_here()
         {
             self.unpark();
         }

@@ -39,6 +39,8 @@ pub(crate) fn order_for_loom() {
 /// Every panic of foreign code is caught before it can cross a lock of ours, so that a poisoned
 /// lock says nothing about the data behind it.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    #[cfg(test)]
+    LOCKS.with(|count| count.set(count.get() + 1));
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -49,4 +51,15 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
         Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
         Err(std::sync::TryLockError::WouldBlock) => None,
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    static LOCKS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// Returns how many locks the present thread has taken.
+#[cfg(test)]
+pub(crate) fn lock_count() -> u64 {
+    LOCKS.with(std::cell::Cell::get)
 }

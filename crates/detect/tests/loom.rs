@@ -31,6 +31,8 @@ use vigie_detect::{
 mod helper_thread;
 #[path = "loom/own_sleep.rs"]
 mod own_sleep;
+#[path = "loom/waiters.rs"]
+mod waiters;
 
 /// Expects loom to find an interleaving in which `model` fails.
 fn fails(model: impl Fn() + Sync + Send + 'static) {
@@ -337,8 +339,8 @@ mod slot {
     /// What a slot must be able to do; the real one, and its mutants.
     trait Place: Send + Sync + 'static {
         fn new() -> Self;
-        fn push(&self, event: u32, capacity: usize) -> Result<Option<Waker>, u32>;
-        fn finish(&self) -> Option<Waker>;
+        fn push(&self, event: u32, capacity: usize) -> Result<Vec<Waker>, u32>;
+        fn finish(&self) -> Vec<Waker>;
         fn poll(&self, cx: &Context<'_>) -> Poll<Option<(u32, bool)>>;
     }
 
@@ -346,10 +348,10 @@ mod slot {
         fn new() -> Self {
             Self::new()
         }
-        fn push(&self, event: u32, capacity: usize) -> Result<Option<Waker>, u32> {
+        fn push(&self, event: u32, capacity: usize) -> Result<Vec<Waker>, u32> {
             self.push(event, capacity)
         }
-        fn finish(&self) -> Option<Waker> {
+        fn finish(&self) -> Vec<Waker> {
             self.finish()
         }
         fn poll(&self, cx: &Context<'_>) -> Poll<Option<(u32, bool)>> {
@@ -367,13 +369,13 @@ mod slot {
         fn new() -> Self {
             Self { events: Mutex::new((Vec::new(), false)), waker: Mutex::new(None) }
         }
-        fn push(&self, event: u32, _: usize) -> Result<Option<Waker>, u32> {
+        fn push(&self, event: u32, _: usize) -> Result<Vec<Waker>, u32> {
             self.events.lock().expect("not poisoned").0.push(event);
-            Ok(self.waker.lock().expect("not poisoned").take())
+            Ok(self.waker.lock().expect("not poisoned").take().into_iter().collect())
         }
-        fn finish(&self) -> Option<Waker> {
+        fn finish(&self) -> Vec<Waker> {
             self.events.lock().expect("not poisoned").1 = true;
-            self.waker.lock().expect("not poisoned").take()
+            self.waker.lock().expect("not poisoned").take().into_iter().collect()
         }
         fn poll(&self, cx: &Context<'_>) -> Poll<Option<(u32, bool)>> {
             {
@@ -397,10 +399,10 @@ mod slot {
         fn new() -> Self {
             Self(Slot::new())
         }
-        fn push(&self, event: u32, capacity: usize) -> Result<Option<Waker>, u32> {
+        fn push(&self, event: u32, capacity: usize) -> Result<Vec<Waker>, u32> {
             self.0.push(event, capacity)
         }
-        fn finish(&self) -> Option<Waker> {
+        fn finish(&self) -> Vec<Waker> {
             self.0.finish()
         }
         fn poll(&self, cx: &Context<'_>) -> Poll<Option<(u32, bool)>> {

@@ -3,18 +3,25 @@
 
 use std::{
     io,
+    mem::MaybeUninit,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
     time::Duration,
 };
 
-use mio::{Events, Poll, Registry, Token, Waker, unix::SourceFd};
-use rustix::event::{PollFd, PollFlags};
+use mio::{Poll, Registry, Token, Waker, unix::SourceFd};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_settime,
 };
+use rustix::{
+    event::{
+        PollFd, PollFlags,
+        epoll::{self, Event, EventFlags},
+    },
+    io::Errno,
+};
 
-use super::{Address, Interest, Routed, Timeout};
+use super::{Address, Interest, Routed};
 use crate::{
     clock::{Instant, monotonic_now},
     detector::{Notice, Ready},
@@ -32,13 +39,13 @@ const EVENTS_MAX: usize = 256;
 /// nothing some 35 µs of processor time, a hundred times a second at most.
 const FAR: Duration = Duration::from_millis(10);
 
-/// The sleeping side.
+/// The side that belongs to the driver.
 pub(crate) struct Epoll {
-    poll: Poll,
-    events: Events,
+    /// Owns the descriptor.
+    _poll: Poll,
     timer: OwnedFd,
     /// What the timer is set to, so that it is set again only when that must change. A deadline that has
-    /// passed stays here: the timer has fired and is set anew by the next, different one.
+    /// passed stays here: the timer has fired, and is set anew for the next one.
     armed: Option<Instant>,
 }
 
@@ -58,34 +65,17 @@ impl Epoll {
             TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
         )?;
         registry.register(&mut SourceFd(&timer.as_raw_fd()), TIMER, mio::Interest::READABLE)?;
-        let events = Events::with_capacity(EVENTS_MAX);
-        Ok((Self { poll, events, timer, armed: None }, EpollGate { registry, waker }))
-    }
-
-    pub(crate) fn wait(&mut self, timeout: Timeout, notices: &mut Vec<Routed>) -> io::Result<()> {
-        let timeout = match timeout {
-            Timeout::Zero => Some(Duration::ZERO),
-            Timeout::Until(deadline) => {
-                self.arm(deadline)?;
-                None
-            }
-            Timeout::Never => None,
-        };
-        match self.poll.poll(&mut self.events, timeout) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
-            Err(error) => return Err(error),
-        }
-        notices.extend(self.events.iter().filter_map(route));
-        Ok(())
+        Ok((Self { _poll: poll, timer, armed: None }, EpollGate { registry, waker }))
     }
 
     /// Sees to it that the timer fires at `deadline`, or earlier. One that has passed fires at once.
-    fn arm(&mut self, deadline: Instant) -> io::Result<()> {
-        if let Some(armed) = self.armed
-            && (armed == deadline || (armed < deadline && armed > monotonic_now() + FAR))
-        {
-            return Ok(());
+    pub(crate) fn arm(&mut self, deadline: Instant) -> io::Result<()> {
+        if let Some(armed) = self.armed.filter(|&armed| armed <= deadline) {
+            // One that has fired fires again for a deadline that has passed.
+            let soonest = monotonic_now() + if armed == deadline { Duration::ZERO } else { FAR };
+            if armed > soonest {
+                return Ok(());
+            }
         }
         // Zero would disarm the timer.
         let nanos = deadline.as_nanos().max(1);
@@ -102,9 +92,28 @@ impl Epoll {
         self.armed = Some(deadline);
         Ok(())
     }
+
+    /// Returns when the timer fires, if that is after `now`.
+    pub(crate) fn armed_after(&self, now: Instant) -> Option<Instant> {
+        self.armed.filter(|&armed| armed > now)
+    }
 }
 
 impl EpollGate {
+    /// Waits until something is announced, which it appends to `routed`, or does not wait at all. Several threads may be
+    /// here at once: the kernel wakes one of them for each announcement, the one that came last.
+    pub(crate) fn wait(&self, may_sleep: bool, routed: &mut Vec<Routed>) -> io::Result<()> {
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let timeout = if may_sleep { None } else { Some(&zero) };
+        let mut events = [MaybeUninit::<Event>::uninit(); EVENTS_MAX];
+        match epoll::wait(&self.registry, &mut events, timeout) {
+            Ok((events, _)) => routed.extend(events.iter().filter_map(route)),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
     pub(crate) fn has_events(&self) -> bool {
         let none = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut descriptors = [PollFd::new(&self.registry, PollFlags::IN)];
@@ -157,19 +166,27 @@ fn token(address: Address, key: u32) -> Token {
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the parts of the token are wanted")]
-fn route(event: &mio::event::Event) -> Option<Routed> {
-    let Token(token) = event.token();
-    if event.token() == WAKE || event.token() == TIMER {
+fn route(event: &Event) -> Option<Routed> {
+    let (flags, data) = (event.flags, event.data);
+    let token = data.u64();
+    if token == WAKE.0 as u64 || token == TIMER.0 as u64 {
         return None;
     }
+    let has = |flag| flags.contains(flag);
+    let (is_in, is_out, is_error) =
+        (has(EventFlags::IN), has(EventFlags::OUT), has(EventFlags::ERR));
     let mut ready = Ready::NONE;
     for (is_set, bit) in [
-        (event.is_readable(), Ready::READABLE),
-        (event.is_writable(), Ready::WRITABLE),
-        (event.is_read_closed(), Ready::READ_CLOSED),
-        (event.is_write_closed(), Ready::WRITE_CLOSED),
-        (event.is_priority(), Ready::PRIORITY),
-        (event.is_error(), Ready::ERROR),
+        (is_in || has(EventFlags::PRI), Ready::READABLE),
+        (is_out, Ready::WRITABLE),
+        (has(EventFlags::HUP) || is_in && has(EventFlags::RDHUP), Ready::READ_CLOSED),
+        // An error alone is that of the other end of a pipe.
+        (
+            has(EventFlags::HUP) || is_out && is_error || flags == EventFlags::ERR,
+            Ready::WRITE_CLOSED,
+        ),
+        (has(EventFlags::PRI), Ready::PRIORITY),
+        (is_error, Ready::ERROR),
     ] {
         if is_set {
             ready = ready | bit;

@@ -1,7 +1,7 @@
 //! The one place where a host sleeps: epoll with a timerfd, or nothing at all in virtual time.
 //!
-//! The wait point has two sides. The [`Gate`] is shared: any thread may watch a descriptor or wake the
-//! sleeper through it. The [`WaitPoint`] itself belongs to the thread that holds the driver's lock.
+//! The wait point has two sides. The [`Gate`] is shared: any thread may sleep there, watch a descriptor or wake a
+//! sleeper through it. The [`WaitPoint`] itself, with the timer, belongs to the thread that holds the driver's lock.
 
 mod epoll;
 
@@ -69,17 +69,33 @@ pub(crate) fn epoll() -> io::Result<(WaitPoint, Gate)> {
 }
 
 impl WaitPoint {
-    /// Sleeps until something is announced, the host is woken or `timeout` is over, and appends what
-    /// was announced. Returns early without harm.
-    pub(crate) fn wait(&mut self, timeout: Timeout, notices: &mut Vec<Routed>) -> io::Result<()> {
+    /// Ends sleeps at `deadline`, or earlier.
+    pub(crate) fn arm(&mut self, deadline: Instant) -> io::Result<()> {
         match self {
-            Self::Epoll(epoll) => epoll.wait(timeout, notices),
+            Self::Epoll(epoll) => epoll.arm(deadline),
             Self::Virtual => Ok(()),
+        }
+    }
+
+    /// Returns when sleeps end without an announcement, if that is after `now`.
+    pub(crate) fn armed_after(&self, now: Instant) -> Option<Instant> {
+        match self {
+            Self::Epoll(epoll) => epoll.armed_after(now),
+            Self::Virtual => None,
         }
     }
 }
 
 impl Gate {
+    /// Sleeps until something is announced, the host is woken or a deadline comes that is armed, or looks without sleeping.
+    /// Appends what was announced. Returns early without harm.
+    pub(crate) fn wait(&self, may_sleep: bool, routed: &mut Vec<Routed>) -> io::Result<()> {
+        match self {
+            Self::Epoll(gate) => gate.wait(may_sleep, routed),
+            Self::Virtual => Ok(()),
+        }
+    }
+
     /// Wakes the host from its sleep, or keeps it from the next one.
     pub(crate) fn wake(&self) {
         match self {

@@ -1,0 +1,283 @@
+//! Two hosts in one wait point: while one runs tasks, the other one watches.
+
+use std::{
+    future::Future,
+    io::{self, Read, Write},
+    os::{fd::AsFd, unix::net::UnixStream},
+    pin::{Pin, pin},
+    sync::{Arc, Mutex, mpsc},
+    task::{Context, Waker},
+    thread,
+    time::Duration,
+};
+
+use vigie_detect::{
+    Armed, Cancel, Detected, Detector, Flavor, Instant, Interest, Key, Lookout, Methods, Mode,
+    Registration, Round, Server, Site, Submitted,
+    stock::readiness::{Awaited, Direction},
+};
+
+/// How long a test waits for what must not hang.
+const GUARD: Duration = Duration::from_secs(30);
+
+/// Hosts that sleep once each, in threads of their own, and then do nothing.
+struct Hosts {
+    server: Server,
+    woken: mpsc::Sender<Detected>,
+    slept: mpsc::Receiver<Detected>,
+}
+
+impl Hosts {
+    fn new() -> Self {
+        let server = Server::new(Flavor::Hybrid).expect("a server");
+        // Takes over what has changed.
+        server.lookout().detect();
+        let (woken, slept) = mpsc::channel();
+        Self { server, woken, slept }
+    }
+
+    /// Adds a host, and returns once it sleeps, or is about to.
+    fn sleep(&self, mut lookout: Lookout) {
+        let count = self.server.sleeper_count() + 1;
+        let woken = self.woken.clone();
+        thread::spawn(move || woken.send(lookout.park(None)));
+        while self.server.sleeper_count() < count {
+            thread::yield_now();
+        }
+    }
+
+    fn sleep_sharing(&self) {
+        self.sleep(self.server.lookout().sharing());
+    }
+
+    /// Adds a host that sleeps again and again.
+    fn sleep_on_and_on(&self, mut lookout: Lookout) {
+        let woken = self.woken.clone();
+        let count = self.server.sleeper_count() + 1;
+        thread::spawn(move || while woken.send(lookout.park(None)).is_ok() {});
+        while self.server.sleeper_count() < count {
+            thread::yield_now();
+        }
+    }
+
+    fn next(&self) -> Detected {
+        self.slept.recv_timeout(GUARD).expect("a host wakes up")
+    }
+}
+
+fn is_pending<F: Future>(future: &mut Pin<&mut F>) -> bool {
+    future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
+}
+
+/// Goal: an event that comes while the host that had the last one is awake is delivered by the other one. Method: two
+/// sockets, and two hosts that sleep once each.
+#[test]
+fn the_other_host_sees_the_next_event() {
+    let hosts = Hosts::new();
+    let server = &hosts.server;
+    let _entered = server.enter();
+    let pairs = [(); 2].map(|()| UnixStream::pair().expect("a pair of sockets"));
+    let mut waits = pairs.each_ref().map(|(ours, _)| {
+        ours.set_nonblocking(true).expect("it can be non-blocking");
+        let source =
+            server.readiness().watch(ours.as_fd(), Interest::Readable).expect("it is watched");
+        Box::pin(server.readiness().wait(Awaited { source, direction: Direction::Read }))
+    });
+    assert!(waits.iter_mut().all(|wait| is_pending(&mut wait.as_mut())));
+    hosts.sleep_sharing();
+    hosts.sleep_sharing();
+    for ((_, theirs), wait) in pairs.iter().zip(&mut waits) {
+        assert!(server.is_watched());
+        (&*theirs).write_all(b"x").expect("there is room");
+        assert_eq!(hosts.next(), Detected::Events(1));
+        assert!(!is_pending(&mut wait.as_mut()));
+    }
+    assert_eq!(server.sleeper_count(), 0);
+}
+
+/// Goal: a deadline that an awake host submits is not told to the one that sleeps at once, but before the awake one could miss it: at
+/// its next look, or when it finds no room to sleep. Method: an hour, and what the one that sleeps covers then; a moment, and
+/// who sees it.
+#[test]
+fn a_sleeper_sees_the_deadlines_of_others() {
+    for is_full in [false, true] {
+        let hosts = Hosts::new();
+        let server = &hosts.server;
+        hosts.sleep_on_and_on(server.lookout().sharing());
+        if is_full {
+            hosts.sleep_on_and_on(server.lookout().sharing());
+        }
+        let mut own = server.lookout().sharing();
+        assert_eq!(own.detect(), Detected::Busy, "it is left to those who sleep");
+        // While one of them is awake, there is room after all.
+        let mut look = || if is_full { own.park(Some(server.now())) } else { own.detect() };
+        assert!(server.is_watched());
+        let mut late = pin!(server.timers().wait(server.now() + Duration::from_secs(3600)));
+        assert!(is_pending(&mut late));
+        assert!(!server.is_watched(), "nobody who sleeps knows of it");
+        assert!(hosts.slept.try_recv().is_err(), "nobody was woken for it");
+        assert_eq!(look(), Detected::Busy);
+        // A host that has not let go of a lock yet is woken instead, or told at the next look.
+        while !server.is_watched() {
+            look();
+            thread::yield_now();
+        }
+        let mut soon = pin!(server.timers().wait(server.now() + Duration::from_millis(1)));
+        assert!(is_pending(&mut soon));
+        look();
+        if server.is_watched() {
+            while is_pending(&mut soon) {
+                hosts.next();
+            }
+        }
+        server.shutdown();
+    }
+}
+
+/// Goal: the deadline of a thread that may never look again wakes a host that sleeps. Method: a thread that has looked, and does
+/// not share the wait point.
+#[test]
+fn a_sleeper_is_rung_for_by_who_does_not_share() {
+    let hosts = Hosts::new();
+    let server = &hosts.server;
+    let mut own = server.lookout();
+    own.detect();
+    hosts.sleep_sharing();
+    own.detect();
+    let mut wait = pin!(server.timers().wait(server.now() + Duration::from_secs(3600)));
+    assert!(is_pending(&mut wait));
+    assert_eq!(hosts.next(), Detected::Nothing);
+}
+
+/// Goal: nobody sleeps beside a watcher, whose calls another host could not answer, nor does a watcher sleep beside others. Method:
+/// each of them first.
+#[test]
+fn watchers_sleep_alone() {
+    for watcher_is_first in [false, true] {
+        let hosts = Hosts::new();
+        let server = &hosts.server;
+        let watcher = || server.lookout().for_watcher();
+        let host = || server.lookout().sharing();
+        let (first, mut second) =
+            if watcher_is_first { (watcher(), host()) } else { (host(), watcher()) };
+        hosts.sleep(first);
+        assert_eq!(second.park(None), Detected::Busy);
+        server.unpark();
+        assert_eq!(hosts.next(), Detected::Nothing);
+    }
+}
+
+/// Letters that announce themselves once, and only if the mailbox was armed after the last poll: as completion queues do.
+#[derive(Debug, Default)]
+struct Letters {
+    count: usize,
+    is_armed: bool,
+}
+
+struct Mailbox {
+    letters: Arc<Mutex<Letters>>,
+    bell: UnixStream,
+    readers: Vec<Key>,
+    /// The poll that follows `arm` must not end that.
+    was_armed_now: bool,
+    deadline: Option<Instant>,
+}
+
+impl Detector for Mailbox {
+    /// When to poll at the latest.
+    type Request = Option<Instant>;
+    type Event = ();
+
+    fn methods(&self) -> Methods {
+        Methods::GROUP | Methods::NOTIFY
+    }
+
+    fn attach(&mut self, site: &Site) -> io::Result<()> {
+        site.watch(self.bell.as_fd(), 0, Interest::Readable)
+    }
+
+    fn submit(&mut self, key: Key, deadline: &mut Option<Instant>, _: Mode) -> Submitted<()> {
+        self.deadline = self.deadline.or(*deadline);
+        self.readers.push(key);
+        Submitted::Pending
+    }
+
+    fn poll(&mut self, round: &mut Round<'_, Self>) {
+        let mut letters = self.letters.lock().expect("no panic");
+        self.deadline = self.deadline.filter(|&deadline| deadline > round.now());
+        let _ = self.bell.read(&mut [0; 8]);
+        letters.is_armed &= std::mem::take(&mut self.was_armed_now);
+        let count = letters.count.min(self.readers.len());
+        letters.count -= count;
+        for key in self.readers.drain(..count) {
+            round.complete(key, ());
+        }
+    }
+
+    fn arm(&mut self) -> io::Result<Armed> {
+        let mut letters = self.letters.lock().expect("no panic");
+        letters.is_armed = letters.count == 0;
+        self.was_armed_now = letters.is_armed;
+        Ok(if letters.is_armed { Armed::Armed } else { Armed::Ready })
+    }
+
+    fn cancel(&mut self, key: Key, _: &mut Option<Instant>) -> Cancel {
+        self.readers.retain(|&reader| reader != key);
+        Cancel::Released
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+}
+
+/// Goal: a detector that announces an event only if it was armed after the last poll is armed whenever hosts sleep, whatever one does that
+/// is awake. Method: a watcher sleeps that has armed it, or two hosts that slept before it came; another one looks, or finds no
+/// room to sleep, with and without a deadline of the detector that is over, and does no more; then a letter comes.
+#[test]
+fn what_a_sleeper_armed_stays_armed() {
+    for (comes_late, parks, has_deadline) in
+        (0..8).map(|bits| (bits & 1 > 0, bits & 2 > 0, bits & 4 > 0))
+    {
+        let hosts = Hosts::new();
+        let server = &hosts.server;
+        let (bell, post) = UnixStream::pair().expect("a pair of sockets");
+        bell.set_nonblocking(true).expect("it can be non-blocking");
+        let letters = Arc::new(Mutex::new(Letters::default()));
+        let mailbox = Mailbox {
+            letters: Arc::clone(&letters),
+            bell,
+            readers: Vec::new(),
+            was_armed_now: false,
+            deadline: None,
+        };
+        if comes_late {
+            hosts.sleep_on_and_on(server.lookout().sharing());
+            hosts.sleep_on_and_on(server.lookout().sharing());
+        }
+        let handle = server.register(mailbox, Registration::named("mailbox")).expect("a handle");
+        let mut own = server.lookout().sharing();
+        for round in 0..3 {
+            let mut wait = pin!(handle.wait(None));
+            assert!(is_pending(&mut wait));
+            if !comes_late && round == 0 {
+                hosts.sleep_on_and_on(server.lookout().for_watcher());
+            }
+            let mut look = || if parks { own.park(Some(server.now())) } else { own.detect() };
+            look();
+            let mut other = pin!(handle.wait(has_deadline.then(|| server.now())));
+            assert!(is_pending(&mut other));
+            look();
+            let mut letters_now = letters.lock().expect("no panic");
+            letters_now.count += 1;
+            if std::mem::take(&mut letters_now.is_armed) {
+                (&post).write_all(b"x").expect("there is room");
+            }
+            drop(letters_now);
+            while is_pending(&mut wait) {
+                hosts.next();
+            }
+        }
+        server.shutdown();
+    }
+}
