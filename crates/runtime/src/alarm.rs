@@ -21,6 +21,8 @@ pub(crate) struct Alarm {
     due: AtomicU64,
     /// How long after the beginning of a poll the sleeper may look at the earliest.
     delay_ns: u64,
+    /// When the long polls so far will be forgotten: each moves it on by a hundred times as long as it took.
+    forgotten_at: AtomicU64,
 }
 
 /// The sleeper set the alarm itself.
@@ -29,6 +31,17 @@ const HELD: u64 = 1;
 /// The alarm is put off for a deadline that is at most so far away; for a later one, or none, it is stopped.
 const NEXT_NS: u64 = 10_000_000;
 
+/// A long poll is remembered for so many times as long as it took, so that the alarm is alert if such polls took more than a
+/// hundredth of the time of late. Fewer are no tasks that compute: on a busy machine, a thread that handles interrupts, or
+/// whose virtual processor was taken away, seems to compute for a millisecond now and then.
+const REMEMBERED: u64 = 100;
+
+/// So far ahead reaches what is remembered if the alarm is alert: at 5 ms of long polls.
+const ALERT_AHEAD_NS: u64 = 500_000_000;
+
+/// So far ahead it reaches at most: one second after the last long poll at the latest, the alarm is not alert any more.
+const AHEAD_NS_MAX: u64 = 1_500_000_000;
+
 /// A sleeper that has not run for so long after its alarm was due was not woken: two threads have set the
 /// timer in one order and noted it in the other.
 const LOST_NS: u64 = 10_000_000;
@@ -36,7 +49,12 @@ const LOST_NS: u64 = 10_000_000;
 impl Alarm {
     pub(crate) fn new(delay: Duration) -> io::Result<Self> {
         let delay_ns = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX / 4);
-        Ok(Self { timer: Timer::new()?, due: AtomicU64::new(0), delay_ns })
+        Ok(Self {
+            timer: Timer::new()?,
+            due: AtomicU64::new(0),
+            delay_ns,
+            forgotten_at: AtomicU64::new(0),
+        })
     }
 
     /// Makes sure that the sleeper looks between one and two `delays` of the alarm after `now`, when a poll
@@ -54,8 +72,10 @@ impl Alarm {
     #[cold]
     fn correct(&self, now: u64, due: u64, delay: u64, may_put_off: impl FnOnce() -> bool) {
         let is_right = match due.checked_sub(now) {
-            // It comes sooner than this poll needs.
-            Some(left) if left <= delay => due & HELD != 0 || !may_put_off(),
+            // It comes sooner than this poll needs. Only the last delay matters: to put it off at each poll would cost more.
+            Some(left) if left <= delay => {
+                due & HELD != 0 || left > self.delay_ns || !may_put_off()
+            }
             // Later than this poll needs.
             Some(_) => false,
             // The sleeper is on its way.
@@ -71,18 +91,45 @@ impl Alarm {
         self.timer.wake_in(Duration::from_nanos(delay));
     }
 
+    /// A poll was long for `nanos` until `now`, by what its thread has computed or slept.
+    pub(crate) fn note_long_poll(&self, now: u64, nanos: u64) {
+        // Where two threads do so at once, one poll is forgotten.
+        let before = self.forgotten_at.load(Ordering::Relaxed).max(now);
+        let after = before.saturating_add(nanos.saturating_mul(REMEMBERED));
+        self.forgotten_at.store(after.min(now.saturating_add(AHEAD_NS_MAX)), Ordering::Relaxed);
+    }
+
+    /// A poll has been long for `nanos` at `now`, and goes on. It counts in full if it makes the alarm alert by itself, and
+    /// otherwise once it is over.
+    pub(crate) fn note_lasting_poll(&self, now: u64, nanos: u64) {
+        if nanos.saturating_mul(REMEMBERED) > ALERT_AHEAD_NS {
+            self.forgotten_at.store(now.saturating_add(AHEAD_NS_MAX), Ordering::Relaxed);
+        }
+    }
+
+    /// Returns whether polls were long in the last second, for more than a hundredth of the time: then a task whose polls were
+    /// brief is not trusted to be brief again.
+    #[inline]
+    pub(crate) fn is_alert(&self, now: u64) -> bool {
+        self.forgotten_at.load(Ordering::Relaxed) > now.saturating_add(ALERT_AHEAD_NS)
+    }
+
     /// Nobody runs a task any more, at `now`: the sleeper need not look. For a thread that goes to sleep where events
-    /// wake it. If a deadline comes soon, the alarm is put off beyond it, as far as the poll after it needs: then the thread that
-    /// wakes does not have to set it.
-    pub(crate) fn stop(&self, now: u64, deadline: Option<u64>) {
+    /// wake it. If a deadline comes soon, the alarm is put off beyond it, as far as the poll after it needs, by so many `delays`
+    /// at least: then the thread that wakes does not have to set it.
+    pub(crate) fn stop(&self, now: u64, deadline: Option<u64>, delays: u64) {
         let due = self.due.load(Ordering::Relaxed);
         if due == 0 || due & HELD != 0 {
             return;
         }
         let is_soon = |deadline: &u64| (now..now.saturating_add(NEXT_NS)).contains(deadline);
-        let after = deadline
-            .filter(is_soon)
-            .map_or(0, |deadline| (deadline + self.delay_ns / 2 * 3) & !HELD);
+        let deadline = deadline.filter(is_soon);
+        let delay = delays * self.delay_ns;
+        if deadline.is_some_and(|deadline| (deadline + delay..=deadline + 2 * delay).contains(&due))
+        {
+            return;
+        }
+        let after = deadline.map_or(0, |deadline| (deadline + 2 * delay) & !HELD);
         if self.due.compare_exchange(due, after, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
             match after.checked_sub(now) {
                 Some(left) => self.timer.wake_in(Duration::from_nanos(left)),
@@ -95,6 +142,17 @@ impl Alarm {
                 self.timer.wake_in(Duration::from_nanos(self.delay_ns));
             }
         }
+    }
+
+    /// Returns the delay, a long poll, in nanoseconds.
+    #[inline]
+    pub(crate) fn delay_ns(&self) -> u64 {
+        self.delay_ns
+    }
+
+    /// Returns when the alarm rings, in nanoseconds; zero while it is not set.
+    pub(crate) fn due(&self) -> u64 {
+        self.due.load(Ordering::Relaxed)
     }
 
     /// Makes the sleeper look after `delay`, whatever others do. Only the sleeper itself, and the shutdown,
@@ -170,7 +228,8 @@ mod tests {
         let right = [
             (NOW + delay, NOW, true, "the first moment"),
             (NOW + 2 * delay, NOW, true, "the last moment"),
-            (NOW + delay - 2, NOW, false, "sooner, for others"),
+            (NOW + D - 2, NOW, false, "sooner, for others"),
+            (NOW + D + 2, NOW, true, "sooner, but not soon"),
             (NOW + delay - 1, NOW, true, "sooner, for the sleeper"),
             (NOW - LOST_NS + 1, NOW, true, "on its way"),
         ];
@@ -183,7 +242,7 @@ mod tests {
             (0, NOW, false, "not set"),
             (0, 5, false, "not set, soon after the clock's beginning"),
             (0, NOW + 1, false, "at an odd time, which is nobody's own"),
-            (NOW + delay - 2, NOW, true, "sooner, for nobody"),
+            (NOW + D, NOW, true, "sooner, for nobody"),
             (NOW + 2 * delay + 2, NOW, false, "too late"),
             (NOW + 2 * delay + 3, NOW, false, "too late, for the sleeper"),
             (NOW - LOST_NS, NOW, false, "lost"),
@@ -207,20 +266,65 @@ mod tests {
             (NOW, (0, Duration::ZERO)),
         ] {
             let alarm = alarm(due);
-            alarm.stop(NOW, None);
+            alarm.stop(NOW, None, 1);
             assert_eq!(seen(&alarm), after, "{due}");
         }
         for (deadline, hours) in
-            [(NOW - 1, 0), (NOW, 3), (NOW + NEXT_NS - 1, 4), (NOW + NEXT_NS, 0), (u64::MAX, 0)]
+            [(NOW - 1, 0), (NOW, 12), (NOW + NEXT_NS - 1, 13), (NOW + NEXT_NS, 0), (u64::MAX, 0)]
         {
             let alarm = alarm(NOW);
-            alarm.stop(NOW, Some(deadline));
-            let due = if hours > 0 { (deadline + 3 * HOUR_NS) & !HELD } else { 0 };
+            alarm.stop(NOW, Some(deadline), 3);
+            let due = if hours > 0 { (deadline + 12 * HOUR_NS) & !HELD } else { 0 };
             assert_eq!(seen(&alarm), (due, hours * HOUR), "{deadline}");
             if hours > 0 {
-                alarm.guard(deadline, 1, || false);
+                alarm.guard(deadline, 3, || false);
                 assert_eq!(seen(&alarm), (due, hours * HOUR), "it is as the poll needs it");
             }
+        }
+        let deadline = NOW + NEXT_NS / 2;
+        for (due, stays) in [
+            (deadline + 3 * D - 2, false),
+            (deadline + 3 * D, true),
+            (deadline + 6 * D, true),
+            (deadline + 6 * D + 2, false),
+        ] {
+            let alarm = alarm(due);
+            alarm.stop(NOW, Some(deadline), 3);
+            let expected = if stays { (due, BEFORE) } else { (deadline + 6 * D, 13 * HOUR) };
+            assert_eq!(seen(&alarm), expected, "{due}");
+        }
+    }
+
+    /// Goal: what makes the alarm alert is the share of time that long polls take, and it is over in a second. Method: one
+    /// poll on both sides of each bound, and polls of a millisecond at two distances.
+    #[test]
+    fn long_polls_are_remembered_by_their_share() {
+        const MS: u64 = 1_000_000;
+        assert!(!alarm(0).is_alert(0));
+        for (nanos, alert_ns) in
+            [(5 * MS, 0), (5 * MS + 1, 100), (8 * MS, 300 * MS), (HOUR_NS, 1_000 * MS)]
+        {
+            let ended = alarm(0);
+            ended.note_long_poll(NOW, nanos);
+            let lasting = alarm(0);
+            lasting.note_lasting_poll(NOW, nanos);
+            for (alarm, alert_ns) in
+                [(ended, alert_ns), (lasting, if alert_ns == 0 { 0 } else { 1_000 * MS })]
+            {
+                assert_eq!(alarm.is_alert(NOW), alert_ns > 0, "{nanos}");
+                assert_eq!(alarm.is_alert(NOW + alert_ns.saturating_sub(1)), alert_ns > 0);
+                assert!(!alarm.is_alert(NOW + alert_ns));
+            }
+        }
+        for (pause, is_alert) in [(50 * MS, true), (100 * MS, false)] {
+            let alarm = alarm(0);
+            let times = (0..100).map(|number| NOW + number * pause);
+            for now in times {
+                alarm.note_long_poll(now, MS);
+            }
+            assert_eq!(alarm.is_alert(NOW + 99 * pause), is_alert);
+            alarm.note_lasting_poll(NOW + 99 * pause, 5 * MS);
+            assert_eq!(alarm.is_alert(NOW + 99 * pause), is_alert, "it does not count yet");
         }
     }
 

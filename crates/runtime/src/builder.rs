@@ -172,7 +172,7 @@ impl RuntimeBuilder {
     /// Sets how long a poll may take, 20 µs to 1 s, before its thread counts as caught in it, and
     /// another one watches for events and serves the tasks that they wake. Default 200 µs. Unlike the
     /// [quantum](Self::quantum), which is about tasks and their processor time, this is about threads and
-    /// counts all time. A worker's poll of a task whose polls are usually brief may count later, by 2.2 ms at most,
+    /// counts all time. A worker's poll of a task whose polls are usually brief may count later, by 3.2 ms at most,
     /// while the thread seems only to wait for a processor and another worker runs.
     pub fn long_poll(mut self, time: Duration) -> Self {
         self.options.long_poll = time;

@@ -35,6 +35,8 @@ thread_local! {
 /// What is known of a long poll when it ends.
 #[derive(Debug)]
 pub(crate) struct EndedPoll {
+    /// It has computed for longer than a long poll, and not only waited for a processor.
+    pub(crate) has_computed: bool,
     pub(crate) name: Option<Arc<str>>,
     pub(crate) site: &'static Location<'static>,
     pub(crate) elapsed_ns: u64,
@@ -178,7 +180,7 @@ pub(crate) struct Charge {
 
 /// The poll ends now. Returns what it has cost, if it was timed, and calls `tell` with its time in
 /// nanoseconds if its thread was caught in it.
-pub(crate) fn end_poll(tell: impl FnOnce(u64)) -> Option<Charge> {
+pub(crate) fn end_poll(tell: impl FnOnce(u64, &Charge)) -> Option<Charge> {
     let (elapsed, charge) = POLL.with(|poll| {
         let present = poll.present.get();
         if present.long == 0 {
@@ -199,7 +201,7 @@ pub(crate) fn end_poll(tell: impl FnOnce(u64)) -> Option<Charge> {
         Some((elapsed, charge))
     })?;
     if charge.was_long {
-        tell(elapsed);
+        tell(elapsed, &charge);
     }
     Some(charge)
 }

@@ -26,6 +26,18 @@ pub(crate) struct Idle {
     worker_count: usize,
 }
 
+/// What comes of a call that another worker may have taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a worker that was called sleeps on otherwise"]
+pub(crate) enum Places {
+    /// Who was called is a sleeper again, and the one that asks is a searcher in its place.
+    Changed,
+    /// Both were chosen: who was called must be woken.
+    BothChosen,
+    /// Who was called has woken, or was not chosen for any work.
+    NoneNeeded,
+}
+
 const SLEEPER: usize = 1 << 16;
 const SEARCHERS: usize = SLEEPER - 1;
 
@@ -83,6 +95,32 @@ impl Idle {
         lock(&self.sleepers).contains(&worker)
     }
 
+    /// The kernel may have woken `worker` in place of `called`: they change places if only the latter was chosen. `take_back` takes
+    /// its call back, unless it has woken as well.
+    pub(crate) fn change_places(
+        &self,
+        worker: usize,
+        called: usize,
+        take_back: impl FnOnce() -> bool,
+    ) -> Places {
+        // Who wakes learns under this lock whether it is a sleeper.
+        let mut sleepers = lock(&self.sleepers);
+        let is_chosen = !sleepers.contains(&called);
+        let Some(place) = sleepers.iter().position(|&sleeper| sleeper == worker) else {
+            return if is_chosen { Places::BothChosen } else { Places::NoneNeeded };
+        };
+        if !take_back() || !is_chosen {
+            return Places::NoneNeeded;
+        }
+        sleepers[place] = called;
+        Places::Changed
+    }
+
+    /// Returns a worker that sleeps, other than `worker`, and stays a sleeper.
+    pub(crate) fn other_sleeper(&self, worker: usize) -> Option<usize> {
+        lock(&self.sleepers).iter().copied().find(|&sleeper| sleeper != worker)
+    }
+
     /// Returns whether it looks as if [`choose`](Self::choose) would find somebody: a hint, for work
     /// that is safe where it is.
     pub(crate) fn may_need_waking(&self) -> bool {
@@ -137,6 +175,40 @@ mod tests {
         Running,
         Searching,
         Sleeping,
+    }
+
+    /// Goal: a worker that is woken in place of another one does what that one was chosen for, which sleeps on; if both were chosen, or
+    /// the other one is awake, they stay as they are. Method: every case of two workers out of three.
+    #[test]
+    fn who_is_woken_instead_answers() {
+        for case in 0..1 << 3 {
+            let [is_chosen, is_called_chosen, is_awake] = [1, 2, 4].map(|bit| case & bit > 0);
+            let idle = Idle::new(3);
+            for worker in 0..3 {
+                let _ = idle.begin_sleep(worker, false);
+            }
+            let leave = |worker| assert!(idle.end_sleep(worker));
+            [(1, is_chosen), (2, is_called_chosen)]
+                .into_iter()
+                .filter(|(_, is_out)| *is_out)
+                .for_each(|(worker, _)| leave(worker));
+            let counts = idle.counts.load(Ordering::SeqCst);
+            let places = idle.change_places(1, 2, || !is_awake);
+            let expected = match (is_chosen, is_called_chosen) {
+                (true, true) => Places::BothChosen,
+                (false, true) if !is_awake => Places::Changed,
+                _ => Places::NoneNeeded,
+            };
+            assert_eq!(places, expected, "{case}");
+            assert_eq!(idle.counts.load(Ordering::SeqCst), counts, "as many sleepers");
+            let has_changed = places == Places::Changed;
+            assert_eq!(idle.is_sleeping(1), !is_chosen && !has_changed, "{case}");
+            assert_eq!(idle.is_sleeping(2), !is_called_chosen || has_changed, "{case}");
+            assert_eq!(
+                idle.other_sleeper(0),
+                [1, 2].into_iter().find(|&worker| idle.is_sleeping(worker))
+            );
+        }
     }
 
     proptest! {

@@ -77,6 +77,8 @@ pub(crate) struct TaskInfo {
     trust: Trust,
     /// The task slept in the kernel in its last poll. Written by the thread that polls.
     sleeps: AtomicBool,
+    /// The last poll was long, whether the task computed, slept, or waited for a processor.
+    was_late: AtomicBool,
 }
 
 /// When a task became ready, and whether an event made it so: nanoseconds, whose last bit says the
@@ -137,6 +139,7 @@ impl TaskInfo {
             ),
             trust: Trust::new(),
             sleeps: AtomicBool::new(false),
+            was_late: AtomicBool::new(false),
         }
     }
 
@@ -171,6 +174,14 @@ impl TaskInfo {
         if sleeps != self.sleeps() {
             self.sleeps.store(sleeps, Ordering::Relaxed);
         }
+        if charge.was_long != self.was_late() {
+            self.was_late.store(charge.was_long, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns whether the last poll was long, for whatever reason.
+    pub(crate) fn was_late(&self) -> bool {
+        self.was_late.load(Ordering::Relaxed)
     }
 
     /// Returns whether the task will probably sleep in the kernel when it is polled.
@@ -300,9 +311,9 @@ impl<F: Future> Future for TaskFuture<F> {
         // The future is never polled again after a panic, and what it shares with others is theirs.
         let future = this.future.as_pin_mut().expect("invariant: gone only in drop");
         let polled = panic::catch_unwind(AssertUnwindSafe(|| future.poll(cx)));
-        let charge = context::end_poll(|elapsed_ns| {
-            let name = this.membership.name();
-            context::leave_long_poll(EndedPoll { name, site: this.info.site, elapsed_ns });
+        let charge = context::end_poll(|elapsed_ns, &Charge { has_computed, .. }| {
+            let (name, site) = (this.membership.name(), this.info.site);
+            context::leave_long_poll(EndedPoll { has_computed, name, site, elapsed_ns });
         });
         if let Some(charge) = charge {
             this.info.record_poll(charge);

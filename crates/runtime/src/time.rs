@@ -10,7 +10,7 @@ use std::{
 
 use pin_project_lite::pin_project;
 use thiserror::Error;
-use vigie_detect::{Server, Timers, Wait};
+use vigie_detect::{Server, Timers, Wait, budget};
 
 pub use vigie_detect::Instant;
 
@@ -83,8 +83,8 @@ impl Future for Sleep {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = &mut *self;
         if this.wait.is_none() && this.deadline <= Instant::now() {
-            // A budget for each poll is charged here: a loop of such sleeps waits for nothing.
-            return Poll::Ready(());
+            // A loop of such sleeps waits for nothing: it gives way at the end of its budget.
+            return budget::poll_proceed(cx);
         }
         let wait = this.wait.get_or_insert_with(|| match Server::current_timers() {
             Ok(timers) => {

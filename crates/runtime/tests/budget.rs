@@ -18,7 +18,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::{
     Instant, budget, clock::monotonic_now, net::UnixStream, stock::channel::channel,
 };
-use vigie_runtime::{Flavor, Runtime, spawn, spawn_local, task::unconstrained, yield_now};
+use vigie_runtime::{
+    Flavor, Runtime, spawn, spawn_local,
+    task::unconstrained,
+    time::{interval, sleep, timeout},
+    yield_now,
+};
 
 /// What a greedy task does at most: so that a test without budgets fails instead of hanging.
 const GREEDY_MAX: u64 = 2_000_000;
@@ -70,6 +75,24 @@ fn a_reader_gives_way() {
         };
         beside_another(&mut read).await;
         assert_eq!(far.read_u8().await.expect("the last byte"), byte(count));
+    });
+}
+
+/// Goal: the same for who waits for what is over: sleeps, time-outs, and ticks of a period that are late. Method: as above.
+#[test]
+fn timers_that_are_over_give_way() {
+    user_level().block_on(async {
+        beside_another(&mut async || sleep(Duration::ZERO).await).await;
+        let mut outdated = async || {
+            let elapsed = timeout(Duration::ZERO, std::future::pending::<()>()).await;
+            elapsed.expect_err("it never ends");
+        };
+        beside_another(&mut outdated).await;
+        let mut period = interval(Duration::from_nanos(1));
+        let mut ticks = async || {
+            period.tick().await;
+        };
+        beside_another(&mut ticks).await;
     });
 }
 

@@ -164,7 +164,7 @@ mod tests {
 
     fn poll(name: Option<&str>, millis: u64) -> EndedPoll {
         let elapsed_ns = millis * 1_000_000;
-        EndedPoll { name: name.map(Arc::from), site: here(), elapsed_ns }
+        EndedPoll { has_computed: true, name: name.map(Arc::from), site: here(), elapsed_ns }
     }
 
     /// Goal: a flood from one site gives one event a second and says how many there were besides;

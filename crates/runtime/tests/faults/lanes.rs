@@ -212,8 +212,11 @@ fn a_hog_leaves_the_reaction_lane_and_comes_back() {
             long_polls += 1;
             assert!(long_polls < 8, "it hogs, and still goes before the other");
         }
-        while !round().await {}
-        assert!(round().await, "it stays");
+        // It comes back, and stays: one round more or less is up to what else this machine does.
+        let mut in_row = 0;
+        while in_row < 10 {
+            in_row = if round().await { in_row + 1 } else { 0 };
+        }
         is_over.store(true, Ordering::SeqCst);
     });
 }

@@ -12,7 +12,7 @@ use super::{
     lane::{Account, Credit, Lane, Rank},
     order::{self, Own, Parts, Serves, Turns},
     task_cell::TaskInfo,
-    whole::{self, Fault, LATER, Model, NOW, SOON, Task},
+    whole::{self, BRIEF, Fault, LATER, Model, NOW, SOON, Task},
 };
 
 const SLICE: Duration = Duration::from_millis(1);
@@ -53,6 +53,9 @@ fn poll_began(model: &Model, place: usize, nanos_ago: u64) {
     let task = TaskInfo { site: Location::caller(), name_key: 0 };
     model.seats[place].begin(Instant::from_nanos(NOW.as_nanos() - nanos_ago), &task);
 }
+
+/// As by default.
+const LONG_POLL_NS: u64 = 200_000;
 
 /// Goal: reactions go first, injected ones behind those of the worker; then computation, which injected tasks
 /// join. Method: two tasks in each place.
@@ -193,21 +196,28 @@ fn the_last_searcher_looks_once_more() {
 }
 
 /// Goal: in a conversation, after four short sleeps in a row, the alarm stays as it is; one sleep that is not short ends it. Method: the
-/// last worker to fall asleep, with sleeps on both sides of the bound.
+/// last worker to fall asleep, with sleeps on both sides of the moment at which the alarm rings, and without an alarm.
 #[test]
 fn the_alarm_stays_set_in_a_conversation() {
-    each(1, |model, own, mut turns, _| {
+    each(2, |model, own, mut turns, case| {
         model.let_one_sleep();
-        let sleeps = [149, 149, 149, 149, 149, 150, 149, 149, 149, 149, 149];
+        let is_set = case == 0;
+        let sleeps = [399, 399, 399, 399, 399, 400, 399, 399, 399, 399, 399];
         let stays = [false, false, false, false, true, true, false, false, false, false, true];
         for (number, (sleep_us, stays)) in sleeps.into_iter().zip(stays).enumerate() {
-            model.alarm.guard(NOW.as_nanos(), 1, || false);
+            if is_set {
+                model.alarm.guard(NOW.as_nanos(), 1, || false);
+            }
             turns.begin_sleep(model, NOW, None);
-            assert_eq!(model.alarm.timer.take().is_some(), stays, "{number}");
+            assert_eq!(model.alarm.timer.take().is_some(), is_set && stays, "{number}");
             assert!(turns.ends_sleep(model, own, true));
-            turns.note_wake(NOW + Duration::from_micros(sleep_us), Duration::from_micros(200));
+            turns.note_wake(NOW + Duration::from_micros(sleep_us));
             model.alarm.begin_rest();
+            model.alarm.timer.stop();
         }
+        model.alarm.guard(NOW.as_nanos(), 1, || false);
+        turns.begin_sleep(model, NOW, None);
+        assert_eq!(model.alarm.timer.take().is_some(), is_set, "who has set none ends it, too");
     });
 }
 
@@ -404,28 +414,36 @@ fn looks_are_put_off_for_nobody() {
             poll_began(model, place, if is_long { 201 } else { 200 });
         }
         let expected = is_seen && !other_is_long;
-        assert_eq!(turns.may_put_off(model, NOW, 200, is_seen), expected, "{case}");
+        assert_eq!(turns.may_put_off(model, NOW, 200, (is_seen, false)), expected, "{case}");
+        assert!(!turns.may_put_off(model, NOW, 200, (is_seen, true)), "not by much");
+        // Nobody polls here at the moment.
+        model.seats[1].end_long_poll(model.blocked());
+        assert!(turns.may_put_off(model, NOW, 200, (is_seen, true)), "{case}");
     });
 }
 
-/// Goal: a poll of a task whose polls have always been brief needs no look, even if it is late and looks are not regular, as long
-/// as nothing waits behind it and it has not taken two milliseconds. Method: each of these.
+/// Goal: a poll of a task whose polls have always been brief needs no look of others, even if it is late and looks are not
+/// regular, until it has taken two milliseconds: workers take what waits behind it. Reserve threads do not. Method: each of these.
 #[test]
 fn looks_are_put_off_beside_brief_polls() {
-    for case in 0..8 {
+    for case in 0..32 {
         loom::model(move || {
             let (model, queues) = whole::model(2, 1, Fault::None);
-            let turns = Turns::new(0, SLICE);
-            let [is_late, waits, is_seen] = bits(case);
-            poll_began(&model, 1, if is_late { 201 } else { 200 });
+            let [is_late, waits, is_seen, is_later, is_reserve] = bits(case);
+            let (turns, how) =
+                (Turns::new(if is_reserve { 2 } else { 0 }, SLICE), (is_seen, is_later));
+            poll_began(&model, 1, if is_late { LONG_POLL_NS + 1 } else { LONG_POLL_NS });
             model.seats[1].set_brief(true);
             if waits {
                 queues[1].push(Task::Ends);
             }
-            let expected = !(is_late && waits);
-            assert_eq!(turns.may_put_off(&*model, NOW, 200, is_seen), expected, "{case}");
+            let expected = !(is_late && waits && is_reserve);
+            assert_eq!(turns.may_put_off(&*model, NOW, LONG_POLL_NS, how), expected, "{case}");
             poll_began(&model, 1, 2_000_001);
-            assert!(!turns.may_put_off(&*model, NOW, 200, is_seen), "{case}");
+            assert!(!turns.may_put_off(&*model, NOW, LONG_POLL_NS, how), "{case}");
+            poll_began(&model, 1, LONG_POLL_NS + 1);
+            model.seats[1].take_as_caught(Instant::from_nanos(NOW.as_nanos() - LONG_POLL_NS - 1));
+            assert!(!turns.may_put_off(&*model, NOW, LONG_POLL_NS, how), "{case}: it computes");
         });
     }
 }
@@ -486,11 +504,15 @@ fn expected_sleepers_are_replaced() {
 
 /// Goal: before a poll the supervisor is asked for a look, soon if events or reactions may wait behind it, later
 /// if computation does, not at all if nothing does; a reserve thread puts its reactions among the injected ones,
-/// and has no lane for computation. Method: every case, for both; only the first may be put off.
+/// and has no lane for computation. Later, too, if the polls of the task are brief, and on workers if no poll was long lately.
+/// Method: every case, for both; only the first may be put off.
 #[test]
 fn polls_are_guarded_by_what_waits() {
-    each(32, |model, own, _, case| {
-        let [is_watched, reacts, computes, is_worker, is_brief] = bits(case);
+    each(64, |model, own, _, case| {
+        let [is_watched, reacts, computes, is_worker, is_brief, is_alert] = bits(case);
+        if is_alert {
+            model.alarm.note_long_poll(NOW.as_nanos(), 6_000_000);
+        }
         let worker = own.worker.filter(|_| is_worker);
         let own = Own { worker, ..*own };
         if reacts && is_worker {
@@ -501,13 +523,24 @@ fn polls_are_guarded_by_what_waits() {
         if computes {
             model.computing[0].push(Task::Ends, RANK);
         }
-        own.guard(model, NOW, is_watched, || is_brief, || false);
         let expected = match !is_watched || reacts {
             true if is_brief && !is_worker => LATER,
+            true if is_brief && !is_alert => BRIEF,
             true => SOON,
             false => LATER.filter(|_| computes && is_worker),
         };
+        own.guard(model, NOW, is_watched, is_brief, |_| false);
         assert_eq!(model.alarm.timer.take(), expected, "{case}");
+        // A look is due sooner than this poll needs: may it be put off, and by much?
+        model.alarm.stop(NOW.as_nanos(), None, 1);
+        model.alarm.guard(NOW.as_nanos() - 300_000, 1, || false);
+        let mut asked = None;
+        own.guard(model, NOW, is_watched, is_brief, |is_later| {
+            asked = Some(is_later);
+            false
+        });
+        let needs_it = !is_watched || reacts;
+        assert_eq!(asked, needs_it.then(|| expected != SOON), "{case}");
     });
 }
 
@@ -613,19 +646,23 @@ fn tasks_are_ranked_by_what_they_used() {
     });
 }
 
-/// Goal: a task is brief if its own polls are proven and take a tenth of a millisecond at most. Method: both sides of
-/// each bound.
+/// Goal: a task is brief if its own polls are proven and take a tenth of a millisecond at most, and half a long poll. Method:
+/// both sides of each bound.
 #[test]
 fn who_is_brief_has_shown_it() {
     loom::model(|| {
         let account = Account::new(Credit::FULL, None);
-        assert!(!order::is_brief(&account, true), "nobody knows");
-        for (usual, is_proven, expected) in
-            [(100_000, true, true), (100_000, false, false), (100_001, true, false)]
-        {
+        assert!(!order::is_brief(&account, true, LONG_POLL_NS), "nobody knows");
+        for (usual, is_proven, long_poll_ns, expected) in [
+            (100_000, true, LONG_POLL_NS, true),
+            (100_000, false, LONG_POLL_NS, false),
+            (100_001, true, 10 * LONG_POLL_NS, false),
+            (10_000, true, 20_000, true),
+            (10_001, true, 20_000, false),
+        ] {
             let account = Account::new(Credit::FULL, None);
             account.charge(Credit::FULL, usual);
-            assert_eq!(order::is_brief(&account, is_proven), expected);
+            assert_eq!(order::is_brief(&account, is_proven, long_poll_ns), expected);
         }
     });
 }

@@ -38,18 +38,27 @@ pub(crate) enum Fault {
     NoAsking,
     /// A searcher that has found work wakes nobody.
     NoHandingOn,
+    /// A look takes the ring while others sleep.
+    NoLeaving,
+    /// A worker that is back from the wait point does not ask whether another one was called.
+    NoAnswering,
     /// Whoever queues a task wakes nobody.
     NoWaking,
 }
 
-const PARKED: u32 = 1;
-const RUNG: u32 = 2;
+const RUNG: u32 = 1;
+const PARKED: u32 = 2;
 
-/// The wait point: `detect`'s park word, driver's lock, and the eventfd behind the gate.
+/// The most threads in the wait point: workers go there while one is, a reserve thread if none is.
+const SLEEPERS_MAX: u32 = 2;
+
+/// The wait point: `detect`'s park word, driver's lock, and the eventfd behind the gate, which wakes any one of those who sleep.
 struct WaitPoint {
     bits: AtomicU32,
     /// Not loom's `Mutex`, whose `try_lock` waits where it should fail.
     driver: AtomicBool,
+    /// A second one may join the one that sleeps. Written under the driver's lock.
+    is_shared: AtomicBool,
     gate: Mutex<bool>,
     opened: Condvar,
 }
@@ -59,6 +68,7 @@ impl WaitPoint {
         Self {
             bits: AtomicU32::new(0),
             driver: AtomicBool::new(false),
+            is_shared: AtomicBool::new(false),
             gate: Mutex::new(false),
             opened: Condvar::new(),
         }
@@ -75,36 +85,64 @@ impl WaitPoint {
     }
 
     fn unpark(&self) {
-        if self.bits.fetch_or(RUNG, Ordering::SeqCst) == PARKED {
+        let before = self.bits.fetch_or(RUNG, Ordering::SeqCst);
+        if before & RUNG == 0 && before >= PARKED {
             *self.gate.lock().expect("no panic") = true;
             self.opened.notify_one();
         }
     }
 
-    /// A look, which takes the ring of whomever it was for.
-    fn detect(&self) {
+    fn parked_count(&self) -> u32 {
+        self.bits.load(Ordering::SeqCst) / PARKED
+    }
+
+    /// A look, which takes the ring of whomever it was for. Those who sleep are left to see what comes.
+    fn detect(&self, fault: Fault) {
         if self.try_lock() {
-            self.bits.fetch_and(!RUNG, Ordering::SeqCst);
+            if self.parked_count() == 0 || fault == Fault::NoLeaving {
+                *self.gate.lock().expect("no panic") = false;
+                self.bits.fetch_and(!RUNG, Ordering::SeqCst);
+            }
             self.unlock();
         }
     }
 
-    /// Returns whether the wait point was free.
-    fn park_unless(&self, is_awaited: impl FnOnce() -> bool) -> bool {
+    /// Returns whether there was room.
+    fn park_unless(&self, is_worker: bool, is_awaited: impl FnOnce() -> bool) -> bool {
         if !self.try_lock() {
             return false;
         }
-        let is_rung = self.bits.fetch_or(PARKED, Ordering::SeqCst) & RUNG != 0;
-        if !is_rung && !is_awaited() {
+        let parked_count = self.parked_count();
+        let has_room = parked_count == 0
+            || is_worker && parked_count < SLEEPERS_MAX && self.is_shared.load(Ordering::Relaxed);
+        if !has_room {
+            self.unlock();
+            return false;
+        }
+        if parked_count == 0 {
+            self.is_shared.store(is_worker, Ordering::Relaxed);
+        }
+        let is_rung = self.bits.fetch_add(PARKED, Ordering::SeqCst) & RUNG != 0;
+        // Who is rung for while another one sleeps has woken that one.
+        let sleeps = !(is_rung && parked_count == 0) && !is_awaited();
+        if sleeps {
+            self.unlock();
             let mut is_open = self.gate.lock().expect("no panic");
             while !*is_open {
                 is_open = self.opened.wait(is_open).expect("no panic");
             }
             *is_open = false;
         }
-        self.bits.fetch_and(!RUNG, Ordering::SeqCst);
-        self.bits.fetch_and(!PARKED, Ordering::SeqCst);
-        self.unlock();
+        self.bits.fetch_sub(PARKED, Ordering::SeqCst);
+        if sleeps {
+            // Under the lock, but nothing else here depends on it.
+            self.bits.fetch_and(!RUNG, Ordering::SeqCst);
+        } else {
+            if is_rung && parked_count == 0 {
+                self.bits.fetch_and(!RUNG, Ordering::SeqCst);
+            }
+            self.unlock();
+        }
         true
     }
 }
@@ -195,6 +233,18 @@ impl Parts for Model {
     fn unpark(&self, place: usize) {
         self.parkers[place].unpark(|| self.wait_point.unpark());
     }
+
+    fn is_called(&self, place: usize) -> bool {
+        self.fault != Fault::NoAnswering && self.parkers[place].is_called()
+    }
+
+    fn take_back(&self, place: usize) -> bool {
+        self.parkers[place].take_back()
+    }
+
+    fn ring(&self) {
+        self.wait_point.unpark();
+    }
 }
 
 /// The same parts for a thread that sees no work and wakes nobody.
@@ -249,6 +299,18 @@ impl Parts for Blind<'_> {
 
     fn unpark(&self, place: usize) {
         self.0.unpark(place);
+    }
+
+    fn is_called(&self, place: usize) -> bool {
+        self.0.is_called(place)
+    }
+
+    fn take_back(&self, place: usize) -> bool {
+        self.0.take_back(place)
+    }
+
+    fn ring(&self) {
+        self.0.ring();
     }
 
     fn wake_one(&self) -> bool {
@@ -314,7 +376,7 @@ impl Model {
         let mut turns = Turns::new(index, Duration::from_millis(1));
         while !self.is_shutdown.load(Ordering::SeqCst) {
             if looks {
-                self.wait_point.detect();
+                self.wait_point.detect(self.fault);
             }
             if let Some((task, _)) = turns.next(self, own, NOW) {
                 self.stop_searching(&mut turns);
@@ -346,7 +408,8 @@ impl Model {
         }
         loop {
             self.parkers[index].park(|is_awaited| {
-                self.wait_point.park_unless(|| self.fault != Fault::NoAsking && is_awaited())
+                let is_awaited = || self.fault != Fault::NoAsking && is_awaited();
+                self.wait_point.park_unless(true, is_awaited)
             });
             if turns.ends_sleep(self, own, self.is_shutdown.load(Ordering::SeqCst)) {
                 return;
@@ -370,7 +433,7 @@ impl Model {
             }
             assert!(turns.should_watch(self, NOW, false), "nobody else does");
             self.parkers[place].park(|is_awaited| {
-                let was_free = self.wait_point.park_unless(|| {
+                let was_free = self.wait_point.park_unless(false, || {
                     if self.fault == Fault::NoLastLook {
                         turns.take_baton(&Blind(self), is_awaited)
                     } else {
@@ -452,7 +515,9 @@ fn sentinel(fault: Fault) {
     let (model, _queues) = model(1, 1, fault);
     let [serving, looking] = [0, 1].map(|number| {
         let model = Arc::clone(&model);
-        thread::spawn(move || if number == 0 { model.serve(1) } else { model.wait_point.detect() })
+        thread::spawn(
+            move || if number == 0 { model.serve(1) } else { model.wait_point.detect(fault) },
+        )
     });
     model.turn.fetch_add(1, Ordering::Relaxed);
     if fault == Fault::NoWaking {
@@ -494,6 +559,7 @@ fn the_sentinel_runs_reactions() {
 
 /// What the alarm is set to for a poll that should be looked at soon, and for one that may take longer.
 pub(crate) const SOON: Option<Duration> = Some(Duration::from_micros(2 * 200));
+pub(crate) const BRIEF: Option<Duration> = Some(Duration::from_micros(2 * 3 * 200));
 pub(crate) const LATER: Option<Duration> = Some(Duration::from_micros(2 * 5 * 200));
 
 impl Model {
@@ -543,7 +609,7 @@ fn tasks_from_outside_are_seen_to() {
 }
 
 /// Goal: a task that is queued in the middle of a poll is waited for by nobody: a sleeping worker is woken, or
-/// the supervisor looks, sooner for reactions; after the poll, or out of a look, nothing of this is needed.
+/// the supervisor looks, sooner for reactions, unless the poll is usually short; after the poll, or out of a look, nothing of this is needed.
 /// Method: every case.
 #[test]
 fn tasks_behind_polls_are_seen_to() {
@@ -565,8 +631,13 @@ fn tasks_behind_polls_are_seen_to() {
             let is_given_away = !of_worker && !reacts;
             let must_wait = !is_given_away && is_polled && !was_running;
             let wakes = sleeps && (is_given_away || must_wait && !is_short);
-            let soon = if reacts { SOON } else { LATER };
-            let alarm = if must_wait && !wakes { soon } else { None };
+            // A poll that is short as a rule keeps a reaction waiting for long only if it breaks that rule.
+            let look = match (reacts, is_short) {
+                (true, true) => BRIEF,
+                (true, false) => SOON,
+                (false, _) => LATER,
+            };
+            let alarm = if must_wait && !wakes { look } else { None };
             assert_eq!((model.was_called(1), model.alarm.timer.take()), (wakes, alarm), "{case}");
             let counts = [
                 queues[0].len(),
@@ -608,10 +679,12 @@ fn faults_are_found() {
 const VARIABLE: &str = "VIGIE_LOOM_FAULT";
 
 /// Faults, and the models in which they show.
-const FAULTS: [(fn(Fault), Fault); 7] = [
+const FAULTS: [(fn(Fault), Fault); 9] = [
     (|fault| whole(1, 1, fault), Fault::NoWaking),
     (|fault| whole(1, 1, fault), Fault::NoLastLook),
     (|fault| whole(2, 1, fault), Fault::NoAsking),
+    (|fault| whole(2, 1, fault), Fault::NoLeaving),
+    (|fault| whole(2, 1, fault), Fault::NoAnswering),
     (held, Fault::NoWaking),
     (held, Fault::NoLastLook),
     (sentinel, Fault::NoWaking),

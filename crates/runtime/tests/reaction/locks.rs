@@ -288,6 +288,14 @@ impl Subscriber for Warnings {
     fn exit(&self, _: &span::Id) {}
 }
 
+impl Warnings {
+    /// Returns those that contain `part`.
+    fn of(&self, part: &str) -> Vec<String> {
+        let texts = self.0.lock().expect("not poisoned");
+        texts.iter().filter(|text| text.contains(part)).cloned().collect()
+    }
+}
+
 struct Text(String);
 
 impl Visit for Text {
@@ -304,17 +312,35 @@ fn the_bound_is_told_of_once() {
         let warnings = Warnings::default();
         tracing::subscriber::set_global_default(warnings.clone()).expect("there was none");
         let runtime = Runtime::builder().workers(1).reserve_threads(1).build().expect("a runtime");
-        let count = || {
-            let texts = warnings.0.lock().expect("not poisoned");
-            texts.iter().filter(|text| text.contains("every reserve thread")).count()
-        };
-        assert_eq!(count(), 0);
+        let told = || warnings.of("every reserve thread");
+        assert!(told().is_empty());
         let hogs = Hogs::start(runtime.handle(), 4, 2);
         let refused = || runtime.handle().metrics().reserve.map_or(0, |reserve| reserve.refused);
         eventually(|| refused() > 3);
         drop(hogs);
         runtime.block_on(runtime.spawn(async {})).expect("no panic");
-        assert_eq!(count(), 1);
+        let told = told();
+        assert_eq!(told.len(), 1, "{told:?}");
+        let named = told[0].matches("the task spawned at ").count();
+        assert!(named == 2 && told[0].contains("computes"), "{told:?}");
+    });
+}
+
+/// Goal: a hog is named while it lasts. Method: it ends once the warning has come; as above, in a process of its own.
+#[test]
+fn a_hog_is_named_while_it_lasts() {
+    in_child("locks::a_hog_is_named_while_it_lasts", || {
+        let warnings = Warnings::default();
+        tracing::subscriber::set_global_default(warnings.clone()).expect("there was none");
+        let runtime = Runtime::builder().workers(1).reserve_threads(0).build().expect("a runtime");
+        let greedy = async move {
+            let is_named = |text: &String| text.contains("greedy") && text.contains("locks.rs");
+            while !warnings.of("a task holds its thread").iter().any(is_named) {
+                std::hint::spin_loop();
+            }
+        };
+        let greedy = task::Builder::new().name("greedy").spawn_on(runtime.handle(), greedy);
+        runtime.block_on(greedy).expect("no panic");
     });
 }
 

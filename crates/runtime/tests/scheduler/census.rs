@@ -60,27 +60,94 @@ fn orders(world: &World, now: u64, call: u128) -> Orders {
     census.decide(world, false, since, QUANTUM).0
 }
 
-/// Goal: a brief poll that is late, and whose thread may only wait for a processor, counts as long if no other worker switches
-/// that would relieve it; otherwise not before it was looked at again. Method: a reaction behind such a poll, while the other worker
-/// switches, sleeps, or is late as well.
+/// Goal: a brief poll that is late, and whose thread may only wait for a processor, counts as long at once if another worker sleeps,
+/// which is woken; not if one switches; and not before it was looked at again if none does. Method: a reaction behind such a poll,
+/// while the other worker switches, sleeps, is late as well, or is between two polls; whom the supervisor calls, and when it looks again.
 #[test]
 fn late_brief_polls_are_left_to_workers_that_switch() {
-    for (other, activates) in [(Some(10_000), 0), (None, 1), (Some(201_000), 1)] {
-        let ((world, queues), now) = (world_and_queues(), 1_000 * MS);
-        polls_for(&world, 0, now, 201_000);
+    let nobody = Orders::default();
+    let wakes = Orders { wakes_worker: true, ..nobody };
+    for (other, sleeps, counts, calls, again) in [
+        (Some(10_000), false, false, nobody, LONG_POLL),
+        (None, true, true, wakes, LONG_POLL / 2),
+        (Some(201_000), false, false, nobody, LONG_POLL / 2),
+        (None, false, false, nobody, LONG_POLL / 2),
+    ] {
+        let ((world, queues), now) = (world_and_queues(), Instant::from_nanos(1_000 * MS));
+        polls_for(&world, 0, now.as_nanos(), 201_000);
         world.seat(0).set_brief(true);
         if let Some(nanos) = other {
-            polls_for(&world, 1, now, nanos);
+            polls_for(&world, 1, now.as_nanos(), nanos);
             world.seat(1).set_brief(true);
         }
+        if sleeps {
+            let _is_last = world.idle().begin_sleep(1, false);
+        }
         queues[0].push(0);
-        let census = Census::take(&world, Instant::from_nanos(now), LONG_POLL);
-        assert_eq!(
-            census.caught,
-            if activates == 0 { 0 } else { 1 + usize::from(other.is_some()) }
-        );
-        assert_eq!(orders(&world, now, 1_000).activates, activates, "{other:?}");
-        assert_eq!(world.seat(0).is_caught(Instant::from_nanos(now), 200_000), activates > 0);
+        let census = Census::take(&world, now, LONG_POLL);
+        let case = format!("{other:?} {sleeps}");
+        assert_eq!(census.caught, usize::from(counts), "{case}");
+        let since = Since { look: LONG_POLL, call: 1_000, any: Duration::ZERO };
+        let (orders, needs_more) = census.decide(&world, false, since, QUANTUM);
+        assert_eq!(orders, calls, "{case}");
+        assert_eq!(world.seat(0).is_caught(now, 200_000), counts, "{case}");
+        census.plan_next_look(&world, now, (needs_more, false), (false, LONG_POLL));
+        assert_eq!(world.alarm().timer.left(), again, "{case}");
+    }
+}
+
+/// Goal: late brief polls that nobody relieves count as long at the second look. Method: two looks at two of them, in the middle of
+/// which a reaction waits.
+#[test]
+fn doubtful_polls_are_looked_at_twice() {
+    let ((world, queues), now) = (world_and_queues(), 1_000 * MS);
+    for place in 0..2 {
+        polls_for(&world, place, now, 201_000);
+        world.seat(place).set_brief(true);
+    }
+    queues[0].push(0);
+    assert_eq!(orders(&world, now, 1_000), Orders::default());
+    assert_eq!(orders(&world, now, 1_000).activates, 1);
+    let census = Census::take(&world, Instant::from_nanos(now), LONG_POLL);
+    assert_eq!(census.caught, 2);
+}
+
+/// Goal: the supervisor does not rest while something waits behind a late brief poll that another worker will relieve. Method: with
+/// and without; while somebody watches, and while nobody does.
+#[test]
+fn what_waits_for_relief_is_looked_at_again() {
+    for (waits, is_watched, again) in [
+        (false, true, rest_delay()),
+        (true, true, Duration::from_millis(1)),
+        (true, false, LONG_POLL),
+    ] {
+        let ((world, queues), now) = (world_and_queues(), Instant::from_nanos(1_000 * MS));
+        polls_for(&world, 0, now.as_nanos(), 201_000);
+        world.seat(0).set_brief(true);
+        polls_for(&world, 1, now.as_nanos(), 10_000);
+        if waits {
+            queues[0].push(0);
+        }
+        let census = Census::take(&world, now, LONG_POLL);
+        census.plan_next_look(&world, now, (false, false), (is_watched, LONG_POLL));
+        assert_eq!(world.alarm().timer.left(), again, "{waits} {is_watched}");
+    }
+}
+
+/// Goal: for a second after a thread was found asleep for long in a poll, all polls are looked at soon. Method: a poll that is late, asleep or
+/// not, on both sides of the bound.
+#[test]
+fn sleepers_raise_the_alert() {
+    for (nanos, is_asleep, is_alert) in
+        [(6 * MS, false, false), (5 * MS, true, false), (5 * MS + 1, true, true)]
+    {
+        let (world, now) = (world(), 1_000 * MS);
+        polls_for(&world, 0, now, nanos);
+        if is_asleep {
+            world.seat(0).expect_sleep(Instant::from_nanos(now - nanos), world.blocked());
+        }
+        Census::take(&world, Instant::from_nanos(now), LONG_POLL);
+        assert_eq!(world.alarm().is_alert(now), is_alert);
     }
 }
 

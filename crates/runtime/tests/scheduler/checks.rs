@@ -6,7 +6,7 @@
 //!   what exceeds a long poll;
 //! - *kernel*: a thread was ready to run and had no core, unless it was inside a poll that computes for long.
 //!
-//! The rest must be at most `(1 + s) * base + share + put_off`, where
+//! The rest must be at most `(1 + s) * base + share + put_off + surprise`, where
 //! - `base = 3 * long_poll + 3 * wake + start + look + slack`: the alarm rings between one and two delays
 //!   after the beginning of a poll, it wakes the supervisor, which starts a thread; one poll that is just not
 //!   long, and the interval of looks;
@@ -15,7 +15,9 @@
 //! - `share` is what the compute lane is owed for the reactions: a third of *older*, and 0.25 ms of debt for
 //!   each thread that served;
 //! - `put_off` is what `need.rs` lets pass between calls while reserve threads are caught by computations:
-//!   `2^k` long polls with `k` of them, at most 16, for each call.
+//!   `2^k` long polls with `k` of them, at most 16, for each call;
+//! - `surprise` is four long polls if a task was polled for long whose polls were brief before, and nobody's were long
+//!   lately: then the alarm rings between three and six delays after the beginning.
 //!
 //! **Shares.** In a window of 50 ms throughout which a task of the compute lane waits, computation gets what
 //! one thread owes it: 5 %, less one debt of 0.25 ms. What exceeds a long poll is computation in either lane.
@@ -36,7 +38,7 @@
 use std::collections::BTreeSet;
 
 use super::{
-    hybrid::order::Parts,
+    hybrid::order::{self, Parts},
     lane::Lane,
     world::{Options, RESERVES, START_NS, World},
 };
@@ -54,6 +56,9 @@ const DEBT_NS: u64 = 250_000;
 const PUT_OFF_EVENTS_MAX: u64 = 16;
 const PUT_OFF_MAX: u64 = 128;
 
+/// How many long polls later than others a poll is looked at that is long for once.
+const SURPRISE_MAX: u64 = 4;
+
 /// How long a burst at the beginning may have more threads.
 const BURST_NS: u64 = 100 * MS;
 
@@ -69,6 +74,8 @@ struct PollSpan {
     ready_at: u64,
     /// The processor time that it takes.
     work: u64,
+    /// The task is brief as a rule, and no poll was long lately: if this one is, it is a surprise.
+    is_vouched: bool,
 }
 
 #[derive(Debug)]
@@ -79,6 +86,8 @@ pub(crate) struct Checks {
     current: Vec<Option<PollSpan>>,
     /// By their ends.
     past: Vec<PollSpan>,
+    /// When a poll ended last that had computed for long.
+    last_long: Option<u64>,
     /// When reserve threads were called.
     calls: Vec<u64>,
     waiting_computations: usize,
@@ -106,6 +115,7 @@ impl Checks {
             polls: 0,
             current: vec![None; options.workers + RESERVES],
             past: Vec::new(),
+            last_long: None,
             calls: Vec::new(),
             waiting_computations: 0,
             was_empty: true,
@@ -133,6 +143,9 @@ impl Checks {
     /// The thread at `place` is inside no poll any more.
     pub(crate) fn end_poll(&mut self, place: usize, now: u64) {
         if let Some(poll) = self.current[place].take() {
+            if poll.work < u64::MAX && poll.work > self.options.long_poll_ns() {
+                self.last_long = Some(now);
+            }
             self.past.push(PollSpan { end: now, ..poll });
         }
     }
@@ -153,6 +166,11 @@ impl Checks {
     fn base_ns(&self) -> u64 {
         let Options { wake_ns, look_ns, .. } = self.options;
         3 * self.options.long_poll_ns() + 3 * wake_ns + START_NS + look_ns + SLACK_NS
+    }
+
+    /// Returns whether a poll has ended in the last second that had computed for long.
+    fn has_computed_lately(&self, now: u64) -> bool {
+        self.last_long.is_some_and(|at| now - at < 1_000 * MS)
     }
 
     fn polls_after(&self, begin: u64) -> impl Iterator<Item = PollSpan> + '_ {
@@ -220,7 +238,13 @@ impl World {
                 }
             }
         }
-        let span = PollSpan { place, lane, begin: now, end: u64::MAX, ready_at, work: u64::MAX };
+        let long_poll_ns = self.options.long_poll_ns();
+        let is_vouched = order::is_brief(&cell.account, cell.trust.is_proven(), long_poll_ns)
+            && !cell.sleeps.get()
+            && !cell.was_late.get()
+            && !checks.has_computed_lately(now);
+        let (end, work) = (u64::MAX, u64::MAX);
+        let span = PollSpan { place, lane, begin: now, end, ready_at, work, is_vouched };
         checks.current[place] = Some(span);
         drop(checks);
         self.note_idle();
@@ -271,7 +295,9 @@ impl World {
         let rest = (now - happened).saturating_sub(union(all.collect()));
         let share = older_ns / 3 + DEBT_NS * servers.len() as u64;
         let put_off = checks.put_off_ns(&polls, happened, now);
-        let allowed = (1 + caught) * checks.base_ns() + share + put_off;
+        let is_surprise = |poll: &PollSpan| poll.is_vouched && poll.end > poll.begin + long_poll;
+        let surprise = if polls.iter().any(is_surprise) { SURPRISE_MAX * long_poll } else { 0 };
+        let allowed = (1 + caught) * checks.base_ns() + share + put_off + surprise;
         if rest > allowed {
             checks.fail(format!(
                 "event: task {task} waited {} ns from {happened} on, ready at {ready_at}, polled at \

@@ -14,7 +14,7 @@ use super::{
     kernel::Kernel,
     lane::{self, Cause, Credit, Lane},
     loads::Act,
-    world::{CALL_NS, LOOK_NS, Local, Options, Parker, START_NS, SWITCH_NS, World},
+    world::{CALL_NS, LOOK_NS, Local, Options, Parker, START_NS, SWITCH_NS, Task, World},
 };
 
 /// As by default.
@@ -68,6 +68,7 @@ impl Thread {
                 self.rest();
                 self.sleep().await;
                 now = self.world.now();
+                self.turns.note_wake(Instant::from_nanos(now));
                 self.local.switched_at.set(now);
                 self.world.last_look.set(now);
             }
@@ -102,17 +103,22 @@ impl Thread {
         if world.parker(place).replace(Parker::Awake) == Parker::Notified {
             return true;
         }
-        let is_free = world.watcher.get().is_none();
+        let is_shared = |place: usize| place < world.options.workers && world.options.workers > 1;
+        let is_free = match world.watchers.borrow()[..] {
+            [] => true,
+            [first] => is_shared(place) && is_shared(first),
+            _ => false,
+        };
         if is_free {
-            world.watcher.set(Some(place));
+            world.watchers.borrow_mut().push(place);
             world.parker(place).set(Parker::InWaitPoint);
-            let is_awaited = || world.parker(place).get() == Parker::Notified;
+            let is_awaited = || world.parker(place).get() == Parker::Called;
             let must_stay = is_reserve && self.turns.take_baton(world, is_awaited);
             if !world.has_events() && !must_stay {
                 self.kernel.sleep(place).await;
             }
             self.local.switched_at.set(world.now());
-            world.watcher.set(None);
+            world.watchers.borrow_mut().retain(|watcher| *watcher != place);
             world.next_look.set(world.now() + world.options.look_ns);
             world.deliver(&self.local);
         } else if !is_reserve {
@@ -138,6 +144,25 @@ impl Thread {
         now
     }
 
+    /// Puts one whose kind has turned out to compute into the compute lane; returns whether it did. As `Worker::poll` does.
+    fn is_put_back(&self, task: usize, cell: &Task, now: u64) -> bool {
+        let world = &*self.world;
+        if cell.trust.early().is_none() {
+            return false;
+        }
+        let expected = world.expected_ns(cell);
+        let rank = order::rank_of_late(&cell.account, expected, now, world.options.quantum);
+        let Some(rank) = rank else {
+            return false;
+        };
+        cell.lane.set(Lane::Compute);
+        world.checks.borrow_mut().note_queued(now, Lane::Compute);
+        let cause = Cause::Poll;
+        let waking = Waking { cause, was_running: false, is_short: false, turn_began: now };
+        world.queue_here(&self.local.own(), task, Some(rank), waking);
+        true
+    }
+
     /// `Worker::poll`, with `task_cell`'s part.
     async fn poll(&mut self, task: usize, lane: Lane, now: u64) -> u64 {
         let (world, local, place) = (&*self.world, &*self.local, self.local.place);
@@ -145,28 +170,19 @@ impl Thread {
         local.cause.set(Cause::Poll);
         local.woken_ns.set(0);
         local.switched_at.set(now);
-        if lane == Lane::Reaction && cell.trust.early().is_some() {
-            let expected = world.expected_ns(&cell);
-            let rank = order::rank_of_late(&cell.account, expected, now, world.options.quantum);
-            if let Some(rank) = rank {
-                cell.lane.set(Lane::Compute);
-                world.checks.borrow_mut().note_queued(now, Lane::Compute);
-                let cause = Cause::Poll;
-                let waking = Waking { cause, was_running: false, is_short: false, turn_began: now };
-                world.queue_here(&local.own(), task, Some(rank), waking);
-                return now;
-            }
+        if lane == Lane::Reaction && self.is_put_back(task, &cell, now) {
+            return now;
         }
         local.is_short.set(order::has_short_polls(&cell.account, cell.trust.is_proven()));
         let long_poll_ns = world.options.long_poll_ns();
-        let is_brief = || order::is_brief(&cell.account, cell.trust.is_proven());
-        local.own().guard(world, instant, world.is_watched(), is_brief, || {
+        let is_brief = !cell.sleeps.get()
+            && order::is_brief(&cell.account, cell.trust.is_proven(), long_poll_ns);
+        world.seat(place).set_brief(is_brief && place < world.options.workers);
+        let is_vouched = is_brief && !cell.was_late.get();
+        local.own().guard(world, instant, world.is_watched(), is_vouched, |is_later| {
             let is_seen = world.is_watched() || world.is_steady(instant);
-            self.turns.may_put_off(world, instant, long_poll_ns, is_seen)
+            self.turns.may_put_off(world, instant, long_poll_ns, (is_seen, is_later))
         });
-        let may_be_brief = place < world.options.workers && !cell.sleeps.get();
-        let is_brief = may_be_brief && order::is_brief(&cell.account, cell.trust.is_proven());
-        world.seat(place).set_brief(is_brief);
         world.seat(place).begin(instant, &world.info(&cell));
         let sleeps = cell.sleeps.get();
         if sleeps && self.turns.expect_sleep(world, &local.own(), instant, world.is_watched()) {
@@ -195,6 +211,7 @@ impl Thread {
         cell.used_ns.set(cell.used_ns.get() + used);
         world.note_poll(&cell, used);
         cell.sleeps.set(elapsed > long_poll_ns && world.seat(place).is_blocked());
+        cell.was_late.set(elapsed > long_poll_ns);
         cell.is_running.set(false);
         // What happened during its own poll has waited for that, and for nobody else.
         cell.event_at.set(cell.event_at.get().map(|_| end));
@@ -203,6 +220,10 @@ impl Thread {
         }
         self.turns.record(world, &local.own(), lane, elapsed);
         world.checks.borrow_mut().end_poll(place, end);
+        let has_slept = world.seat(place).is_blocked();
+        if used > long_poll_ns || elapsed > long_poll_ns && has_slept {
+            world.alarm().note_long_poll(end, elapsed);
+        }
         if sleeps || elapsed > long_poll_ns {
             world.seat(place).end_long_poll(world.blocked());
         }

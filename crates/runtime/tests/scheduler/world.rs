@@ -71,6 +71,7 @@ pub(crate) struct Task {
     pub(crate) trust: Trust,
     /// It slept in the kernel in its last poll.
     pub(crate) sleeps: Cell<bool>,
+    pub(crate) was_late: Cell<bool>,
     /// When the task was queued, in nanoseconds.
     pub(crate) ready_at: Cell<u64>,
     /// When the event happened that the task waits to be polled for.
@@ -87,6 +88,8 @@ pub(crate) enum Parker {
     Awake,
     Notified,
     InWaitPoint,
+    /// Notified in the wait point.
+    Called,
     OnThread,
 }
 
@@ -124,7 +127,8 @@ pub(crate) struct World {
     pub(crate) empty: RefCell<Vec<usize>>,
     parkers: Vec<Cell<Parker>>,
     /// The place of the thread that holds the wait point.
-    pub(crate) watcher: Cell<Option<usize>>,
+    /// Those who sleep in the wait point: an event wakes the last of them.
+    pub(crate) watchers: RefCell<Vec<usize>>,
     pub(crate) is_rung: Cell<bool>,
     pub(crate) next_look: Cell<u64>,
     pub(crate) last_look: Cell<u64>,
@@ -193,14 +197,29 @@ impl Parts for World {
     fn unpark(&self, place: usize) {
         match self.parkers[place].replace(Parker::Notified) {
             Parker::InWaitPoint => {
-                self.is_rung.set(true);
-                if let Some(watcher) = self.watcher.get() {
-                    self.kernel.wake(watcher);
-                }
+                self.parkers[place].set(Parker::Called);
+                self.ring();
             }
             Parker::OnThread => self.kernel.wake(place),
+            Parker::Called => self.parkers[place].set(Parker::Called),
             Parker::Awake | Parker::Notified => {}
         }
+    }
+
+    fn is_called(&self, place: usize) -> bool {
+        self.parkers[place].get() == Parker::Called
+    }
+
+    fn take_back(&self, place: usize) -> bool {
+        self.is_called(place) && {
+            self.parkers[place].set(Parker::InWaitPoint);
+            true
+        }
+    }
+
+    fn ring(&self) {
+        self.is_rung.set(true);
+        self.wake_watcher();
     }
 }
 
@@ -227,7 +246,7 @@ impl World {
             spares: RefCell::default(),
             empty: RefCell::new((options.workers..count).rev().collect()),
             parkers: vec![Cell::new(Parker::Awake); count],
-            watcher: Cell::new(None),
+            watchers: RefCell::default(),
             is_rung: Cell::new(false),
             next_look: Cell::new(0),
             last_look: Cell::new(0),
@@ -276,6 +295,7 @@ impl World {
             polls: Cell::new(0),
             trust: Trust::new(),
             sleeps: Cell::new(false),
+            was_late: Cell::new(false),
             ready_at: Cell::new(0),
             event_at: Cell::new(None),
             lane: Cell::new(Lane::Reaction),
@@ -365,7 +385,12 @@ impl World {
         }
         cell.event_at.set(Some(self.now()));
         self.events.borrow_mut().push_back(task);
-        if let Some(watcher) = self.watcher.get() {
+        self.wake_watcher();
+    }
+
+    /// The kernel takes whom it wakes off its list.
+    fn wake_watcher(&self) {
+        if let Some(watcher) = self.watchers.borrow_mut().pop() {
             self.kernel.wake(watcher);
         }
     }
@@ -373,7 +398,7 @@ impl World {
     // --------------------------------------------------------------------- the detection server
 
     pub(crate) fn is_watched(&self) -> bool {
-        self.watcher.get().is_some()
+        !self.watchers.borrow().is_empty()
     }
 
     pub(crate) fn is_look_due(&self, now: u64) -> bool {

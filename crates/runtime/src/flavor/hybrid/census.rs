@@ -49,10 +49,10 @@ pub(crate) struct Census {
     has_young_poll: bool,
     /// A thread was found asleep once.
     must_ask_again: bool,
-    /// A thread waits for a processor in a brief poll, or perhaps computes.
-    has_doubtful_poll: bool,
-    /// It was seen for the first time.
-    must_examine_again: bool,
+    /// A brief poll is late for the first time, and no other worker switches.
+    must_look_again: bool,
+    /// One is late, and not all that waits behind it was taken yet by the worker that switches.
+    leaves_some: bool,
     free_reserves: usize,
     computing_reserves: usize,
     delayed_reserves: usize,
@@ -85,16 +85,17 @@ impl Census {
             let seat = parts.seat(place);
             seat.forget_earlier(parts.blocked());
             let began = seat.current().map(|(began, _)| began);
-            // One that only waits for a processor is relieved by another worker, where one switches.
             if let Some(began) = began
                 && is_late(place)
                 && !seat.is_caught(now, long_poll)
             {
+                // Perhaps its thread only waits for a processor.
                 if is_relieved {
-                    census.must_examine_again |= seat.examine(began);
-                    census.has_doubtful_poll |= !seat.is_caught(now, long_poll);
-                } else {
+                    census.leaves_some |= queues.is_some_and(|(reacting, _)| !reacting.is_empty());
+                } else if parts.idle().has_sleepers() {
                     seat.take_as_caught(began);
+                } else {
+                    census.must_look_again |= seat.doubt(began);
                 }
             }
             let caught = began.filter(|_| seat.is_caught(now, long_poll));
@@ -106,12 +107,17 @@ impl Census {
             };
             census.caught += 1;
             census.must_ask_again |= seat.ask(began, now, parts.blocked());
+            let is_blocked = seat.is_blocked();
+            let computes = !is_blocked && seat.computes(began);
+            if is_blocked || computes {
+                parts.alarm().note_lasting_poll(census.now, census.now - began.as_nanos());
+            }
             if let Some((reacting, computing)) = queues {
                 census.reaction_waits |= !reacting.is_empty();
                 census.waiting_count += reacting.len() + computing.len();
-                census.sleeping_workers += usize::from(seat.is_blocked());
-            } else if !seat.is_blocked() {
-                if seat.computes(began) {
+                census.sleeping_workers += usize::from(is_blocked);
+            } else if !is_blocked {
+                if computes {
                     census.computing_reserves += 1;
                 } else {
                     census.delayed_reserves += 1;
@@ -213,9 +219,9 @@ impl Census {
         (is_watched, long_poll): (bool, Duration),
     ) {
         let alarm = parts.alarm();
-        if needs_more || self.must_examine_again {
+        if needs_more || self.must_look_again {
             alarm.hold(now.as_nanos(), long_poll / 2);
-        } else if self.caught > 0 || self.has_doubtful_poll {
+        } else if self.caught > 0 || self.leaves_some {
             alarm.hold(now.as_nanos(), self.next_look(is_watched, long_poll));
         } else if !was_resting {
             alarm.begin_rest();
@@ -229,7 +235,7 @@ impl Census {
             long_poll
         } else if self.must_ask_again {
             Duration::from_nanos(ASK_AGAIN_NS)
-        } else if self.waiting_count > 0 || self.has_doubtful_poll {
+        } else if self.waiting_count > 0 || self.leaves_some {
             WAITING
         } else {
             BACKSTOP

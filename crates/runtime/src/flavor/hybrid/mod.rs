@@ -307,6 +307,18 @@ impl Parts for Shared {
     fn unpark(&self, place: usize) {
         self.remotes[place].parker.unpark(|| self.server.unpark());
     }
+
+    fn is_called(&self, place: usize) -> bool {
+        self.remotes[place].parker.is_called()
+    }
+
+    fn take_back(&self, place: usize) -> bool {
+        self.remotes[place].parker.take_back()
+    }
+
+    fn ring(&self) {
+        self.server.unpark();
+    }
 }
 
 impl Shared {

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     alarm::Alarm,
-    idle::Idle,
+    idle::{Idle, Places},
     lane::{Account, Cause, ComputeQueue, Lane, Rank, Share},
     sync::{AtomicCell, AtomicU64, Ordering},
 };
@@ -24,24 +24,29 @@ use crate::{
 pub(crate) const SOON: u64 = 1;
 const LATER: u64 = 5;
 
+/// The same if a worker polls a brief task, and no poll was long lately.
+const BRIEF: u64 = 3;
+
 /// How often a worker that computes looks whether reactions wait at other threads.
 const ROB_EVERY: Duration = Duration::from_micros(50);
 
 /// A task whose usual poll is no longer than this may wake others without calling a worker for them.
 const SHORT_NS: u32 = 20_000;
 
-/// A reserve thread polls a task whose usual poll is no longer than this without setting the alarm for it alone.
-const BRIEF_NS: u32 = 100_000;
+/// A task whose usual poll is no longer than this, and than half a long poll, is brief: the supervisor looks later at its polls.
+const BRIEF_NS: u64 = 100_000;
 
 /// Other workers take what waits behind a poll that has lasted for longer: twice as long as a brief one. Earlier they would
 /// only mix up the order in which events came.
-const LATE_NS: u64 = 2 * BRIEF_NS as u64;
+fn late_ns(long_poll_ns: u64) -> u64 {
+    long_poll_ns.min(2 * BRIEF_NS)
+}
 
 /// How long looks must have come regularly before workers are trusted to look by themselves.
 const STEADY: Duration = Duration::from_millis(2);
 
 /// So many short sleeps in a row make a conversation: the next one is taken to be short, too. If it is not, the alarm rings once in
-/// vain. A sleep is short if it takes less than three quarters of a long poll, so that the alarm does not ring during it.
+/// vain. A sleep is short if it ends before the alarm rings that was set when it began.
 const CONVERSATION: u8 = 4;
 
 /// What reserve threads run beside reactions, unless they compute in the place of a thread that sleeps.
@@ -144,6 +149,12 @@ pub(crate) trait Parts {
     fn serves(&self) -> &AtomicCell<Serves>;
     /// Wakes the thread at `place`, or keeps it from its next sleep.
     fn unpark(&self, place: usize);
+    /// Returns whether the thread at `place` sleeps in the wait point, or is about to, and has been woken since.
+    fn is_called(&self, place: usize) -> bool;
+    /// Takes the call back. Returns whether the thread had not taken note of it.
+    fn take_back(&self, place: usize) -> bool;
+    /// Wakes any one thread that sleeps in the wait point.
+    fn ring(&self);
 
     /// Queues a task on the thread that made it ready: at its rank in the compute lane, or without one in the
     /// reaction lane.
@@ -170,8 +181,13 @@ pub(crate) trait Parts {
             && !waking.was_running
             && (waking.is_short || !self.idle().may_need_waking() || !self.wake_one())
         {
-            let delays = if rank.is_none() { SOON } else { LATER };
-            self.alarm().guard(waking.turn_began, delays, || false);
+            let (alarm, now) = (self.alarm(), waking.turn_began);
+            let delays = match rank {
+                None if waking.is_short => delays_of_brief(alarm, now),
+                None => SOON,
+                Some(_) => LATER,
+            };
+            alarm.guard(now, delays, || false);
         }
     }
 
@@ -271,8 +287,15 @@ pub(crate) fn rank_of_late(
 }
 
 /// Returns whether a task's polls have shown that they end before anybody would look.
-pub(crate) fn is_brief(account: &Account, is_proven: bool) -> bool {
-    is_proven && account.usual_ns().is_some_and(|usual| usual <= BRIEF_NS)
+pub(crate) fn is_brief(account: &Account, is_proven: bool, long_poll_ns: u64) -> bool {
+    let most = BRIEF_NS.min(long_poll_ns / 2);
+    is_proven && account.usual_ns().is_some_and(|usual| u64::from(usual) <= most)
+}
+
+/// Returns in how many delays of the alarm the supervisor looks if a worker polls a brief task: soon if any poll was long
+/// lately, since a task that computes now and then cannot be told from one that never does.
+fn delays_of_brief(alarm: &Alarm, now: u64) -> u64 {
+    if alarm.is_alert(now) { SOON } else { BRIEF }
 }
 
 /// Returns whether a task may wake others without calling a worker for them.
@@ -316,24 +339,30 @@ impl<T> Own<'_, T> {
     }
 
     /// Sees to it that the supervisor notices if the poll that comes is a long one while no other thread
-    /// watches, or while tasks wait behind it. It notices later if a reserve thread polls a task that is brief, since its
-    /// own polls always were: on a virtual machine, setting the alarm takes as long as answering an event.
+    /// watches, or while tasks wait behind it. It notices later if the task is brief, and either a reserve thread polls it or no
+    /// poll was long lately: on a virtual machine, setting the alarm takes as long as answering an event. `may_put_off` is told
+    /// whether it notices later.
     #[inline]
     pub(crate) fn guard<P: Parts<Task = T>>(
         &self,
         parts: &P,
         now: Instant,
         is_watched: bool,
-        is_brief: impl FnOnce() -> bool,
-        may_put_off: impl FnOnce() -> bool,
+        is_brief: bool,
+        may_put_off: impl FnOnce(bool) -> bool,
     ) {
         let reacts = match self.worker {
             Some(_) => !self.reacting.is_empty(),
             None => !parts.injected().reaction.is_empty(),
         };
         if !is_watched || reacts {
-            let is_vouched = self.worker.is_none() && is_brief();
-            parts.alarm().guard(now.as_nanos(), if is_vouched { LATER } else { SOON }, may_put_off);
+            let (alarm, now) = (parts.alarm(), now.as_nanos());
+            let delays = match (is_brief, self.worker) {
+                (true, None) => LATER,
+                (true, Some(_)) => delays_of_brief(alarm, now),
+                (false, _) => SOON,
+            };
+            alarm.guard(now, delays, || may_put_off(delays > SOON));
         } else if self.computing(parts).is_some_and(|own| !own.is_empty()) {
             parts.alarm().guard(now.as_nanos(), LATER, || false);
         }
@@ -355,8 +384,8 @@ pub(crate) struct Turns {
     victim: usize,
     /// A reserve thread that computes in the place of one that sleeps.
     is_substitute: bool,
-    /// When a worker fell asleep last, and how many of its sleeps before were short, one after another.
-    slept_at: Instant,
+    /// When the alarm was to ring as a worker fell asleep last, and how many of its sleeps before were short, one after another.
+    rings_at: u64,
     short_sleeps: u8,
     /// Since when a reserve thread runs a short task beside workers that compute.
     extra_since: Option<u64>,
@@ -375,7 +404,7 @@ impl Turns {
             relieved_at: Instant::from_nanos(0),
             victim: 0,
             is_substitute: false,
-            slept_at: Instant::from_nanos(0),
+            rings_at: 0,
             short_sleeps: 0,
             extra_since: None,
             any_since: None,
@@ -423,9 +452,10 @@ impl Turns {
     /// Takes half of the reactions that wait behind another worker's poll which is late, as where the kernel has given its
     /// processor to another program: nobody else need be called for them.
     fn relieve<P: Parts>(&self, parts: &P, own: &Own<'_, P::Task>, now: Instant) {
+        let late_ns = late_ns(parts.alarm().delay_ns());
         for (place, queue) in parts.reacting().iter().enumerate() {
             let seat = parts.seat(place);
-            let is_late = || seat.is_late(now, LATE_NS) && !seat.is_caught(now, LATE_NS);
+            let is_late = || seat.is_late(now, late_ns) && !seat.is_caught(now, late_ns);
             if place != self.index && !queue.is_empty() && is_late() {
                 let _ = take(|| queue.steal_batch(own.reacting));
             }
@@ -488,17 +518,18 @@ impl Turns {
             // Perhaps ourselves: then the sleep below ends at once.
             parts.wake_one();
         }
-        self.slept_at = now;
+        self.rings_at = parts.alarm().due();
         // Between the messages of a conversation the alarm stays as it is: stopped and set for each, it would cost more than they.
         let is_over = self.short_sleeps < CONVERSATION;
         if is_over && parts.idle().is_everyone_asleep() && parts.serving_count() == 0 {
-            parts.alarm().stop(now.as_nanos(), deadline.map(Instant::as_nanos));
+            let (alarm, now) = (parts.alarm(), now.as_nanos());
+            alarm.stop(now, deadline.map(Instant::as_nanos), delays_of_brief(alarm, now));
         }
     }
 
     /// A worker's sleep has ended at `now`.
-    pub(crate) fn note_wake(&mut self, now: Instant, long_poll: Duration) {
-        let is_short = now - self.slept_at < long_poll / 4 * 3;
+    pub(crate) fn note_wake(&mut self, now: Instant) {
+        let is_short = now.as_nanos() < self.rings_at;
         self.short_sleeps = if is_short { self.short_sleeps.saturating_add(1) } else { 0 };
     }
 
@@ -510,6 +541,17 @@ impl Turns {
         own: &Own<'_, P::Task>,
         is_shutdown: bool,
     ) -> bool {
+        if is_shutdown {
+            // The wake-up may have been another worker's.
+            parts.ring();
+        }
+        let (index, mut has_changed) = (self.index, false);
+        for called in (0..parts.computing().len()).filter(|&other| other != index) {
+            has_changed |= !is_shutdown && parts.is_called(called) && self.answer(parts, called);
+        }
+        if has_changed {
+            return true;
+        }
         if own.has_more(parts) || is_shutdown {
             // Somebody may have chosen us meanwhile: then we are a searcher, with work.
             self.is_searching = !parts.idle().end_sleep(self.index);
@@ -520,6 +562,19 @@ impl Turns {
             return true;
         }
         false
+    }
+
+    /// A worker that sleeps in the wait point was called, and perhaps the kernel has woken this one in its place, which is back from
+    /// there. Returns whether this one does what the other one was called for: then they have changed places.
+    #[cold]
+    fn answer(&mut self, parts: &impl Parts, called: usize) -> bool {
+        let places = parts.idle().change_places(self.index, called, || parts.take_back(called));
+        match places {
+            Places::Changed => self.is_searching = true,
+            Places::BothChosen => parts.ring(),
+            Places::NoneNeeded => {}
+        }
+        places == Places::Changed
     }
 
     // ------------------------------------------------------------------------ a reserve thread
@@ -634,19 +689,22 @@ impl Turns {
 
     /// Returns whether the supervisor is not needed for others: no other worker is inside a long poll, nothing waits behind one
     /// that is late, and, unless looks are as frequent as the policies want (`is_seen`), none is inside a poll that may become long.
+    /// For a look that comes `later`, none is inside a poll that is not brief as a rule.
     #[cold]
     pub(crate) fn may_put_off<P: Parts>(
         &self,
         parts: &P,
         now: Instant,
         long_poll: u64,
-        is_seen: bool,
+        (is_seen, is_later): (bool, bool),
     ) -> bool {
+        // A worker takes what waits there by itself.
+        let relieves = self.index < parts.computing().len();
         let needs_look = |(worker, queue): (usize, &Stealer<P::Task>)| {
             let seat = parts.seat(worker);
             worker != self.index
-                && (seat.is_caught(now, if is_seen { long_poll } else { 0 })
-                    || seat.is_late(now, long_poll) && !queue.is_empty())
+                && (seat.is_caught(now, if is_seen && !is_later { long_poll } else { 0 })
+                    || !relieves && seat.is_late(now, long_poll) && !queue.is_empty())
         };
         !parts.reacting().iter().enumerate().any(needs_look)
     }

@@ -260,13 +260,18 @@ fn tell_of_bound(shared: &Shared, reserve_threads: usize) {
             None => format!("the task spawned at {site} computes"),
         })
         .collect();
+    let raise = if reserve_threads < RESERVES_MAX {
+        "Raise `RuntimeBuilder::reserve_threads`, or call"
+    } else {
+        "Call"
+    };
     tracing::warn!(
         reserve_threads,
         caught = count,
         asleep,
         examples = %named.join("; "),
         "every worker and every reserve thread is inside a long poll: tasks wait for the first of them \
-         that ends; if all sleep for what only another task can do, they wait for ever. Raise \
-         `RuntimeBuilder::reserve_threads`, or call what blocks through `spawn_blocking`"
+         that ends; if all sleep for what only another task can do, they wait for ever. {raise} what blocks through \
+         `spawn_blocking`"
     );
 }

@@ -20,7 +20,9 @@ pub(crate) struct Seat {
     began: AtomicU64,
     /// The polls of the task are usually brief, by processor time: if this one is late, the thread probably waits for a processor.
     is_brief: AtomicBool,
-    /// The beginning of the last brief task's poll in which the thread was seen to compute or to sleep. The supervisor's.
+    /// The beginning of the last late poll of a brief task that the supervisor saw, and of the last that it took for one that
+    /// holds its thread. The supervisor's.
+    doubted: AtomicU64,
     seen: AtomicU64,
     /// Where the task that is polled was spawned.
     site: AtomicCell<Option<&'static Location<'static>>>,
@@ -66,9 +68,6 @@ const ASK_EXPECTED_NS: u64 = 5_000_000;
 
 /// A thread that has used so much processor time in a poll since it was found to be long computes.
 const COMPUTES_NS: u64 = 200_000;
-
-/// A thread that has used so much since the first look at a late poll computes; one that waits for a processor has used none.
-const COMPUTES_LOOK_NS: u64 = 20_000;
 
 /// A brief task's poll that takes so long holds its thread, whatever the reason: others should not wait for longer.
 const WAITS_MOST_NS: u64 = 2_000_000;
@@ -164,6 +163,7 @@ impl Seat {
         Self {
             began: AtomicU64::new(0),
             is_brief: AtomicBool::new(false),
+            doubted: AtomicU64::new(0),
             seen: AtomicU64::new(0),
             site: AtomicCell::new(None),
             name_key: AtomicU32::new(0),
@@ -349,25 +349,14 @@ impl Seat {
         self.seen.store(began.as_nanos(), Ordering::Relaxed);
     }
 
-    /// Finds out whether the thread computes or sleeps in the poll that began at `began`, which is late for a brief one.
-    /// Returns whether that is known only after another look. The supervisor's.
-    pub(crate) fn examine(&self, began: Instant) -> bool {
-        let read = |thread| Some((thread, kernel_help::processor_time(thread)?));
-        let Some((thread, used)) = self.thread().and_then(read) else {
-            // As in `computes`.
+    /// Nobody relieves the poll that began at `began`, which is late for a brief one: at the second look, it holds its thread.
+    /// Returns whether that look is still to come. The supervisor's.
+    pub(crate) fn doubt(&self, began: Instant) -> bool {
+        let is_first = self.doubted.swap(began.as_nanos(), Ordering::Relaxed) != began.as_nanos();
+        if !is_first {
             self.take_as_caught(began);
-            return false;
-        };
-        let began = began.as_nanos();
-        let (metered, before) = self.metered.load();
-        if metered != began {
-            self.metered.store((began, used));
-            return true;
         }
-        if used.saturating_sub(before) >= COMPUTES_LOOK_NS || thread_state::is_asleep(thread) {
-            self.seen.store(began, Ordering::Relaxed);
-        }
-        false
+        is_first
     }
 
     /// Returns whether the poll that began at `began` is told of for the first time.

@@ -32,7 +32,9 @@ struct Worker {
 
 /// What a worker's thread does, from its beginning to its end.
 pub(super) fn run(shared: Arc<Shared>, index: usize, queue: Queue<Runnable>) {
+    // One that is alone has nobody to watch beside it.
     let lookout = shared.server.lookout();
+    let lookout = if shared.options.workers > 1 { lookout.sharing() } else { lookout };
     let (mut worker, entered) = Worker::new(shared, index, queue, lookout, false);
     worker.shared.remotes[index].parker.bind();
     worker.work();
@@ -134,7 +136,7 @@ impl Worker {
                 self.rest();
                 self.sleep(now);
                 now = self.local.take_woken_at();
-                self.turns.note_wake(now, self.shared.options.long_poll);
+                self.turns.note_wake(now);
                 self.note_time(now);
                 self.lookout.resume(now);
             }
@@ -224,7 +226,7 @@ impl Worker {
     /// Sees to it that the supervisor notices if the poll that comes is a long one while no other thread
     /// watches, or while tasks wait behind it.
     #[inline]
-    fn guard(&self, task: &TaskInfo, now: Instant) {
+    fn guard(&self, task: &TaskInfo, is_brief: bool, now: Instant) {
         let shared = &*self.shared;
         let timer = &self.remote().hog_timer;
         let usual = task.account.usual_ns();
@@ -239,10 +241,9 @@ impl Worker {
             timer.stop();
         }
         let is_watched = self.lookout.is_watched();
-        let is_brief = || order::is_brief(&task.account, task.is_proven());
-        self.own().guard(shared, now, is_watched, is_brief, || {
+        self.own().guard(shared, now, is_watched, is_brief, |is_later| {
             let is_seen = self.lookout.is_watched() || self.is_steady(now);
-            self.turns.may_put_off(shared, now, shared.long_poll_ns(), is_seen)
+            self.turns.may_put_off(shared, now, shared.long_poll_ns(), (is_seen, is_later))
         });
     }
 
@@ -264,12 +265,13 @@ impl Worker {
                 return now;
             }
         }
-        self.guard(info, now);
         let remote = self.remote();
         let sleeps = info.sleeps();
-        // Nobody relieves a reserve thread, and one that sleeps is replaced.
-        let may_be_brief = self.local.worker.is_some() && !sleeps;
-        remote.seat.set_brief(may_be_brief && order::is_brief(&info.account, info.is_proven()));
+        // One that sleeps is replaced, and nobody relieves a reserve thread.
+        let long_poll = self.shared.alarm.delay_ns();
+        let is_brief = !sleeps && order::is_brief(&info.account, info.is_proven(), long_poll);
+        remote.seat.set_brief(is_brief && self.local.worker.is_some());
+        self.guard(info, is_brief && !info.was_late(), now);
         remote.seat.begin(now, info);
         if sleeps {
             self.expect_sleep(now);
@@ -314,8 +316,13 @@ impl Worker {
 
     #[cold]
     fn after_long_poll(&self, lane: Lane, end: Instant) {
-        self.remote().seat.end_long_poll(&self.shared.blocked);
+        let seat = &self.remote().seat;
+        let has_slept = seat.is_blocked();
+        seat.end_long_poll(&self.shared.blocked);
         if let Some(poll) = context::take_long_poll() {
+            if poll.has_computed || has_slept {
+                self.shared.alarm.note_long_poll(end.as_nanos(), poll.elapsed_ns);
+            }
             let is_hog = self.shared.hogs.record(poll, lane, end);
             self.remote().counters.count_long_poll(is_hog);
         }
@@ -324,6 +331,12 @@ impl Worker {
     fn sleep(&mut self, now: Instant) {
         self.remote().counters.count_sleep();
         self.turns.begin_sleep(&*self.shared, now, self.lookout.next_deadline());
+        if self.lookout.wants_company(now)
+            && let Some(place) = self.shared.idle.other_sleeper(self.index)
+        {
+            // It sleeps on its thread, and goes to the wait point next time.
+            self.shared.unpark(place);
+        }
         loop {
             self.local.begin_detection();
             self.shared.remotes[self.index].parker.park(|is_awaited| {
