@@ -3,6 +3,8 @@
 //! Nothing here asserts how long anything takes.
 
 use std::fs;
+#[cfg(feature = "hyper")]
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
@@ -161,6 +163,38 @@ fn a_service_answers_old_and_new_connections() {
         assert_eq!((&figures["samples"], &figures["new_samples"]), (&40.into(), &40.into()));
         assert!(figures["threads_max"].as_f64().expect("a number") >= 1.0, "{row}");
         assert!(figures["work_per_s"].as_f64().expect("a number") > 0.0, "{row}");
+    }
+}
+
+#[cfg(feature = "hyper")]
+#[test]
+fn an_http_service_answers() {
+    // Goal: requests of `wrk`, and pings beside six computations a second for each core, are answered on both runtimes;
+    // without `wrk` its rows say how to get it. Method: short runs, and computations that are short, too.
+    let arguments = ["http", "--only", "vigie,tokio", "--budget", "100ms", "--rounds", "1"];
+    let report =
+        measure("http", &[&arguments[..], &["--connections", "2", "--step", "1ms"]].concat());
+    let cores = report["machine"]["cores"].as_u64().expect("a number");
+    let rows = report["rows"].as_array().expect("rows are a list");
+    assert_eq!(rows.len(), 4);
+    for row in rows {
+        let is_positive = |key: &str| row["figures"][key].as_f64() > Some(0.0);
+        match row["failure"].as_str() {
+            Some(reason) => {
+                assert!(row["case"] == "http hello" && reason.contains("apt-get install"), "{row}");
+                // Also shown when the output of tests that pass is not.
+                let said = format!("SKIPPED: {} under wrk: {reason}\n", row["system"]);
+                io::stderr().write_all(said.as_bytes()).expect("standard error");
+            }
+            None if row["case"] == "http hello" => {
+                assert!(["per_s", "cpu_us", "wrk_p99_us"].into_iter().all(is_positive), "{row}");
+            }
+            None => {
+                assert_eq!(row["case"], "http overload", "{row}");
+                assert!(is_positive("samples") && row["figures"]["computed_per_s"].is_number());
+                assert_eq!(row["parameters"]["computations_per_s"], 6 * cores, "{row}");
+            }
+        }
     }
 }
 

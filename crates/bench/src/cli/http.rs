@@ -20,9 +20,9 @@ pub(super) struct Http {
     /// Pings per second.
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..))]
     pings: u32,
-    /// Requests per second that compute.
-    #[arg(long, default_value_t = 12)]
-    computations: u32,
+    /// Requests per second that compute [default: 6 for each core].
+    #[arg(long)]
+    computations: Option<u32>,
     /// How long such a request computes, on a core of its own.
     #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = duration)]
     step: Duration,
@@ -39,7 +39,8 @@ impl Http {
         plan.workers = amount.common.workers;
         plan.seed = amount.common.output.seed;
         (plan.connections, plan.pings_per_s) = (connections, pings);
-        (plan.computations_per_s, plan.step) = (computations, step);
+        plan.computations_per_s = computations.unwrap_or(plan.computations_per_s);
+        plan.step = step;
         let outcome = measure(plan.cases(), |progress| plan.run(progress))?;
         let table = plan.tables(&outcome.rows);
         amount.finish(machine, outcome, &table)

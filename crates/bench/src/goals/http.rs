@@ -27,7 +27,7 @@ pub(super) static GOALS: &[Goal] = &[
         ..HTTP
     },
     Goal {
-        case: "500 pings/s beside 12 computations of 200 ms a second",
+        case: "500 pings/s beside 6 computations of 200 ms a second for each core",
         figure: "p99.9 of pings / tokio's with spawn_blocking",
         bound: Bound::AtMost(1.2),
         samples_min: 5_000,

@@ -14,6 +14,8 @@ mod server;
 mod wrk;
 
 use std::net::SocketAddr;
+use std::num::NonZero;
+use std::thread::available_parallelism;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -46,6 +48,9 @@ pub(crate) const WRK_P99: &str = "wrk_p99_us";
 /// Key of the computations that were answered, per second.
 pub(crate) const COMPUTED_PER_S: &str = "computed_per_s";
 
+/// Computations per second for each core: with the 200 ms that each takes, 1.2 times what the core can do.
+const COMPUTATIONS_PER_CORE: u32 = 6;
+
 /// How long a process may take to get ready.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -59,11 +64,11 @@ pub struct HttpPlan {
     pub connections: u32,
     /// Pings per second, beside the computation.
     pub pings_per_s: u32,
-    /// Requests per second that compute.
+    /// Requests per second that compute: six for each core, unless set otherwise.
     pub computations_per_s: u32,
     /// How long such a request computes, on a core of its own.
     pub step: Duration,
-    /// Time per system and case.
+    /// Time per system and case. `wrk` takes whole seconds in each turn, so its share is rounded up.
     pub budget: Duration,
     /// Turns in which the time is spent, each with new processes.
     pub rounds: u32,
@@ -74,15 +79,17 @@ pub struct HttpPlan {
 }
 
 impl HttpPlan {
-    /// Plans 50 connections of `wrk`; then 500 pings a second beside twelve computations of 200 ms a second: on two cores
-    /// more than they can do.
+    /// Plans 50 connections of `wrk`; then 500 pings a second beside computations of 200 ms. Each second brings six of them
+    /// for each core that this process may use, so twelve on two cores: a fifth more than the cores can do.
     #[must_use]
-    pub const fn new(systems: Vec<System>) -> Self {
+    pub fn new(systems: Vec<System>) -> Self {
+        let cores = available_parallelism().map_or(1, NonZero::get);
+        let cores = u32::try_from(cores).unwrap_or(u32::MAX);
         Self {
             systems,
             connections: 50,
             pings_per_s: 500,
-            computations_per_s: 12,
+            computations_per_s: COMPUTATIONS_PER_CORE.saturating_mul(cores),
             step: Duration::from_millis(200),
             budget: Duration::from_secs(20),
             rounds: 2,

@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
-use std::process::Command;
+use std::process::{Command, Output};
 use std::time::Duration;
 
 use crate::error::{BenchError, Failure};
@@ -16,7 +16,7 @@ pub(super) struct Found {
     pub(super) p99_us: f64,
 }
 
-/// Has one thread of `wrk` ask on `connections` connections for `span`.
+/// Has one thread of `wrk` ask on `connections` connections for `span`, rounded up to whole seconds.
 pub(super) fn run(
     system: System,
     address: SocketAddr,
@@ -29,14 +29,28 @@ pub(super) fn run(
     };
     let mut command = Command::new("wrk");
     command.args(["--threads", "1", "--latency", "--connections"]).arg(connections.to_string());
-    command.arg("--duration").arg(format!("{}s", span.as_secs().max(1)));
+    command.arg("--duration").arg(format!("{}s", whole_seconds(span)));
     let output = command.arg(format!("http://{address}/")).output();
     let output = output.map_err(|error| match error.kind() {
         ErrorKind::NotFound => failed("`wrk` is not installed (apt-get install wrk)".to_owned()),
         _ => failed(format!("`wrk` cannot be run: {error}")),
     })?;
     let text = String::from_utf8_lossy(&output.stdout);
-    read(&text).ok_or_else(|| failed(format!("`wrk` says: {text}")))
+    let found = if output.status.success() { read(&text) } else { None };
+    found.ok_or_else(|| failed(complaint(&output)))
+}
+
+/// Rounds up to whole seconds, of which there is at least one: `wrk` takes nothing else.
+fn whole_seconds(span: Duration) -> u64 {
+    (span.as_secs() + u64::from(span.subsec_nanos() > 0)).max(1)
+}
+
+/// Says how `wrk` ended and what it wrote to its standard error or, if that is empty, to its standard output.
+fn complaint(output: &Output) -> String {
+    let [stderr, stdout] =
+        [&output.stderr, &output.stdout].map(|text| String::from_utf8_lossy(text));
+    let said = if stderr.trim().is_empty() { stdout.trim() } else { stderr.trim() };
+    format!("`wrk` gave no figures ({}): {said}", output.status)
 }
 
 /// Reads the figures, unless a request failed.
@@ -66,6 +80,9 @@ fn microseconds(text: &str) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+
     use super::*;
 
     const TEXT: &str = "Running 1s test @ http://127.0.0.1:8080/
@@ -93,5 +110,31 @@ Transfer/sec:     15.08MB
             ["637.00us", "2.00s", "1.50m", "x"].map(microseconds),
             [Some(637.0), Some(2e6), Some(90e6), None]
         );
+    }
+
+    #[test]
+    fn spans_are_rounded_up() {
+        // Goal: `wrk` gets whole seconds, at least one, and never less than was asked for. Method: spans around them.
+        let spans = [0, 1, 999, 1_000, 1_001, 2_500, 10_000].map(Duration::from_millis);
+        assert_eq!(spans.map(whole_seconds), [1, 1, 1, 1, 2, 3, 10]);
+    }
+
+    #[test]
+    fn a_failure_is_explained() {
+        // Goal: the error has the exit status and what `wrk` complained of, wherever it wrote that. Method: statuses and
+        // words as wrk 4.1 gives them.
+        let complaint = |status, stdout: &str, stderr: &str| {
+            let (stdout, stderr) = (stdout.into(), stderr.into());
+            complaint(&Output { status: ExitStatus::from_raw(status), stdout, stderr })
+        };
+        assert_eq!(
+            complaint(1 << 8, "", "unable to connect to 127.0.0.1:1 Connection refused\n"),
+            "`wrk` gave no figures (exit status: 1): unable to connect to 127.0.0.1:1 Connection refused"
+        );
+        assert_eq!(
+            complaint(1 << 8, "Usage: wrk <options> <url>\n", "\n"),
+            "`wrk` gave no figures (exit status: 1): Usage: wrk <options> <url>"
+        );
+        assert!(complaint(9, "", "").contains("(signal: 9"));
     }
 }
