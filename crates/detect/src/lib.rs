@@ -91,6 +91,7 @@ mod strategies;
 mod sync;
 mod timer;
 mod wait_point;
+mod watch_state;
 
 pub use async_fd::AsyncFd;
 pub use blocker::Blocker;
