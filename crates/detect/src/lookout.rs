@@ -857,43 +857,4 @@ impl Driver {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::{
-        future::Future,
-        pin::pin,
-        task::{Context, Waker},
-    };
-
-    use super::*;
-    use crate::{Flavor, Server, VirtualClock};
-
-    /// Goal: what is over ends no sleep, and what is left does. Method: in virtual time, a host with two timers makes
-    /// ready for a sleep, after the earlier one was given up, and then the other one too.
-    #[test]
-    fn a_deadline_that_is_over_ends_no_sleep() {
-        let server = Server::new_virtual(Flavor::UserLevel, Arc::new(VirtualClock::new()))
-            .expect("a virtual server");
-        let (mut lookout, timers) = (server.lookout(), server.timers());
-        let at = |millis| Instant::from_nanos(0) + Duration::from_millis(millis);
-        let mut cx = Context::from_waker(Waker::noop());
-        let mut sleep = || {
-            // The first one of all may be ended by handles that are new.
-            let _ = lookout.detect();
-            lookout.prepare().expect("nothing has come")
-        };
-        {
-            let mut late = pin!(timers.wait(at(9)));
-            assert!(late.as_mut().poll(&mut cx).is_pending());
-            {
-                let mut early = pin!(timers.wait(at(2)));
-                assert!(early.as_mut().poll(&mut cx).is_pending());
-                assert_eq!(sleep(), Some(at(2)));
-            }
-            assert_eq!(sleep(), Some(at(9)));
-            let mut again = pin!(timers.wait(at(5)));
-            assert!(again.as_mut().poll(&mut cx).is_pending());
-            assert_eq!(sleep(), Some(at(5)), "it is lowered again");
-        }
-        assert_eq!(sleep(), None);
-    }
-}
+mod tests;

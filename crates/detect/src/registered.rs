@@ -122,6 +122,9 @@ struct Core<D: Detector> {
     ended_by: Option<WaitError>,
     /// The last round found a waiter without room for an event.
     is_held_back: bool,
+    /// The last round was full: when the rest is polled, if its deadlines have come. Tasks that this round has woken run
+    /// meanwhile, and other events join them; a host without tasks does not wait for it.
+    rest_at: Option<Instant>,
     /// Of a detector that can block.
     helper: Option<Helper>,
     /// On its signal, if it has one.
@@ -159,6 +162,7 @@ impl<D: Detector> Inner<D> {
                 missed_in: None,
                 ended_by: None,
                 is_held_back: false,
+                rest_at: None,
                 helper: None,
                 listening: None,
                 is_draining: false,
@@ -280,7 +284,7 @@ impl<D: Detector> Inner<D> {
                 return Err(panicked);
             }
         }
-        let deadline = match core.detector.as_ref().map_or(Ok(None), due_of) {
+        let deadline = match core.due() {
             Ok(deadline) => deadline,
             Err(panicked) => {
                 // This request has its error in its slot, like all others.
@@ -539,13 +543,16 @@ impl<D: Detector> Inner<D> {
             let next = if every == u64::MAX { 0 } else { now.as_nanos().saturating_add(every) };
             self.watch.next_poll_ns.store(next, Ordering::Relaxed);
         }
-        if more {
+        core.rest_at = more.then(|| now + REST_AFTER);
+        let due = match core.due() {
+            Ok(due) => due,
+            Err(panicked) => return reported + self.give_up(core, &panicked, batch),
+        };
+        if more && due.is_none_or(|due| due.soft > now) {
             self.shared.ring(self.site.address());
         }
-        match core.detector.as_ref().map_or(Ok(None), due_of) {
-            Ok(Some(deadline)) => self.publish_deadline(deadline),
-            Ok(None) => {}
-            Err(panicked) => return reported + self.give_up(core, &panicked, batch),
+        if let Some(due) = due {
+            self.publish_deadline(due);
         }
         self.publish_known(core);
         self.keep_blocking(core, self.blocks_when_idle);
@@ -669,10 +676,8 @@ impl<D: Detector> Registered for Inner<D> {
     fn poll_deadline(&self, now: Instant, batch: &mut Batch) -> (usize, Option<Due>) {
         let mut guard = self.lock_core();
         // A poll meets a panic again, and ends what is pending.
-        let next = |core: &Core<D>| {
-            let at_once = |_| Some(Due { soft: now, hard: now });
-            core.detector.as_ref().and_then(|detector| due_of(detector).unwrap_or_else(at_once))
-        };
+        let next =
+            |core: &Core<D>| core.due().unwrap_or_else(|_| Some(Due { soft: now, hard: now }));
         let Some(due) = next(&guard).filter(|_| is_known(&guard)) else { return (0, None) };
         if due.soft > now {
             return (0, Some(due));
@@ -841,11 +846,21 @@ const COLLECT_ROUNDS_MAX: u32 = 1_000_000;
 /// How often a handle is polled at switches while its blocking call waits for idleness.
 const POLL_MEANWHILE: Duration = Duration::from_micros(50);
 
-fn due_of<D: Detector>(detector: &D) -> Result<Option<Due>, WaitError> {
-    caught("next_deadline", || {
-        let soft = detector.next_deadline()?;
-        Some(Due { soft, hard: detector.hard_deadline().unwrap_or(soft) })
-    })
+/// How long tasks run before the rest of a full round is polled, if it is of deadlines that have come: as long as between two
+/// looks by default.
+pub(crate) const REST_AFTER: Duration = Duration::from_micros(50);
+
+impl<D: Detector> Core<D> {
+    /// Returns from when on, and until when, a deadline wants a poll.
+    fn due(&self) -> Result<Option<Due>, WaitError> {
+        let Some(detector) = &self.detector else { return Ok(None) };
+        let due = caught("next_deadline", || {
+            let soft = detector.next_deadline()?;
+            Some(Due { soft, hard: detector.hard_deadline().unwrap_or(soft) })
+        })?;
+        let rest_at = self.rest_at.unwrap_or(Instant::from_nanos(0));
+        Ok(due.map(|due| Due { hard: due.hard.max(rest_at), ..due }))
+    }
 }
 
 /// Returns whether a request is pending, or in cancellation.

@@ -50,6 +50,10 @@ pub struct Server {
     owner: Arc<Owner>,
 }
 
+/// So many timers fire in one round while more are due: events of others stand behind those that a look has woken, and
+/// before the rest.
+const TIMERS_BATCH: usize = 64;
+
 /// Apart from [`Shared`], which handles keep alive: so the last user's drop is noticed.
 struct Owner {
     shared: Arc<Shared>,
@@ -140,9 +144,10 @@ impl Server {
         let slack = default.timer_slack;
         let spin_max = if slack.is_zero() { default.spin_max } else { Duration::ZERO };
         let timer_policy: Box<dyn Policy> = Box::new(Adaptive { spin_max, ..default });
-        let (timers, timers_named) = (Timers::new(slack), registration("timers"));
-        let timers = Shared::register(&shared, timers, timers_named, Some(timer_policy))
-            .map_err(io::Error::other)?;
+        let timers_named = registration("timers").batch(TIMERS_BATCH);
+        let timers =
+            Shared::register(&shared, Timers::new(slack), timers_named, Some(timer_policy))
+                .map_err(io::Error::other)?;
         let registration = registration("readiness");
         let readiness = Shared::register(&shared, Readiness::new(), registration, Some(policy))
             .map_err(io::Error::other)?;
