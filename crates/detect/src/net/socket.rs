@@ -14,9 +14,7 @@ use rustix::{
     net::{SocketAddrAny, SocketFlags, acceptfrom_with},
 };
 
-use crate::{
-    async_fd::AsyncFd, detector::Ready, stock::readiness::Direction, wait_point::Interest,
-};
+use crate::{builtin::Direction, detector::Ready, server::Interest, stock::AsyncFd};
 
 /// A socket of the standard library, of one of the kinds that there are asynchronous ones of. Sealed.
 pub trait Socket: sealed::Sealed + AsFd + fmt::Debug + Send + Sync + Unpin + 'static {

@@ -42,12 +42,12 @@ use std::{
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{readiness::Direction, signal::SignalKind};
+use super::signal::SignalKind;
 use crate::{
+    builtin::Direction,
     detector::{Arming, Detector, Key, Methods, Mode, Pending, Ready, Round, Submitted},
     error::RegisterError,
-    handle::{Handle, Registration},
-    server::Server,
+    server::{Handle, Registration, Server},
     sync::Arc,
 };
 

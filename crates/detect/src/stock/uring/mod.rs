@@ -70,9 +70,8 @@ use self::{
 };
 use crate::{
     clock::Instant,
-    detector::{Armed, Cancel, Detector, Key, Methods, Mode, Round, Submitted},
-    site::Site,
-    wait_point::Interest,
+    detector::{Armed, Cancel, Detector, Key, Methods, Mode, Round, Site, Submitted},
+    server::Interest,
 };
 
 /// The detector of io_uring completions: see the [module](self).
