@@ -62,10 +62,9 @@ mod fork;
 #[doc(hidden)]
 pub mod loom_exports;
 pub mod net;
-mod pending;
 mod policy;
+mod request;
 mod server;
-mod slot;
 pub mod stock;
 mod sync;
 mod testing;
@@ -73,17 +72,17 @@ mod testing;
 pub use builtin::Timers;
 pub use clock::{Clock, Instant, VirtualClock};
 pub use detector::{
-    Armed, Arming, Bell, Cancel, Detector, Emitted, Key, Methods, Mode, Notice, Pending, Ready,
-    Round, Site, Submitted,
+    Armed, Arming, Bell, Blocker, Cancel, Detector, Emitted, Flavor, Interest, Key, Methods, Mode,
+    Notice, Pending, Ready, Round, Site, Submitted,
 };
 pub use error::{RegisterError, WaitError};
 pub use policy::{
-    Adaptive, Costs, Decision, Fixed, Flavor, Frequency, History, Load, Policy, Reactivity,
-    Situation, Stakes, Strategies, Strategy, Watch, strategies,
+    Adaptive, Costs, Decision, Fixed, Frequency, History, Load, Policy, Reactivity, Situation,
+    Stakes, Strategies, Strategy, Watch, strategies,
 };
 pub use server::{
-    Alarm, Blocker, Detected, Detection, Entered, EventStream, Handle, HandleReport, HostThread,
-    Interest, Lookout, NoServer, OwnWaitPoint, Registration, Server, Snapshot, Wait,
+    Alarm, Detected, Detection, Entered, EventStream, Handle, HandleReport, HostThread, Lookout,
+    NoServer, OwnWaitPoint, Registration, Server, Snapshot, Wait,
 };
 pub use stock::AsyncFd;
 pub use testing::{Deadlock, Simulated, Simulation, conformance};

@@ -8,14 +8,14 @@ use std::{
 use crate::{
     builtin::{Direction, Readable, Source},
     clock::Instant,
-    detector::{Detector, Ready},
+    detector::{Blocker, Detector, Ready},
     error::WaitError,
+    request::{End, Taken, Waiter, slot},
     server::{
-        Blocker, helper,
+        helper,
         own_point::{self, Place},
         park,
     },
-    slot::{self, End, Taken, Waiter},
     stock,
     sync::{AtomicU64, AtomicUsize, Ordering},
 };

@@ -16,15 +16,15 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use rustix::event::PollFlags;
 use slab::Slab;
 
 use crate::{
     budget,
     detector::{
-        Arming, Bell, Cancel, Detector, Emitted, Key, Methods, Mode, Notice, Ready, Round, Site,
-        Submitted,
+        Arming, Bell, Cancel, Detector, Emitted, Interest, Key, Methods, Mode, Notice, Ready,
+        Round, Site, Submitted,
     },
-    server::{Handle, Interest},
     sync::{Arc, AtomicU8, AtomicU64, Ordering},
 };
 
@@ -197,6 +197,25 @@ fn unpack(state: u64) -> Readable {
     Readable { ready: Ready::from_bits(state.to_le_bytes()[0]), tick: state >> 8 }
 }
 
+/// What `poll(2)` found, as the bits of a readiness.
+pub(crate) fn ready_of(found: PollFlags) -> Ready {
+    let mut ready = Ready::NONE;
+    for (flags, bits) in [
+        (PollFlags::IN, Ready::READABLE),
+        (PollFlags::OUT, Ready::WRITABLE),
+        (PollFlags::RDHUP, Ready::READ_CLOSED),
+        (PollFlags::HUP, Ready::READ_CLOSED.union(Ready::WRITE_CLOSED)),
+        (PollFlags::ERR, Ready::ERROR),
+        // Closed behind our back: the operation that follows says so.
+        (PollFlags::NVAL, Ready::ERROR),
+    ] {
+        if found.intersects(flags) {
+            ready = ready | bits;
+        }
+    }
+    ready
+}
+
 /// A request for the readiness of one source in one direction.
 #[derive(Clone, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "a request is its two parts")]
@@ -243,7 +262,7 @@ impl Readiness {
 
     /// Watches `descriptor`, which must stay open until [`unwatch`](Self::unwatch); or leaves that to the
     /// threads that will wait for it, if none is given.
-    fn watch(
+    pub(crate) fn watch(
         &mut self,
         descriptor: Option<BorrowedFd<'_>>,
         interest: Interest,
@@ -270,7 +289,11 @@ impl Readiness {
     }
 
     /// Lets the server's wait point watch a source that threads have watched, unless it is gone.
-    fn watch_from_now_on(&mut self, descriptor: RawFd, source: &Source) -> io::Result<()> {
+    pub(crate) fn watch_from_now_on(
+        &mut self,
+        descriptor: RawFd,
+        source: &Source,
+    ) -> io::Result<()> {
         if source.is_watched_by_server() || self.watched(source.key).is_none() {
             return Ok(());
         }
@@ -282,7 +305,7 @@ impl Readiness {
 
     /// Watches `descriptor` no more. Returns the bell to ring, outside the handle's lock, if waits
     /// are to be ended.
-    fn unwatch(&mut self, descriptor: BorrowedFd<'_>, source: &Source) -> Option<Bell> {
+    pub(crate) fn unwatch(&mut self, descriptor: BorrowedFd<'_>, source: &Source) -> Option<Bell> {
         let site = self.site.as_ref().expect("invariant: attached at registration");
         if source.is_watched_by_server()
             && let Err(error) = site.unwatch(descriptor)
@@ -311,43 +334,6 @@ fn index_of(key: u32) -> usize {
 
 fn not_watched() -> io::Error {
     io::Error::new(io::ErrorKind::NotConnected, "the descriptor is not watched any more")
-}
-
-impl Handle<Readiness> {
-    /// Watches a descriptor. It must stay open until [`unwatch`](Self::unwatch);
-    /// [`AsyncFd`](crate::AsyncFd) sees to that.
-    ///
-    /// # Errors
-    /// The kernel's: a closed descriptor, one that is watched already, or one that cannot be watched
-    /// (`EPERM` for a regular file); [`io::ErrorKind::NotConnected`] if the server is shut down.
-    pub fn watch(&self, descriptor: BorrowedFd<'_>, interest: Interest) -> io::Result<Arc<Source>> {
-        self.with_detector(|readiness| readiness.watch(Some(descriptor), interest))
-            .unwrap_or_else(|| Err(crate::WaitError::ServerClosed.into()))
-    }
-
-    /// Makes a source that the threads which wait for it watch in their own wait points.
-    pub(crate) fn leave_to_threads(&self) -> io::Result<Arc<Source>> {
-        self.with_detector(|readiness| readiness.watch(None, Interest::Both))
-            .unwrap_or_else(|| Err(crate::WaitError::ServerClosed.into()))
-    }
-
-    /// Lets the server's wait point watch a source that threads have watched. Nothing happens if its
-    /// owner has unwatched it, before which it does not close the descriptor.
-    pub(crate) fn watch_from_now_on(&self, descriptor: RawFd, source: &Source) -> io::Result<()> {
-        // A closed server has ended all waits already.
-        self.with_detector(|readiness| readiness.watch_from_now_on(descriptor, source))
-            .unwrap_or(Ok(()))
-    }
-
-    /// Watches a descriptor no more. Waits for it end in [`io::ErrorKind::NotConnected`]; streams of
-    /// it bring no further event.
-    pub fn unwatch(&self, descriptor: BorrowedFd<'_>, source: &Source) {
-        // A closed server has ended all waits already.
-        let bell = self.with_detector(|readiness| readiness.unwatch(descriptor, source)).flatten();
-        if let Some(bell) = bell {
-            bell.ring();
-        }
-    }
 }
 
 impl Detector for Readiness {

@@ -12,12 +12,11 @@
 //! wheel rounds deadlines to its tick; and appending at the far end of a heap, which is what time-outs
 //! do, takes constant time as well.
 
-use std::{borrow::Borrow, time::Duration};
+use std::time::Duration;
 
 use crate::{
     clock::Instant,
     detector::{Arming, Cancel, Detector, Key, Methods, Mode, Round, Site, Submitted},
-    server::{Handle, Wait},
 };
 
 mod heap;
@@ -38,38 +37,13 @@ pub struct Timers {
     next_slack: Option<Duration>,
 }
 
-impl<H: Borrow<Handle<Timers>>> Wait<Timers, H> {
-    /// Sets the slack: how much later than the deadline the event may be reported to share a wake-up with
-    /// others, apart from the delays of the machine. Default [`Adaptive::timer_slack`] of the server. Set
-    /// after the first poll, it has no effect.
-    ///
-    /// # Examples
-    /// ```
-    /// use std::time::Duration;
-    /// use vigie_detect::{Instant, Simulation};
-    ///
-    /// let mut simulation = Simulation::new(0);
-    /// let timers = simulation.server().timers().clone();
-    /// simulation.block_on(async move {
-    ///     let deadline = Instant::now() + Duration::from_secs(60);
-    ///     timers.wait(deadline).slack(Duration::from_secs(1)).await
-    /// })??;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// [`Adaptive::timer_slack`]: crate::Adaptive::timer_slack
-    pub fn slack(mut self, slack: Duration) -> Self {
-        self.before_submit = Some((Timers::set_next_slack, slack));
-        self
-    }
-}
-
 impl Timers {
     pub(crate) fn new(default_slack: Duration) -> Self {
         Self { site: None, heap: DeadlineHeap::default(), default_slack, next_slack: None }
     }
 
-    fn set_next_slack(&mut self, slack: Duration) {
+    /// Sets the slack of the request that is submitted next, under the same lock.
+    pub(crate) fn set_next_slack(&mut self, slack: Duration) {
         self.next_slack = Some(slack);
     }
 

@@ -1,59 +1,18 @@
 //! The [`Detector`] trait: a kind of event, and the methods by which it may be seen.
 
-use std::{io, ops::BitOr};
+use std::io;
 
-use super::site::Site;
-pub use crate::pending::{Emitted, Key, Mode, Pending, Round};
-use crate::{clock::Instant, server::Blocker};
-
-/// The methods that a detector offers, a non-empty subset of five.
-///
-/// # Source
-/// [bouge02, §2.2, §3]: the callbacks of `thread_IO_register`. *Deviation:* `notify` is ours; in
-/// 2002 there was no descriptor that many requests could share and a scheduler could sleep on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Methods(u8);
-
-impl Methods {
-    /// [`Detector::check`] tests one request without blocking.
-    pub const CHECK: Self = Self(1);
-    /// [`Detector::group`] and [`Detector::poll`] serve all requests with one call.
-    pub const GROUP: Self = Self(2);
-    /// A watched descriptor or a [`Bell`](crate::Bell) announces events, after
-    /// [`Detector::arm`] where [`Detector::arming`] says so.
-    pub const NOTIFY: Self = Self(4);
-    /// [`Detector::block`] gives a call that blocks until an event may be there.
-    pub const BLOCK: Self = Self(8);
-    /// [`Detector::signal`] names a POSIX signal that announces events.
-    pub const SIGNAL: Self = Self(16);
-
-    /// Returns whether all methods of `other` are among these.
-    #[must_use]
-    pub const fn contains(self, other: Self) -> bool {
-        self.0 & other.0 == other.0
-    }
-
-    /// Returns whether there is no method at all, which registration refuses.
-    #[must_use]
-    pub const fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-
-    /// Returns whether the scheduler can look by itself: [`CHECK`](Self::CHECK) or
-    /// [`GROUP`](Self::GROUP).
-    #[must_use]
-    pub const fn can_poll(self) -> bool {
-        self.0 & (Self::CHECK.0 | Self::GROUP.0) != 0
-    }
-}
-
-impl BitOr for Methods {
-    type Output = Self;
-
-    fn bitor(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-}
+use super::{
+    blocker::Blocker,
+    methods::Methods,
+    notice::Notice,
+    round::{Pending, Round},
+    site::Site,
+};
+use crate::{
+    clock::Instant,
+    request::{Cancel, Key, Mode},
+};
 
 /// What became of a request that was just handed to a detector.
 #[derive(Debug)]
@@ -71,18 +30,6 @@ pub enum Submitted<E> {
     Ready(E),
     /// The request cannot be served; the waiter gets the error.
     Rejected(io::Error),
-}
-
-/// What a detector says to the wish to forget a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "a request in flight must not be freed"]
-#[expect(clippy::exhaustive_enums, reason = "implementers must be able to return every case")]
-pub enum Cancel {
-    /// The detector has forgotten the request; it may be freed now.
-    Released,
-    /// The kernel or a device may still touch what the request owns. The request stays at its
-    /// address until the detector completes its key.
-    InFlight,
 }
 
 /// What [`Detector::arm`] found.
@@ -105,81 +52,6 @@ pub enum Arming {
     /// Never: every event announces itself, by an edge on a watched descriptor, by a bell, or by
     /// [`Detector::next_deadline`].
     Permanent,
-}
-
-/// One announcement from the wait point for a watched descriptor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Notice {
-    /// The key under which the detector watched the descriptor.
-    pub key: u32,
-    /// What the descriptor became ready for.
-    pub ready: Ready,
-}
-
-/// What a descriptor is ready for: a set of bits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Ready(u8);
-
-impl Ready {
-    /// Nothing.
-    pub const NONE: Self = Self(0);
-    /// A read will not block.
-    pub const READABLE: Self = Self(1);
-    /// A write will not block.
-    pub const WRITABLE: Self = Self(2);
-    /// The peer will send no more.
-    pub const READ_CLOSED: Self = Self(4);
-    /// The peer will read no more.
-    pub const WRITE_CLOSED: Self = Self(8);
-    /// Urgent data is there.
-    pub const PRIORITY: Self = Self(16);
-    /// The descriptor has an error to report.
-    pub const ERROR: Self = Self(32);
-    /// All that can end the wait of a reader.
-    pub const FOR_READ: Self = Self(1 | 4 | 32);
-    /// All that can end the wait of a writer.
-    pub const FOR_WRITE: Self = Self(2 | 8 | 32);
-
-    /// Returns whether `self` and `other` have a bit in common.
-    #[must_use]
-    pub const fn intersects(self, other: Self) -> bool {
-        self.0 & other.0 != 0
-    }
-
-    /// Returns the bits of both.
-    #[must_use]
-    pub const fn union(self, other: Self) -> Self {
-        Self(self.0 | other.0)
-    }
-
-    /// Returns the bits of `self` that `other` has too.
-    #[must_use]
-    pub const fn intersection(self, other: Self) -> Self {
-        Self(self.0 & other.0)
-    }
-
-    /// Returns whether no bit is set.
-    #[must_use]
-    pub const fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-
-    pub(crate) const fn bits(self) -> u8 {
-        self.0
-    }
-
-    pub(crate) const fn from_bits(bits: u8) -> Self {
-        Self(bits)
-    }
-}
-
-impl BitOr for Ready {
-    type Output = Self;
-
-    fn bitor(self, other: Self) -> Self {
-        self.union(other)
-    }
 }
 
 /// A kind of event and the ways to see it.
@@ -217,7 +89,7 @@ impl BitOr for Ready {
 ///    `submit` on, and reported by the first poll at that time; [`hard_deadline`](Self::hard_deadline) and
 ///    [`wakeup`](Self::wakeup) say how long the poll may be put off.
 /// 9. The events of one request are reported in the order in which they happened. What a full waiter
-///    gave back ([`Emitted::Full`]) is emitted in a later round; none is left out.
+///    gave back ([`Emitted::Full`](crate::Emitted::Full)) is emitted in a later round; none is left out.
 /// 10. When the server ends, every pending request is cancelled once. What is in flight then is
 ///     completed by [`poll`](Self::poll), called again and again for a bounded time.
 ///

@@ -5,20 +5,36 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd, RawFd},
 };
 
+use super::{address::Address, flavor::Flavor, listener::Listener, notice::Interest};
 use crate::{
     clock::{ClockSource, Instant},
     error::WaitError,
-    policy::Flavor,
-    server::{Address, Interest, Listener, Shared},
     sync::{Arc, Weak},
 };
+
+/// What a site asks of its server.
+pub(crate) trait Home: Send + Sync {
+    /// Returns whether it is the copy of a forked child.
+    fn is_inherited(&self) -> bool;
+    /// Watches a descriptor for the handle at `address`: its edges are announced there under `key`.
+    fn watch(
+        &self,
+        descriptor: RawFd,
+        address: Address,
+        key: u32,
+        interest: Interest,
+    ) -> io::Result<()>;
+    fn unwatch(&self, descriptor: BorrowedFd<'_>) -> io::Result<()>;
+    /// Makes the host poll the handle at `address` soon.
+    fn ring(&self, address: Address);
+}
 
 /// A detector's place at its server: where it watches descriptors, and has its bell and clock from.
 ///
 /// It does not keep the server alive: a detector that is leaked leaks itself alone.
 #[derive(Clone)]
 pub struct Site {
-    shared: Weak<Shared>,
+    home: Weak<dyn Home>,
     clock: ClockSource,
     flavor: Flavor,
     address: Address,
@@ -28,22 +44,17 @@ pub struct Site {
 
 impl Site {
     pub(crate) fn new(
-        shared: &Arc<Shared>,
+        home: Weak<dyn Home>,
+        (clock, flavor): (ClockSource, Flavor),
         address: Address,
         listener: Option<Arc<Listener>>,
     ) -> Self {
-        Self {
-            clock: shared.clock().clone(),
-            flavor: shared.flavor(),
-            shared: Arc::downgrade(shared),
-            address,
-            listener,
-        }
+        Self { home, clock, flavor, address, listener }
     }
 
-    fn shared(&self) -> io::Result<Arc<Shared>> {
-        let shared = self.shared.upgrade().filter(|shared| !shared.is_inherited());
-        shared.ok_or_else(|| WaitError::ServerClosed.into())
+    fn home(&self) -> io::Result<Arc<dyn Home>> {
+        let home = self.home.upgrade().filter(|home| !home.is_inherited());
+        home.ok_or_else(|| WaitError::ServerClosed.into())
     }
 
     pub(crate) const fn address(&self) -> Address {
@@ -74,10 +85,7 @@ impl Site {
         key: u32,
         interest: Interest,
     ) -> io::Result<()> {
-        let shared = self.shared()?;
-        shared.gate().watch(descriptor, self.address, key, interest)?;
-        shared.watches(self.address);
-        Ok(())
+        self.home()?.watch(descriptor, self.address, key, interest)
     }
 
     /// Watches a descriptor no more. An announcement that is under way may still come.
@@ -86,7 +94,7 @@ impl Site {
     /// The kernel's, if the descriptor is not watched; [`io::ErrorKind::NotConnected`] once the server is
     /// gone, and in a forked child, where the parent goes on watching.
     pub fn unwatch(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-        self.shared()?.gate().unwatch(descriptor)
+        self.home()?.unwatch(descriptor)
     }
 
     /// Returns the bell that makes the host poll this detector.
@@ -118,8 +126,8 @@ impl Site {
     /// Makes the host poll this detector soon.
     pub(crate) fn ring_again(&self) {
         // Without a server nobody waits any more.
-        if let Some(shared) = self.shared.upgrade() {
-            shared.ring(self.address);
+        if let Some(home) = self.home.upgrade() {
+            home.ring(self.address);
         }
     }
 }

@@ -12,8 +12,8 @@ use tokio::io::ReadBuf;
 use super::socket::{self, DatagramSocket};
 use crate::{
     builtin::Direction,
-    detector::Ready,
-    server::{Interest, Server},
+    detector::{Interest, Ready},
+    server::Server,
     stock::AsyncFd,
 };
 

@@ -14,7 +14,11 @@ use rustix::{
     net::{SocketAddrAny, SocketFlags, acceptfrom_with},
 };
 
-use crate::{builtin::Direction, detector::Ready, server::Interest, stock::AsyncFd};
+use crate::{
+    builtin::Direction,
+    detector::{Interest, Ready},
+    stock::AsyncFd,
+};
 
 /// A socket of the standard library, of one of the kinds that there are asynchronous ones of. Sealed.
 pub trait Socket: sealed::Sealed + AsFd + fmt::Debug + Send + Sync + Unpin + 'static {

@@ -21,8 +21,8 @@ use super::{
 };
 use crate::{
     builtin::{Direction, Readiness},
-    detector::Ready,
-    server::{Handle, Interest, Server},
+    detector::{Interest, Ready},
+    server::{Handle, Server},
     stock::AsyncFd,
     sync::Arc,
 };

@@ -12,8 +12,7 @@
 use std::time::Duration;
 
 use crate::{
-    clock::{Instant, thread_cpu_time},
-    server::Timeout,
+    clock::{Instant, Timeout, nanos, thread_cpu_time},
     sync::{AtomicU64, AtomicUsize, Ordering},
 };
 
@@ -159,10 +158,6 @@ fn average(average_ns: &AtomicU64, value: u64) {
     let after =
         if value < before { before - (before - value) / 4 } else { before + (value - before) / 16 };
     average_ns.store(after, Ordering::Relaxed);
-}
-
-pub(crate) fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::cost::nanos;
-use crate::clock::Instant;
+use crate::clock::{Instant, nanos};
 
 /// What is at stake when a host has nothing to run: it may poll for a while first, or sleep at once.
 ///

@@ -3,8 +3,8 @@
 
 use std::fmt;
 
-use super::adaptive::{Flavor, Strategy};
-use crate::detector::Methods;
+use super::strategy::Strategy;
+use crate::detector::{Flavor, Methods};
 
 /// A [`Strategy`] without its parameters, as a cell of the table names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -2,7 +2,7 @@
 
 use std::{cell::Cell, ptr};
 
-use super::shared::Shared;
+use super::{registered::Due, shared::Shared};
 use crate::{
     clock::Instant,
     sync::{Ordering, thread_local},
@@ -38,6 +38,25 @@ impl Shared {
 
     pub(crate) fn is_hosted_here(&self) -> bool {
         HOSTED.try_with(|hosted| ptr::eq(hosted.get(), self)).unwrap_or(false)
+    }
+
+    /// Makes sure that the host does not sleep past the deadline. Another one that sleeps is not woken for what this thread will see
+    /// by itself. Called after the detector has taken the
+    /// request, so that the driver, which raises both words before it asks the detectors, either finds it
+    /// there or is followed by this.
+    pub(crate) fn publish_deadline(&self, due: Due) {
+        let (soft, hard) = (due.soft.as_nanos(), due.hard.as_nanos());
+        // Most are later than what is known. A load that sees a lower word has happened before the driver
+        // raised it; then the handle's lock, which the driver takes after that, has shown it the request.
+        if soft < self.next_due.load(Ordering::Relaxed) {
+            self.next_due.fetch_min(soft, Ordering::SeqCst);
+        }
+        if hard < self.next_deadline.load(Ordering::Relaxed)
+            && self.word.lower(&self.next_deadline, hard)
+            && !self.leave_deadline_here()
+        {
+            self.unpark();
+        }
     }
 
     /// The next deadline has become sooner, and a host sleeps. Returns whether this thread is another one, which is awake: it sees to

@@ -3,7 +3,7 @@
 use std::io;
 
 use super::Server;
-use crate::{policy::Flavor, sync::thread};
+use crate::{detector::Flavor, sync::thread};
 
 /// A thread that does nothing but turn a [`Server`]. Dropping it shuts the server down and joins the
 /// thread; in a forked child, which does not have the thread, it does neither.

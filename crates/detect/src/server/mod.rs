@@ -16,52 +16,55 @@
 //! ```
 
 mod awake_host;
+mod builtin_handles;
+mod current;
+mod driver;
 mod handle;
 pub(crate) mod helper;
 mod host_thread;
+mod inner;
 mod lookout;
 mod metrics;
 pub(crate) mod own_point;
 pub(crate) mod park;
+mod raised;
 mod registered;
+mod registering;
+mod registration;
+mod rounds;
 mod shared;
 mod sharing;
 mod signals;
+mod table;
 mod wait_point;
 mod watch_state;
 
-use std::{cell::RefCell, fmt, io, marker::PhantomData, mem, os::fd::RawFd, time::Duration};
-
-use thiserror::Error;
+use std::{fmt, io, os::fd::RawFd, time::Duration};
 
 use self::{
-    handle::PENDING_MAX,
+    registration::PENDING_MAX,
+    shared::Shared,
     wait_point::{Gate, WaitPoint},
 };
 use crate::{
     builtin::{Readiness, Timers},
     clock::{Clock, ClockSource, Instant},
-    detector::Detector,
+    detector::{Detector, Flavor},
     error::RegisterError,
-    policy::{Adaptive, Flavor, Policy},
-    sync::{Arc, thread_local},
+    policy::{Adaptive, Policy},
+    sync::Arc,
 };
 
 #[cfg(test)]
-pub(crate) use self::registered::lock_count::cores;
+pub(crate) use self::inner::lock_count::cores;
 pub use self::{
-    handle::{EventStream, Handle, Registration, Wait},
-    helper::Blocker,
+    current::{Entered, NoServer},
+    handle::{EventStream, Handle, Wait},
     host_thread::HostThread,
     lookout::{Detected, Lookout},
     metrics::{Detection, HandleReport, Snapshot},
     own_point::{Alarm, OwnWaitPoint},
-    wait_point::Interest,
-};
-pub(crate) use self::{
-    shared::Shared,
-    signals::Listener,
-    wait_point::{Address, Timeout},
+    registration::Registration,
 };
 
 /// A detection server. Clones are the same server; when the last is dropped, it is
@@ -90,21 +93,6 @@ struct Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         self.shared.close();
-    }
-}
-
-/// There is no detection server where the caller runs.
-#[derive(Clone, Copy, Debug, Error)]
-#[error(
-    "no detection server hosts this task: run it in a vigie runtime, or make a server with \
-     `Server::spawn_thread` and `enter` it"
-)]
-#[non_exhaustive]
-pub struct NoServer;
-
-impl From<NoServer> for io::Error {
-    fn from(error: NoServer) -> Self {
-        Self::new(io::ErrorKind::NotConnected, error)
     }
 }
 
@@ -171,11 +159,12 @@ impl Server {
         let spin_max = if slack.is_zero() { default.spin_max } else { Duration::ZERO };
         let timer_policy: Box<dyn Policy> = Box::new(Adaptive { spin_max, ..default });
         let (timers, timers_named) = (Timers::new(slack), registration("timers"));
-        let timers = Shared::register(&shared, timers, timers_named, Some(timer_policy))
+        let timers = registering::register(&shared, timers, timers_named, Some(timer_policy))
             .map_err(io::Error::other)?;
         let registration = registration("readiness");
-        let readiness = Shared::register(&shared, Readiness::new(), registration, Some(policy))
-            .map_err(io::Error::other)?;
+        let readiness =
+            registering::register(&shared, Readiness::new(), registration, Some(policy))
+                .map_err(io::Error::other)?;
         Ok(Self { owner: Arc::new(Owner { shared, timers, readiness }) })
     }
 
@@ -190,30 +179,7 @@ impl Server {
         detector: D,
         registration: Registration,
     ) -> Result<Handle<D>, RegisterError> {
-        Shared::register(&self.owner.shared, detector, registration, None)
-    }
-
-    /// Returns the server that hosts the running task, or that this thread has
-    /// [entered](Self::enter).
-    ///
-    /// # Errors
-    /// [`NoServer`] if there is none.
-    pub fn current() -> Result<Self, NoServer> {
-        with_current(|server| server.cloned()).ok_or(NoServer)
-    }
-
-    /// Returns the [timers](Self::timers) of the [current](Self::current) server.
-    ///
-    /// # Errors
-    /// [`NoServer`] if there is none.
-    pub fn current_timers() -> Result<Handle<Timers>, NoServer> {
-        with_current(|server| server.map(|server| server.timers().clone())).ok_or(NoServer)
-    }
-
-    /// Makes this the [current](Self::current) server of the thread until the guard is dropped.
-    pub fn enter(&self) -> Entered {
-        let previous = CURRENT.with(|current| current.borrow_mut().replace(self.clone()));
-        Entered { previous, _not_send: PhantomData }
+        registering::register(&self.owner.shared, detector, registration, None)
     }
 
     /// Returns the host's side, one for each thread that turns the server.
@@ -328,43 +294,5 @@ impl fmt::Debug for Server {
             .field("flavor", &self.flavor())
             .field("is_closed", &self.is_closed())
             .finish_non_exhaustive()
-    }
-}
-
-thread_local! {
-    static CURRENT: RefCell<Option<Server>> = const { RefCell::new(None) };
-}
-
-/// Calls `f` with the current server, if there is one. `f` must not enter another.
-pub(crate) fn with_current<T>(f: impl FnOnce(Option<&Server>) -> T) -> T {
-    let mut f = Some(f);
-    let mut call = |server: Option<&Server>| (f.take().expect("invariant: called once"))(server);
-    match CURRENT.try_with(|current| call(current.borrow().as_ref())) {
-        Ok(value) => value,
-        // The thread is ending and its variables are gone.
-        Err(_) => call(None),
-    }
-}
-
-/// Keeps a server [current](Server::current) on this thread.
-#[must_use = "the server is current only until this is dropped"]
-pub struct Entered {
-    previous: Option<Server>,
-    /// The guard must be dropped on the thread that it was made on.
-    _not_send: PhantomData<*mut ()>,
-}
-
-impl Drop for Entered {
-    fn drop(&mut self) {
-        let previous = self.previous.take();
-        // The server may be dropped by this, and its detectors with it: outside the borrow.
-        let left = CURRENT.try_with(|current| mem::replace(&mut *current.borrow_mut(), previous));
-        drop(left);
-    }
-}
-
-impl fmt::Debug for Entered {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Entered").finish_non_exhaustive()
     }
 }

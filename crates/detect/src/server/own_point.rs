@@ -38,14 +38,12 @@ use std::{
 
 use rustix::event::{EventfdFlags, PollFlags, eventfd};
 
-use super::{Server, handle::Handle, with_current};
+use super::{Server, current::with_current, handle::Handle};
 use crate::{
-    builtin::{Direction, Readiness, Source},
+    builtin::{Direction, Readiness, Source, ready_of},
     clock::{Instant, monotonic_now},
-    detector::Notice,
+    detector::{Batch, Notice},
     fork::ForkGeneration,
-    pending::Batch,
-    stock::signal_io::ready_of,
     sync::{Arc, AtomicU8, OnceLock, Ordering, thread, thread_local},
 };
 

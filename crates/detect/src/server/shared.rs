@@ -1,28 +1,26 @@
 //! What all clones of a server share: the table of handles, the rings, the deadlines.
 
-use std::mem;
+use std::{
+    io, mem,
+    os::fd::{BorrowedFd, RawFd},
+};
 
 use super::{
-    handle::{Handle, Registration},
-    lookout::Driver,
+    driver::Driver,
     metrics::{HandleReport, Metrics},
     park::ParkWord,
-    registered::{Due, Inner, Registered},
+    raised::Raised,
     sharing::Sharing,
-    signals::{Listener, Listening, Signals},
-    wait_point::{Address, Gate, HANDLES_MAX, WaitPoint},
+    table::{Row, Table},
+    wait_point::{Gate, WaitPoint},
 };
 use crate::{
     clock::{ClockSource, Instant},
-    detector::{Detector, Methods, Site},
-    error::{RegisterError, WaitError, caught},
+    detector::{Address, Batch, Flavor, HANDLES_MAX, Home, Interest, Methods},
+    error::RegisterError,
     fork::ForkGeneration,
-    pending::Batch,
-    policy::{
-        Adaptive, CostMeter, Decision, Flavor, History, IdlePeriod, LoadMeter, Policy, Situation,
-        strategies,
-    },
-    sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, lock, try_lock},
+    policy::{Adaptive, CostMeter, History, IdlePeriod, LoadMeter, Situation},
+    sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, lock, try_lock},
 };
 
 pub(crate) struct Shared {
@@ -67,21 +65,9 @@ pub(crate) struct Shared {
     pub(crate) costs: CostMeter,
     pub(crate) load: LoadMeter,
     /// For handles that are registered without a policy of their own.
-    default_policy: Adaptive,
+    pub(crate) default_policy: Adaptive,
     pub(crate) metrics: Metrics,
-    pub(crate) signals: Signals,
-}
-
-#[derive(Default)]
-pub(crate) struct Table {
-    pub(crate) rows: Vec<Row>,
-    free: Vec<u32>,
-}
-
-#[derive(Clone, Default)]
-pub(crate) struct Row {
-    pub(crate) generation: u8,
-    pub(crate) handle: Option<Arc<dyn Registered>>,
+    pub(crate) raised: Raised,
 }
 
 impl Shared {
@@ -121,7 +107,7 @@ impl Shared {
             load: LoadMeter::new(is_virtual),
             default_policy,
             metrics: Metrics::default(),
-            signals: Signals::default(),
+            raised: Raised::default(),
         }
     }
 
@@ -152,74 +138,8 @@ impl Shared {
         self.generation.is_inherited()
     }
 
-    pub(crate) fn register<D: Detector>(
-        this: &Arc<Self>,
-        detector: D,
-        mut registration: Registration,
-        policy: Option<Box<dyn Policy>>,
-    ) -> Result<Handle<D>, RegisterError> {
-        if this.is_inherited() {
-            return Err(RegisterError::ServerClosed);
-        }
-        let panicked = |error: WaitError| RegisterError::Panicked { message: error.to_string() };
-        let methods = caught("methods", || detector.methods()).map_err(panicked)?;
-        let arming = caught("arming", || detector.arming()).map_err(panicked)?;
-        if methods.is_empty() {
-            return Err(RegisterError::NoMethod);
-        }
-        let signal = if methods.contains(Methods::SIGNAL) {
-            let signal = caught("signal", || detector.signal()).map_err(panicked)?;
-            Some(signal.ok_or(RegisterError::NoSignal)?)
-        } else {
-            None
-        };
-        let policy = policy.or_else(|| registration.policy.take());
-        let policy = policy.unwrap_or_else(|| Box::new(this.default_policy));
-        let history = History::default();
-        let situation = this.situation(this.now(), methods, &history, 0);
-        if let Ok(Decision { strategy, .. }) = caught("decide", || policy.decide(&situation))
-            && !strategies(this.flavor, methods).allow(strategy)
-        {
-            return Err(RegisterError::Unsupported { strategy: strategy.to_string() });
-        }
-        let address = this.reserve()?;
-        let listener = signal.map(|_| Listener::new(address));
-        let site = Site::new(this, address, listener.clone());
-        let inner = Inner::new(detector, (methods, arming), registration, policy, (this, site));
-        let inner = Arc::new(inner);
-        {
-            let mut table = lock(&this.table);
-            let handle: Arc<dyn Registered> = Arc::<Inner<D>>::clone(&inner);
-            // Gone, if the server was closed since the row was reserved.
-            let Some(row) = table.rows.get_mut(address.index as usize) else {
-                drop(table);
-                return Err(RegisterError::ServerClosed);
-            };
-            row.handle = Some(handle);
-        }
-        this.table_changed();
-        // Before the detector can ask for the signal, which may end the process as long as nobody
-        // listens.
-        let listening = match (signal, &listener) {
-            (Some(signal), Some(listener)) => Listening::begin(this, listener, signal).map(Some),
-            _ => Ok(None),
-        };
-        let attached = listening.and_then(|listening| {
-            inner.attach(listening)?;
-            Ok(Handle::new(inner))
-        });
-        if attached.is_err() {
-            this.deregister(address);
-        }
-        // A server that closed meanwhile has not seen this handle.
-        if this.is_closed() {
-            this.deregister(address);
-            return Err(RegisterError::ServerClosed);
-        }
-        attached
-    }
-
-    fn reserve(&self) -> Result<Address, RegisterError> {
+    /// Takes a free row of the table.
+    pub(crate) fn reserve(&self) -> Result<Address, RegisterError> {
         let mut table = lock(&self.table);
         if self.is_closed() {
             return Err(RegisterError::ServerClosed);
@@ -287,7 +207,7 @@ impl Shared {
         handles.iter().map(|handle| handle.report()).collect()
     }
 
-    fn table_changed(&self) {
+    pub(crate) fn table_changed(&self) {
         self.version.fetch_add(1, Ordering::Release);
         self.frequencies_changed();
     }
@@ -310,25 +230,6 @@ impl Shared {
         self.next_look.swap(next, Ordering::SeqCst);
         if self.frequencies_changed.load(Ordering::SeqCst) {
             self.next_look.store(0, Ordering::Relaxed);
-        }
-    }
-
-    /// Makes sure that the host does not sleep past the deadline. Another one that sleeps is not woken for what this thread will see
-    /// by itself. Called after the detector has taken the
-    /// request, so that the driver, which raises both words before it asks the detectors, either finds it
-    /// there or is followed by this.
-    pub(crate) fn publish_deadline(&self, due: Due) {
-        let (soft, hard) = (due.soft.as_nanos(), due.hard.as_nanos());
-        // Most are later than what is known. A load that sees a lower word has happened before the driver
-        // raised it; then the handle's lock, which the driver takes after that, has shown it the request.
-        if soft < self.next_due.load(Ordering::Relaxed) {
-            self.next_due.fetch_min(soft, Ordering::SeqCst);
-        }
-        if hard < self.next_deadline.load(Ordering::Relaxed)
-            && self.word.lower(&self.next_deadline, hard)
-            && !self.leave_deadline_here()
-        {
-            self.unpark();
         }
     }
 
@@ -417,5 +318,31 @@ impl Shared {
             drop(rows);
         }
         batch.wake_all();
+    }
+}
+
+impl Home for Shared {
+    fn is_inherited(&self) -> bool {
+        self.is_inherited()
+    }
+
+    fn watch(
+        &self,
+        descriptor: RawFd,
+        address: Address,
+        key: u32,
+        interest: Interest,
+    ) -> io::Result<()> {
+        self.gate.watch(descriptor, address, key, interest)?;
+        self.watches(address);
+        Ok(())
+    }
+
+    fn unwatch(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        self.gate.unwatch(descriptor)
+    }
+
+    fn ring(&self, address: Address) {
+        self.ring(address);
     }
 }

@@ -4,8 +4,8 @@
 //!  handler, on any thread               host
 //!  ──────────────────────               ────
 //!  Listener: count, raise  ──┐
-//!  Signals: any raised     ──┼──▶ park word ──▶ next switch, or out of the wait point
-//!  ring                    ──┘                   Signals::collect ──▶ poll the handle
+//!  Raised: any raised      ──┼──▶ park word ──▶ next switch, or out of the wait point
+//!  ring                    ──┘                   Raised::collect ───▶ poll the handle
 //! ```
 //!
 //! Handlers are process-wide and belong to `signal-hook-registry`, which calls several actions and a
@@ -26,58 +26,8 @@ use std::{io, mem, ptr};
 
 use signal_hook_registry::{SigId, register, unregister};
 
-use super::{shared::Shared, wait_point::Address};
-use crate::{
-    error::RegisterError,
-    sync::{
-        Arc, Mutex, lock,
-        signal_safe::{AtomicBool, AtomicU64, Ordering},
-    },
-};
-
-/// What the handlers have raised for one server.
-#[derive(Default)]
-pub(crate) struct Signals {
-    /// Some listener is raised. Written by handlers after the listener's own flag; taken by the driver.
-    is_any_raised: AtomicBool,
-    listeners: Mutex<Vec<Arc<Listener>>>,
-}
-
-/// What a handler knows of one handle.
-#[derive(Debug)]
-pub(crate) struct Listener {
-    address: Address,
-    /// Raised by handlers (release) before they ring; taken by the driver (acquire) before its poll.
-    is_raised: AtomicBool,
-    /// Written by handlers, before `is_raised`.
-    arrivals: AtomicU64,
-}
-
-impl Listener {
-    pub(crate) fn new(address: Address) -> Arc<Self> {
-        let (is_raised, arrivals) = (AtomicBool::new(false), AtomicU64::new(0));
-        Arc::new(Self { address, is_raised, arrivals })
-    }
-
-    /// Returns how often the signal arrived since the registration.
-    pub(crate) fn arrivals(&self) -> u64 {
-        self.arrivals.load(Ordering::Acquire)
-    }
-}
-
-impl Signals {
-    /// Appends the handles whose signal arrived since the last call.
-    pub(crate) fn collect(&self, addresses: &mut Vec<Address>) {
-        if !self.is_any_raised.load(Ordering::Relaxed)
-            || !self.is_any_raised.swap(false, Ordering::AcqRel)
-        {
-            return;
-        }
-        let listeners = lock(&self.listeners);
-        let raised = listeners.iter().filter(|one| one.is_raised.swap(false, Ordering::AcqRel));
-        addresses.extend(raised.map(|listener| listener.address));
-    }
-}
+use super::shared::Shared;
+use crate::{detector::Listener, error::RegisterError, sync::Arc};
 
 /// A handle's actions on its signal, removed when this is dropped.
 pub(crate) struct Listening {
@@ -96,7 +46,7 @@ impl Listening {
         if !is_allowed(signal) {
             return Err(RegisterError::ForbiddenSignal { signal });
         }
-        lock(&shared.signals.listeners).push(Arc::clone(listener));
+        shared.raised.add(listener);
         let (shared, listener) = (Arc::clone(shared), Arc::clone(listener));
         let mut this = Self { shared, listener, actions: [None, None] };
         this.actions[0] = Some(this.act_on(signal, 1).map_err(RegisterError::Signal)?);
@@ -113,9 +63,8 @@ impl Listening {
     fn act_on(&self, signal: i32, arrivals: u64) -> io::Result<SigId> {
         let (shared, listener) = (Arc::clone(&self.shared), Arc::clone(&self.listener));
         let action = move || {
-            listener.arrivals.fetch_add(arrivals, Ordering::Release);
-            listener.is_raised.store(true, Ordering::Release);
-            shared.signals.is_any_raised.store(true, Ordering::Release);
+            listener.hear(arrivals);
+            shared.raised.raise();
             // The ring is a read-modify-write of the word that the driver takes: what was stored
             // before is visible to it. A signal to a forked child does not wake the parent.
             if !shared.is_inherited() && shared.word.ring() {
@@ -139,7 +88,7 @@ impl Drop for Listening {
         for action in self.actions.iter_mut().filter_map(Option::take) {
             unregister(action);
         }
-        lock(&self.shared.signals.listeners).retain(|other| !Arc::ptr_eq(other, &self.listener));
+        self.shared.raised.remove(&self.listener);
     }
 }
 

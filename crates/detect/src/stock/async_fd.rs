@@ -15,8 +15,9 @@ use std::{
 use crate::{
     budget,
     builtin::{Awaited, Direction, Readable, Readiness, Source},
-    server::{EventStream, Handle, Interest, Server, own_point},
-    slot::{Place, Waiter},
+    detector::Interest,
+    request::{Place, Waiter},
+    server::{EventStream, Handle, Server, own_point},
     sync::Arc,
 };
 

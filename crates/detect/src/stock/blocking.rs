@@ -26,9 +26,9 @@
 use std::{collections::VecDeque, fmt, io};
 
 use crate::{
-    detector::{Arming, Detector, Emitted, Key, Methods, Mode, Round, Submitted},
+    detector::{Arming, Blocker, Detector, Emitted, Key, Methods, Mode, Round, Submitted},
     error::RegisterError,
-    server::{Blocker, Handle, Registration, Server},
+    server::{Handle, Registration, Server},
     sync::{Arc, PoisonError, RealGuard, RealMutex},
 };
 

@@ -17,7 +17,8 @@ use thiserror::Error;
 
 use crate::{
     clock::{Clock, Instant, VirtualClock},
-    policy::{Adaptive, Flavor},
+    detector::Flavor,
+    policy::Adaptive,
     server::{Detected, Lookout, Server},
     sync::{Arc, AtomicBool, Mutex, Ordering, lock},
 };

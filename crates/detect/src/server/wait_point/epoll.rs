@@ -21,10 +21,9 @@ use rustix::{
     io::Errno,
 };
 
-use super::{Address, Interest, Routed};
 use crate::{
     clock::{Instant, monotonic_now},
-    detector::{Notice, Ready},
+    detector::{Address, Interest, Notice, Ready},
 };
 
 const WAKE: Token = Token(usize::MAX);
@@ -38,6 +37,13 @@ const EVENTS_MAX: usize = 256;
 /// given up one after another, each sleep would have to. Setting it costs a microsecond, waking up for
 /// nothing some 35 µs of processor time, a hundred times a second at most.
 const FAR: Duration = Duration::from_millis(10);
+
+/// A notice and the address of the handle that it is for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Routed {
+    pub(crate) address: Address,
+    pub(crate) notice: Notice,
+}
 
 /// The side that belongs to the driver.
 pub(crate) struct Epoll {

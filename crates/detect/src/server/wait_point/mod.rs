@@ -10,46 +10,11 @@ use std::{
     os::fd::{BorrowedFd, RawFd},
 };
 
-use crate::{clock::Instant, detector::Notice};
-
-/// A notice and the address of the handle that it is for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Routed {
-    pub(crate) address: Address,
-    pub(crate) notice: Notice,
-}
-
-/// Names a registered handle in the tokens of the wait point: index and generation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Address {
-    /// Below [`HANDLES_MAX`].
-    pub(crate) index: u32,
-    pub(crate) generation: u8,
-}
-
-/// The most handles of one server: an index takes 24 bits of a token.
-pub(crate) const HANDLES_MAX: usize = (1 << 24) - 1;
-
-/// Which edges of a descriptor are watched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "a descriptor has two directions")]
-pub enum Interest {
-    /// It can be read.
-    Readable,
-    /// It can be written.
-    Writable,
-    /// Either.
-    Both,
-}
-
-/// How long the host may sleep.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Timeout {
-    /// Not at all: look and return.
-    Zero,
-    Until(Instant),
-    Never,
-}
+pub(crate) use self::epoll::Routed;
+use crate::{
+    clock::Instant,
+    detector::{Address, Interest},
+};
 
 pub(crate) enum WaitPoint {
     Epoll(epoll::Epoll),

@@ -10,9 +10,8 @@ use std::{
 use super::{At, Harness, Recognised, Rule, SetupError, Trigger, Violation, World, ledger::Ledger};
 use crate::{
     clock::{Clock, Instant, VirtualClock},
-    detector::Detector,
+    detector::{Detector, Flavor},
     error::WaitError,
-    policy::Flavor,
     server::{Detected, Lookout, Server, Wait},
     sync::{Arc, AtomicBool, Ordering},
 };

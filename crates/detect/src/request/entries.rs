@@ -14,13 +14,50 @@
 
 use std::mem;
 
-use super::{Detector, Entry, Phase};
+use super::{key::Mode, slot::Slot};
+use crate::sync::Arc;
+
+/// The index of no entry.
+pub(super) const NIL: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Free,
+    Pending,
+    Cancelling,
+    Ended,
+}
+
+pub(crate) struct Entry<R, E> {
+    pub(super) request: Option<R>,
+    pub(crate) slot: Arc<Slot<E>>,
+    pub(super) generation: u32,
+    pub(super) phase: Phase,
+    pub(crate) mode: Mode,
+    /// Neighbours in the list of pending entries, oldest first.
+    pub(super) previous: u32,
+    pub(super) next: u32,
+}
+
+impl<R, E> Entry<R, E> {
+    pub(super) fn new(generation: u32) -> Self {
+        Self {
+            request: None,
+            slot: Arc::new(Slot::new()),
+            generation,
+            phase: Phase::Free,
+            mode: Mode::Once,
+            previous: NIL,
+            next: NIL,
+        }
+    }
+}
 
 /// So many spare entries are kept, however few are in use.
 const KEPT: usize = 1024;
 
-pub(super) struct Entries<D: Detector> {
-    places: Vec<Option<Box<Entry<D>>>>,
+pub(super) struct Entries<R, E> {
+    places: Vec<Option<Box<Entry<R, E>>>>,
     /// Places with a free entry.
     spare: Vec<u32>,
     /// Places without an entry.
@@ -32,7 +69,7 @@ pub(super) struct Entries<D: Detector> {
     trim_at: usize,
 }
 
-impl<D: Detector> Entries<D> {
+impl<R, E> Entries<R, E> {
     pub(super) const fn new() -> Self {
         Self {
             places: Vec::new(),
@@ -44,7 +81,7 @@ impl<D: Detector> Entries<D> {
     }
 
     /// Returns the entry at `index`, free or not, if there is one.
-    pub(super) fn get(&self, index: u32) -> Option<&Entry<D>> {
+    pub(super) fn get(&self, index: u32) -> Option<&Entry<R, E>> {
         self.places.get(index as usize)?.as_deref()
     }
 
@@ -52,12 +89,12 @@ impl<D: Detector> Entries<D> {
     ///
     /// # Panics
     /// Panics if it is not in use.
-    pub(super) fn used(&mut self, index: u32) -> &mut Box<Entry<D>> {
+    pub(super) fn used(&mut self, index: u32) -> &mut Box<Entry<R, E>> {
         self.places[index as usize].as_mut().expect("invariant: an entry in use is there")
     }
 
     /// Returns all entries that are there, free or not.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Entry<D>)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Entry<R, E>)> {
         (0..).zip(&self.places).filter_map(|(index, place)| Some((index, place.as_deref()?)))
     }
 
@@ -106,7 +143,7 @@ impl<D: Detector> Entries<D> {
         self.places.len() - self.spare.len() - self.vacant.len()
     }
 
-    fn forget(&mut self, entry: Option<Box<Entry<D>>>) {
+    fn forget(&mut self, entry: Option<Box<Entry<R, E>>>) {
         if let Some(entry) = entry {
             self.generation = self.generation.max(entry.generation);
         }
@@ -117,7 +154,7 @@ impl<D: Detector> Entries<D> {
     #[cold]
     fn trim(&mut self) {
         let in_use = self.in_use();
-        let is_free = |place: &Option<Box<Entry<D>>>| {
+        let is_free = |place: &Option<Box<Entry<R, E>>>| {
             place.as_ref().is_none_or(|entry| entry.phase == Phase::Free)
         };
         while self.places.len() > KEPT && self.places.last().is_some_and(is_free) {
@@ -141,7 +178,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::Timers;
+    use crate::clock::Instant;
 
     /// Goal: after a burst of more than 2^20 requests, entries and places are given back, and no key is
     /// used twice. Method: three bursts, which end from the front, from the back, and with one request
@@ -150,7 +187,7 @@ mod tests {
     fn a_burst_is_forgotten() {
         let count: u32 = (1 << 20) + 1000;
         for order in 0..3 {
-            let mut entries = Entries::<Timers>::new();
+            let mut entries = Entries::<Instant, ()>::new();
             let mut ending = Vec::new();
             for _ in 0..count {
                 let index = entries.insert();
@@ -186,7 +223,7 @@ mod tests {
     #[test]
     fn places_are_given_back_by_halves() {
         const COUNT: u32 = 80_000;
-        let mut entries = Entries::<Timers>::new();
+        let mut entries = Entries::<Instant, ()>::new();
         for _ in 0..COUNT {
             let index = entries.insert();
             entries.used(index).phase = Phase::Pending;
@@ -213,12 +250,12 @@ mod tests {
     #[test]
     fn no_more_are_spare_than_used() {
         let kept = u32::try_from(KEPT).expect("few");
-        let mut entries = Entries::<Timers>::new();
+        let mut entries = Entries::<Instant, ()>::new();
         for _ in 0..3 * kept {
             let index = entries.insert();
             entries.used(index).phase = Phase::Pending;
         }
-        let size = |entries: &Entries<Timers>| (entries.iter().count(), entries.vacant.len());
+        let size = |entries: &Entries<Instant, ()>| (entries.iter().count(), entries.vacant.len());
         // In use: twice as many as are kept, then half of that.
         (0..kept).for_each(|index| entries.free(index));
         assert_eq!(size(&entries), (3 * KEPT, 0));
@@ -235,7 +272,7 @@ mod tests {
         /// bursts and ends, against sets.
         #[test]
         fn keys_are_unique(bursts in prop::collection::vec((0usize..6000, 0usize..6000, any::<bool>()), 1..12)) {
-            let mut entries = Entries::<Timers>::new();
+            let mut entries = Entries::<Instant, ()>::new();
             let mut used = Vec::new();
             let mut keys = BTreeSet::new();
             for (begins, ends, is_last_first) in bursts {

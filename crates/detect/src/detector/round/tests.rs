@@ -1,12 +1,12 @@
 //! The requests of one handle without a server: each promise of [`PendingSet`] and [`Round`] alone.
 
-use std::task::{Context, Poll, Wake};
+use std::task::{Context, Poll, Wake, Waker};
 
 use super::*;
 use crate::{
-    detector::Methods,
-    slot::Taken,
-    sync::{AtomicUsize, Ordering},
+    detector::methods::Methods,
+    request::{Cancel, End, Slot, Taken},
+    sync::{Arc, AtomicUsize, Ordering},
 };
 
 /// Counts how often it is dropped.
@@ -60,7 +60,7 @@ impl Wake for Woken {
 }
 
 struct Bench {
-    set: PendingSet<Toy>,
+    set: PendingSet<Asked, u32>,
     batch: Batch,
     drops: Arc<AtomicUsize>,
     woken: Arc<Woken>,
@@ -147,7 +147,7 @@ impl Bench {
 
     /// Returns the pending requests in their order, and checks that all ways to ask say the same.
     fn pending(&mut self) -> Vec<Key> {
-        let pending = Pending::new(&self.set);
+        let pending = Pending::<Toy>::new(&self.set);
         let keys: Vec<Key> = pending.iter().map(|(key, _)| key).collect();
         assert_eq!((pending.len(), pending.is_empty()), (keys.len(), keys.is_empty()));
         let (count, walked) = self.round(1, 1, |round| {
@@ -507,7 +507,7 @@ fn a_panic_costs_the_others_no_wake_up() {
 fn texts_tell_the_counts() {
     let mut bench = Bench::new();
     let keys = [(); 2].map(|()| bench.ask(Mode::Once));
-    assert_eq!(format!("{:?}", Pending::new(&bench.set)), "Pending { len: 2, .. }");
+    assert_eq!(format!("{:?}", Pending::<Toy>::new(&bench.set)), "Pending { len: 2, .. }");
     let text = bench.round(1, 1, |round| {
         assert!(round.complete(keys[0], 1));
         format!("{round:?}")
