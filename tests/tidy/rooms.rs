@@ -172,7 +172,9 @@ impl<'f> Crate<'f> {
                 names.next();
                 at.clear();
             }
-            "self" => drop(names.next()),
+            "self" => {
+                names.next();
+            }
             "super" => {}
             first => {
                 // One name alone is of the module itself, or of none.
@@ -213,8 +215,8 @@ impl<'f> Crate<'f> {
             let Some(import) = &written.import else { continue };
             let Some(all) = written.path.strip_suffix("::*") else { continue };
             let defines = |target: &Target| {
-                let modules = self.modules.values().filter(|module| module.file == target.file);
-                modules.into_iter().any(|module| module.defined.contains(name))
+                let mut modules = self.modules.values();
+                modules.any(|one| one.file == target.file && one.defined.contains(name))
             };
             if import.name == "*"
                 && let Some(target) = self.resolve(at, &format!("{all}::{name}"), depth - 1)
