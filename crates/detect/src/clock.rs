@@ -34,13 +34,6 @@ impl Instant {
         self.0
     }
 
-    /// Returns the present instant of the clock of [`Server::current`](crate::Server::current), or
-    /// of the real clock where no server hosts the caller.
-    #[must_use]
-    pub fn now() -> Self {
-        crate::server::with_current(|server| server.map_or_else(monotonic_now, |s| s.now()))
-    }
-
     /// Returns the time from `earlier` to `self`, or zero if `earlier` is later.
     #[must_use]
     pub const fn saturating_duration_since(self, earlier: Self) -> Duration {
@@ -51,12 +44,6 @@ impl Instant {
     #[must_use]
     pub fn saturating_add(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)))
-    }
-
-    /// Returns the time that has passed since `self` on the clock of the current server.
-    #[must_use]
-    pub fn elapsed(self) -> Duration {
-        Self::now().saturating_duration_since(self)
     }
 }
 
@@ -76,6 +63,15 @@ impl Sub for Instant {
     fn sub(self, earlier: Self) -> Duration {
         self.saturating_duration_since(earlier)
     }
+}
+
+/// How long the host may sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Timeout {
+    /// Not at all: look and return.
+    Zero,
+    Until(Instant),
+    Never,
 }
 
 /// A source of instants.
@@ -157,6 +153,11 @@ pub fn thread_cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     let nanos = u32::try_from(time.tv_nsec).unwrap_or(0);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), nanos)
+}
+
+/// Returns a duration in nanoseconds; the longest are all the same.
+pub(crate) fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -51,69 +51,38 @@
 //!
 //! # What this crate does not do
 //! It knows no tasks and runs none. It does not resolve host names.
-mod async_fd;
-mod awake_host;
-mod blocker;
 pub mod budget;
+mod builtin;
 pub mod clock;
-pub mod conformance;
-mod cost;
 mod detector;
 pub mod docs;
 mod error;
 mod fork;
-mod handle;
-mod history;
-mod host_thread;
-mod idle;
-mod load;
-mod lookout;
 #[cfg(loom)]
 #[doc(hidden)]
 pub mod loom_exports;
-mod metrics;
 pub mod net;
-mod own_point;
-mod park;
-mod pending;
 mod policy;
-mod reactivity;
-mod registered;
+mod request;
 mod server;
-mod shared;
-mod sharing;
-mod signals;
-mod simulation;
-mod site;
-mod slot;
 pub mod stock;
-mod strategies;
 mod sync;
-mod timer;
-mod wait_point;
-mod watch_state;
+mod testing;
 
-pub use async_fd::AsyncFd;
-pub use blocker::Blocker;
+pub use builtin::Timers;
 pub use clock::{Clock, Instant, VirtualClock};
-pub use cost::Costs;
 pub use detector::{
-    Armed, Arming, Cancel, Detector, Emitted, Key, Methods, Mode, Notice, Pending, Ready, Round,
-    Submitted,
+    Armed, Arming, Bell, Blocker, Cancel, Detector, Emitted, Flavor, Interest, Key, Methods, Mode,
+    Notice, Pending, Ready, Round, Site, Submitted,
 };
 pub use error::{RegisterError, WaitError};
-pub use handle::{EventStream, Handle, Registration, Wait};
-pub use history::{History, Stakes};
-pub use host_thread::HostThread;
-pub use load::Load;
-pub use lookout::{Detected, Lookout};
-pub use metrics::{Detection, HandleReport, Snapshot};
-pub use own_point::{Alarm, OwnWaitPoint};
-pub use policy::{Adaptive, Decision, Fixed, Flavor, Frequency, Policy, Situation, Strategy};
-pub use reactivity::Reactivity;
-pub use server::{Entered, NoServer, Server};
-pub use simulation::{Deadlock, Simulated, Simulation};
-pub use site::{Bell, Site};
-pub use strategies::{Strategies, Watch, strategies};
-pub use timer::Timers;
-pub use wait_point::Interest;
+pub use policy::{
+    Adaptive, Costs, Decision, Fixed, Frequency, History, Load, Policy, Reactivity, Situation,
+    Stakes, Strategies, Strategy, Watch, strategies,
+};
+pub use server::{
+    Alarm, Detected, Detection, Entered, EventStream, Handle, HandleReport, HostThread, Lookout,
+    NoServer, OwnWaitPoint, Registration, Server, Snapshot, Wait,
+};
+pub use stock::AsyncFd;
+pub use testing::{Deadlock, Simulated, Simulation, conformance};

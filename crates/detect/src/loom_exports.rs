@@ -6,17 +6,17 @@ use std::{
 };
 
 use crate::{
-    blocker::{self, Blocker},
+    builtin::{Direction, Readable, Source},
     clock::Instant,
-    detector::{Detector, Ready},
+    detector::{Blocker, Detector, Ready},
     error::WaitError,
-    own_point::{self, Place},
-    park,
-    slot::{self, End, Taken, Waiter},
-    stock::{
-        self,
-        readiness::{Direction, Readable, Source},
+    request::{End, Taken, Waiter, slot},
+    server::{
+        helper,
+        own_point::{self, Place},
+        park,
     },
+    stock,
     sync::{AtomicU64, AtomicUsize, Ordering},
 };
 
@@ -251,7 +251,7 @@ impl SleepWord {
 }
 
 /// What a handle and its helper thread share.
-pub struct Control(blocker::Control);
+pub struct Control(helper::Control);
 
 impl fmt::Debug for Control {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -262,7 +262,7 @@ impl fmt::Debug for Control {
 impl Control {
     /// Returns what is shared about a blocking call.
     pub fn new(blocker: Blocker) -> Self {
-        Self(blocker::Control::new(blocker))
+        Self(helper::Control::new(blocker))
     }
 
     /// The host's side: wants a call, if none is under way.

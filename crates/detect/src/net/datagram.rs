@@ -11,8 +11,10 @@ use tokio::io::ReadBuf;
 
 use super::socket::{self, DatagramSocket};
 use crate::{
-    async_fd::AsyncFd, detector::Ready, server::Server, stock::readiness::Direction,
-    wait_point::Interest,
+    builtin::Direction,
+    detector::{Interest, Ready},
+    server::Server,
+    stock::AsyncFd,
 };
 
 /// A socket that carries datagrams: [`UdpSocket`](super::UdpSocket) or

@@ -10,7 +10,7 @@ use super::{
     socket::{self, ListenerSocket},
     stream::Stream,
 };
-use crate::{async_fd::AsyncFd, budget, server::Server, stock::readiness::Direction};
+use crate::{budget, builtin::Direction, server::Server, stock::AsyncFd};
 
 /// A socket that brings connections: [`TcpListener`](super::TcpListener) or
 /// [`UnixListener`](super::UnixListener).

@@ -15,7 +15,9 @@ use rustix::{
 };
 
 use crate::{
-    async_fd::AsyncFd, detector::Ready, stock::readiness::Direction, wait_point::Interest,
+    builtin::Direction,
+    detector::{Interest, Ready},
+    stock::AsyncFd,
 };
 
 /// A socket of the standard library, of one of the kinds that there are asynchronous ones of. Sealed.

@@ -20,13 +20,11 @@ use super::{
     socket::{self, StreamSocket},
 };
 use crate::{
-    async_fd::AsyncFd,
-    detector::Ready,
-    handle::Handle,
-    server::Server,
-    stock::readiness::{Direction, Readiness},
+    builtin::{Direction, Readiness},
+    detector::{Interest, Ready},
+    server::{Handle, Server},
+    stock::AsyncFd,
     sync::Arc,
-    wait_point::Interest,
 };
 
 /// A connection: [`TcpStream`](super::TcpStream) or [`UnixStream`](super::UnixStream).

@@ -12,7 +12,7 @@ use super::{
     datagram::Datagram,
     socket::{DatagramSocket, Socket, sealed::Sealed},
 };
-use crate::{server::Server, stock::readiness::Direction};
+use crate::{builtin::Direction, server::Server};
 
 /// A UDP socket. What it shares with Unix ones is at [`Datagram`].
 pub type UdpSocket = Datagram<std::net::UdpSocket>;

@@ -26,11 +26,9 @@
 use std::{collections::VecDeque, fmt, io};
 
 use crate::{
-    blocker::Blocker,
-    detector::{Arming, Detector, Emitted, Key, Methods, Mode, Round, Submitted},
+    detector::{Arming, Blocker, Detector, Emitted, Key, Methods, Mode, Round, Submitted},
     error::RegisterError,
-    handle::{Handle, Registration},
-    server::Server,
+    server::{Handle, Registration, Server},
     sync::{Arc, PoisonError, RealGuard, RealMutex},
 };
 

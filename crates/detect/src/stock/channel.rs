@@ -8,11 +8,9 @@ use std::{collections::VecDeque, fmt, io};
 use crossbeam::channel::{self, TryRecvError, TrySendError};
 
 use crate::{
-    detector::{Arming, Detector, Emitted, Key, Methods, Mode, Round, Submitted},
+    detector::{Arming, Bell, Detector, Emitted, Key, Methods, Mode, Round, Site, Submitted},
     error::RegisterError,
-    handle::{Handle, Registration},
-    server::Server,
-    site::{Bell, Site},
+    server::{Handle, Registration, Server},
     sync::Arc,
 };
 

@@ -3,11 +3,9 @@
 use std::io;
 
 use crate::{
-    detector::{Arming, Detector, Key, Methods, Mode, Round, Submitted},
+    detector::{Arming, Bell, Detector, Key, Methods, Mode, Round, Site, Submitted},
     error::RegisterError,
-    handle::{Handle, Registration},
-    server::Server,
-    site::{Bell, Site},
+    server::{Handle, Registration, Server},
     sync::{Arc, AtomicU64, Ordering},
 };
 

@@ -2,11 +2,14 @@
 //! block, io_uring. Timers stand in
 //! [`Timers`](crate::Timers).
 
+mod async_fd;
 pub mod blocking;
 pub mod channel;
 pub mod doorbell;
-pub mod readiness;
 pub mod signal;
 pub mod signal_io;
 #[cfg(feature = "uring")]
 pub mod uring;
+
+pub use self::async_fd::AsyncFd;
+pub use crate::builtin::readiness;

@@ -34,11 +34,9 @@
 use std::{fmt, io};
 
 use crate::{
-    detector::{Arming, Detector, Emitted, Key, Methods, Mode, Round, Submitted},
+    detector::{Arming, Detector, Emitted, Key, Methods, Mode, Round, Site, Submitted},
     error::RegisterError,
-    handle::{Handle, Registration},
-    server::Server,
-    site::Site,
+    server::{Handle, Registration, Server},
 };
 
 /// A POSIX signal that may be waited for.

@@ -42,12 +42,12 @@ use std::{
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{readiness::Direction, signal::SignalKind};
+use super::signal::SignalKind;
 use crate::{
+    builtin::{Direction, ready_of},
     detector::{Arming, Detector, Key, Methods, Mode, Pending, Ready, Round, Submitted},
     error::RegisterError,
-    handle::{Handle, Registration},
-    server::Server,
+    server::{Handle, Registration, Server},
     sync::Arc,
 };
 
@@ -110,25 +110,6 @@ const fn wanted(direction: Direction) -> PollFlags {
         Direction::Read => PollFlags::IN.union(PollFlags::RDHUP),
         Direction::Write => PollFlags::OUT,
     }
-}
-
-/// What `poll(2)` found, as the bits of a readiness.
-pub(crate) fn ready_of(found: PollFlags) -> Ready {
-    let mut ready = Ready::NONE;
-    for (flags, bits) in [
-        (PollFlags::IN, Ready::READABLE),
-        (PollFlags::OUT, Ready::WRITABLE),
-        (PollFlags::RDHUP, Ready::READ_CLOSED),
-        (PollFlags::HUP, Ready::READ_CLOSED.union(Ready::WRITE_CLOSED)),
-        (PollFlags::ERR, Ready::ERROR),
-        // Closed behind our back: the operation that follows says so.
-        (PollFlags::NVAL, Ready::ERROR),
-    ] {
-        if found.intersects(flags) {
-            ready = ready | bits;
-        }
-    }
-    ready
 }
 
 /// Asks once, without waiting.

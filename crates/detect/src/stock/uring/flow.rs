@@ -21,7 +21,7 @@ use super::{
     kernel::ProvidedBuffer,
     operation::{Action, Completion, Kind, Move},
 };
-use crate::pending::{Key, Mode};
+use crate::detector::{Key, Mode};
 
 /// One request, from its submission to its end.
 #[derive(Debug)]

@@ -70,9 +70,7 @@ use self::{
 };
 use crate::{
     clock::Instant,
-    detector::{Armed, Cancel, Detector, Key, Methods, Mode, Round, Submitted},
-    site::Site,
-    wait_point::Interest,
+    detector::{Armed, Cancel, Detector, Interest, Key, Methods, Mode, Round, Site, Submitted},
 };
 
 /// The detector of io_uring completions: see the [module](self).

@@ -11,8 +11,8 @@ use std::{
 use io_uring::types::BufRingEntry;
 
 use crate::{
+    detector::Bell,
     fork::ForkGeneration,
-    site::Bell,
     sync::{Arc, AtomicU16, Mutex, Ordering, lock},
 };
 

@@ -14,7 +14,7 @@ use super::{
     },
     buffers::{Pool, ProvidedBuffer},
 };
-use crate::{pending::Key, sync::Arc};
+use crate::{detector::Key, sync::Arc};
 
 /// The one group of provided buffers of a ring.
 const GROUP: u16 = 0;

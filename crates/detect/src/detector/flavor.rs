@@ -1,0 +1,25 @@
+//! How the scheduler works that a server is for.
+
+use std::fmt;
+
+/// How the host of a server schedules its tasks [bouge02, §3.3].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_enums, reason = "there are these three")]
+pub enum Flavor {
+    /// One kernel thread runs every task. A blocking call would stop them all.
+    UserLevel,
+    /// Many tasks over a few kernel threads.
+    Hybrid,
+    /// Each task has a kernel thread of its own.
+    KernelLevel,
+}
+
+impl fmt::Display for Flavor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::UserLevel => "user-level",
+            Self::Hybrid => "hybrid",
+            Self::KernelLevel => "kernel-level",
+        })
+    }
+}

@@ -1,0 +1,90 @@
+//! What is announced of a watched descriptor.
+
+use std::ops::BitOr;
+
+/// One announcement from the wait point for a watched descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Notice {
+    /// The key under which the detector watched the descriptor.
+    pub key: u32,
+    /// What the descriptor became ready for.
+    pub ready: Ready,
+}
+
+/// What a descriptor is ready for: a set of bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Ready(u8);
+
+impl Ready {
+    /// Nothing.
+    pub const NONE: Self = Self(0);
+    /// A read will not block.
+    pub const READABLE: Self = Self(1);
+    /// A write will not block.
+    pub const WRITABLE: Self = Self(2);
+    /// The peer will send no more.
+    pub const READ_CLOSED: Self = Self(4);
+    /// The peer will read no more.
+    pub const WRITE_CLOSED: Self = Self(8);
+    /// Urgent data is there.
+    pub const PRIORITY: Self = Self(16);
+    /// The descriptor has an error to report.
+    pub const ERROR: Self = Self(32);
+    /// All that can end the wait of a reader.
+    pub const FOR_READ: Self = Self(1 | 4 | 32);
+    /// All that can end the wait of a writer.
+    pub const FOR_WRITE: Self = Self(2 | 8 | 32);
+
+    /// Returns whether `self` and `other` have a bit in common.
+    #[must_use]
+    pub const fn intersects(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    /// Returns the bits of both.
+    #[must_use]
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Returns the bits of `self` that `other` has too.
+    #[must_use]
+    pub const fn intersection(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// Returns whether no bit is set.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    pub(crate) const fn bits(self) -> u8 {
+        self.0
+    }
+
+    pub(crate) const fn from_bits(bits: u8) -> Self {
+        Self(bits)
+    }
+}
+
+impl BitOr for Ready {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        self.union(other)
+    }
+}
+
+/// Which edges of a descriptor are watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "a descriptor has two directions")]
+pub enum Interest {
+    /// It can be read.
+    Readable,
+    /// It can be written.
+    Writable,
+    /// Either.
+    Both,
+}

@@ -1,0 +1,258 @@
+//! What was seen of one handle so far: the ground on which a policy decides.
+
+use std::time::Duration;
+
+use crate::clock::{Instant, nanos};
+
+/// What is at stake when a host has nothing to run: it may poll for a while first, or sleep at once.
+///
+/// Both in the same currency, nanoseconds of processor time; what a delay is worth in it, the
+/// policy says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "policies must be able to make one")]
+pub struct Stakes {
+    /// How long to poll first. It should not be longer than what a sleep costs: see
+    /// [`History::spin_balance`].
+    pub spin: Duration,
+    /// What sleeping and waking cost.
+    pub sleep: Duration,
+}
+
+/// How an event was found that came while the host had nothing to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// By polling: the time is exact.
+    Awake,
+    /// The event ended a sleep: the time includes that of waking up, which takes about so long.
+    Asleep { wake_delay: Duration },
+}
+
+/// Rounds, hits and times of one handle.
+///
+/// Averages are exponential with weight 1/8 for the newest value.
+///
+/// # What polling first would have paid
+/// A policy bets on the time between the moment at which the host has nothing to run and the event;
+/// the time between two events says little about that, since it contains the host's own delay. The
+/// history keeps the account of the bet, [`spin_balance`](Self::spin_balance): what polling first has
+/// saved or would have saved, minus what it has cost or would have cost.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct History {
+    rounds: u64,
+    hits: u64,
+    events: u64,
+    first_round: Option<Instant>,
+    last_event: Option<Instant>,
+    /// Nanoseconds from one round with events to the next, an average.
+    event_interval_ns: u64,
+    intervals: u64,
+    /// Nanoseconds from an idle host to an event, an average.
+    idle_wait_ns: u64,
+    idle_waits: u64,
+    /// What one poll takes, an average of those that were measured.
+    poll_cost_ns: u64,
+    spin_hits: u64,
+    spin_misses: u64,
+    spin_balance_ns: i64,
+}
+
+/// The balance lies within so many costs of a sleep: what was long ago does not count.
+const BALANCE_SLEEPS_MAX: i64 = 4;
+
+/// A sleep that ended with an event within so many costs of a sleep may have been short in truth.
+const DOUBTFUL_SLEEPS: u64 = 4;
+
+/// So many doubtful sleeps buy one attempt to poll first.
+const DOUBTS: u64 = 32;
+
+impl History {
+    /// Returns how many rounds of detection ran.
+    #[must_use]
+    pub const fn rounds(&self) -> u64 {
+        self.rounds
+    }
+
+    /// Returns how many rounds found an event.
+    #[must_use]
+    pub const fn hits(&self) -> u64 {
+        self.hits
+    }
+
+    /// Returns how many events were found.
+    #[must_use]
+    pub const fn events(&self) -> u64 {
+        self.events
+    }
+
+    /// Returns the average time between two rounds with events, once there were two.
+    #[must_use]
+    pub fn event_interval(&self) -> Option<Duration> {
+        (self.intervals > 0).then(|| Duration::from_nanos(self.event_interval_ns))
+    }
+
+    /// Returns the time since the last event, or since the first round while there was none.
+    #[must_use]
+    pub fn idle(&self, now: Instant) -> Duration {
+        self.last_event.or(self.first_round).map_or(Duration::ZERO, |last| now - last)
+    }
+
+    /// Returns the average time from the moment at which the host had nothing to run to the event,
+    /// once there was one; without the delay of waking up, as far as that is known.
+    #[must_use]
+    pub fn idle_wait(&self) -> Option<Duration> {
+        (self.idle_waits > 0).then(|| Duration::from_nanos(self.idle_wait_ns))
+    }
+
+    /// Returns what one poll costs on average, once one was measured. Only polls that the strategy
+    /// asks for are.
+    #[must_use]
+    pub fn poll_cost(&self) -> Option<Duration> {
+        (self.poll_cost_ns > 0).then(|| Duration::from_nanos(self.poll_cost_ns))
+    }
+
+    /// Returns how often the host polled before a sleep and found an event of this handle in time.
+    #[must_use]
+    pub const fn spin_hits(&self) -> u64 {
+        self.spin_hits
+    }
+
+    /// Returns how often the host polled before a sleep for this handle in vain.
+    #[must_use]
+    pub const fn spin_misses(&self) -> u64 {
+        self.spin_misses
+    }
+
+    /// Returns what polling before each sleep would have saved lately, in nanoseconds of the
+    /// [`Stakes`]; negative where it would have cost more than it saved.
+    ///
+    /// Whoever polls first while this is positive, and sleeps at once otherwise, pays at most twice
+    /// what the better of both would have paid, plus one sleep, if [`Stakes::spin`] is at most
+    /// [`Stakes::sleep`]. In short: against sleeping always, since a poll in vain costs no more than
+    /// the sleep that follows. Against polling always: what is paid too much are the sleeps with a
+    /// negative balance that polling would have spared; each of them raises the balance by as much,
+    /// and only polls in vain, which polling always pays as well, lower it.
+    ///
+    /// # Source
+    /// [spin91, §3] for the wait that costs at most twice the best. *Deviation:* there, each wait is
+    /// decided by itself; the balance spares the polls in vain where events are far apart.
+    #[must_use]
+    pub const fn spin_balance(&self) -> i64 {
+        self.spin_balance_ns
+    }
+
+    /// Takes note of an event that came `waited` after the host had nothing to run. Returns whether
+    /// the balance has changed its sign.
+    pub(crate) fn record_idle(&mut self, waited: Duration, found: Found, stakes: &Stakes) -> bool {
+        let (seen, spin, sleep) = (nanos(waited), nanos(stakes.spin), nanos(stakes.sleep));
+        let waited = match found {
+            Found::Awake => seen,
+            Found::Asleep { wake_delay } => {
+                let delay = nanos(wake_delay);
+                if seen < delay / 4 {
+                    // It was there already: nobody slept, whatever was decided.
+                    return false;
+                }
+                seen.saturating_sub(delay)
+            }
+        };
+        self.idle_wait_ns = match self.idle_waits {
+            0 => waited,
+            _ => self.idle_wait_ns - self.idle_wait_ns / 8 + waited / 8,
+        };
+        self.idle_waits += 1;
+        if found == Found::Awake && waited <= spin {
+            self.spin_hits += 1;
+        }
+        let doubtful = sleep.saturating_mul(DOUBTFUL_SLEEPS);
+        if spin == 0 {
+            false
+        } else if waited <= spin {
+            self.settle(signed(sleep.saturating_sub(waited)), sleep)
+        } else if found != Found::Awake && waited <= doubtful && self.spin_balance_ns <= 0 {
+            // The delay of waking up may be larger than is known. An attempt will show.
+            self.settle(signed(spin / DOUBTS).max(1), sleep)
+        } else {
+            self.settle(-signed(spin), sleep)
+        }
+    }
+
+    /// Takes note that the host polled for this handle in vain, and sleeps now. Returns whether the
+    /// balance has changed its sign.
+    pub(crate) fn record_spin_miss(&mut self, stakes: &Stakes) -> bool {
+        self.spin_misses += 1;
+        self.settle(-signed(nanos(stakes.spin)), nanos(stakes.sleep))
+    }
+
+    fn settle(&mut self, amount: i64, sleep: u64) -> bool {
+        let before = self.spin_balance_ns;
+        let limit = signed(sleep).saturating_mul(BALANCE_SLEEPS_MAX);
+        self.spin_balance_ns = before.saturating_add(amount).clamp(-limit, limit);
+        (before > 0) != (self.spin_balance_ns > 0)
+    }
+
+    /// Takes note of what one poll took.
+    pub(crate) fn record_poll_cost(&mut self, cost: Duration) {
+        let cost = nanos(cost);
+        self.poll_cost_ns = match self.poll_cost_ns {
+            0 => cost,
+            before => before - before / 8 + cost / 8,
+        };
+    }
+
+    /// Takes note of one round.
+    pub fn record(&mut self, now: Instant, event_count: usize) {
+        self.rounds += 1;
+        self.first_round.get_or_insert(now);
+        if event_count == 0 {
+            return;
+        }
+        self.hits += 1;
+        self.events += event_count as u64;
+        if let Some(last) = self.last_event.replace(now) {
+            let interval = nanos(now - last);
+            self.event_interval_ns = match self.intervals {
+                0 => interval,
+                _ => self.event_interval_ns - self.event_interval_ns / 8 + interval / 8,
+            };
+            self.intervals += 1;
+        }
+    }
+}
+
+fn signed(nanos: u64) -> i64 {
+    i64::try_from(nanos).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a handle is idle from its first round on, also before any event. Method: two rounds.
+    #[test]
+    fn idle_before_the_first_event() {
+        let mut history = History::default();
+        assert_eq!(history.idle(Instant::from_nanos(5)), Duration::ZERO);
+        history.record(Instant::from_nanos(10), 0);
+        history.record(Instant::from_nanos(20), 0);
+        assert_eq!(history.idle(Instant::from_nanos(50)), Duration::from_nanos(40));
+    }
+
+    /// Goal: the average converges to a steady interval. Method: a burst, then a steady train.
+    #[test]
+    fn the_interval_converges() {
+        let mut history = History::default();
+        let mut now = Instant::from_nanos(0);
+        for _ in 0..10 {
+            now = now + Duration::from_nanos(100);
+            history.record(now, 1);
+        }
+        for _ in 0..100 {
+            now = now + Duration::from_micros(80);
+            history.record(now, 2);
+            history.record(now + Duration::from_micros(1), 0);
+        }
+        let interval = history.event_interval().expect("events were recorded");
+        assert!(interval > Duration::from_micros(79) && interval <= Duration::from_micros(80));
+        assert_eq!((history.rounds(), history.hits(), history.events()), (210, 110, 210));
+    }
+}

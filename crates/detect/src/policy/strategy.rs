@@ -1,0 +1,110 @@
+//! What the server does for one handle.
+
+use std::{fmt, time::Duration};
+
+use crate::detector::Methods;
+
+/// How often a handle is polled while tasks run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Frequency {
+    /// Once every so many task switches, at least 1: the paper's unit [bouge02, §3.1].
+    Switches(u32),
+    /// At the first switch after so much time. The better unit where switches are not alike.
+    Time(Duration),
+}
+
+/// What the server does to see the events of one handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Strategy {
+    /// Checks every request by itself at each poll ("naive polling").
+    CheckEach {
+        /// When to poll while tasks run; with nothing to run, the server polls as often as `Time`
+        /// says, or without pause for `Switches`.
+        every: Frequency,
+    },
+    /// Polls for all requests with one call ("enhanced polling").
+    PollGroup {
+        /// As in [`CheckEach`](Self::CheckEach).
+        every: Frequency,
+    },
+    /// Sleeps until the detector announces an event; while tasks run, looks at the announcements
+    /// every `every`.
+    Sleep {
+        /// When to look for announcements while tasks run.
+        every: Frequency,
+    },
+    /// Polls for up to `spin` before it sleeps.
+    PollThenSleep {
+        /// When to look while tasks run.
+        every: Frequency,
+        /// How long to poll with nothing to run before sleeping.
+        spin: Duration,
+    },
+    /// Lets a kernel thread block in [`Detector::block`](crate::Detector::block).
+    Block,
+    /// Waits for the signal that [`Detector::signal`](crate::Detector::signal) names.
+    Signal,
+}
+
+impl Strategy {
+    /// Returns whether a detector with `methods` can be watched so by a scheduler of `flavor`.
+    #[must_use]
+    pub const fn is_offered_by(self, methods: Methods) -> bool {
+        match self {
+            Self::CheckEach { .. } => methods.contains(Methods::CHECK),
+            Self::PollGroup { .. } => methods.can_poll(),
+            Self::Sleep { .. } => methods.contains(Methods::NOTIFY),
+            Self::PollThenSleep { .. } => methods.contains(Methods::NOTIFY),
+            Self::Block => methods.contains(Methods::BLOCK),
+            Self::Signal => methods.contains(Methods::SIGNAL),
+        }
+    }
+
+    /// Returns how often to look while tasks run.
+    #[must_use]
+    pub const fn every(self) -> Option<Frequency> {
+        match self {
+            Self::CheckEach { every }
+            | Self::PollGroup { every }
+            | Self::Sleep { every }
+            | Self::PollThenSleep { every, .. } => Some(every),
+            Self::Block | Self::Signal => None,
+        }
+    }
+
+    /// Returns whether the server must look by itself, because nothing will be announced.
+    #[must_use]
+    pub const fn is_polling(self) -> bool {
+        matches!(self, Self::CheckEach { .. } | Self::PollGroup { .. })
+    }
+
+    /// Returns how long to poll before a sleep.
+    #[must_use]
+    pub const fn spin(self) -> Duration {
+        match self {
+            Self::PollThenSleep { spin, .. } => spin,
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// Returns the strategy's name, the label of its counters.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::CheckEach { .. } => "check-each",
+            Self::PollGroup { .. } => "poll-group",
+            Self::Sleep { .. } => "sleep",
+            Self::PollThenSleep { .. } => "poll-then-sleep",
+            Self::Block => "block",
+            Self::Signal => "signal",
+        }
+    }
+}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

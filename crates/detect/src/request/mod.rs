@@ -1,0 +1,10 @@
+//! What waits: the requests of one handle, and the slots in which their waiters find the events.
+
+mod entries;
+mod key;
+mod set;
+pub(crate) mod slot;
+
+pub use key::{Cancel, Key, Mode};
+pub(crate) use set::{PendingSet, Trash};
+pub(crate) use slot::{End, Place, Slot, Taken, Waiter};

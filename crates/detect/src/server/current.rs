@@ -1,0 +1,105 @@
+//! The server that is current on a thread, and its clock.
+
+use std::{cell::RefCell, fmt, io, marker::PhantomData, mem, time::Duration};
+
+use thiserror::Error;
+
+use super::{Server, handle::Handle};
+use crate::{
+    builtin::Timers,
+    clock::{Instant, monotonic_now},
+    sync::thread_local,
+};
+
+/// There is no detection server where the caller runs.
+#[derive(Clone, Copy, Debug, Error)]
+#[error(
+    "no detection server hosts this task: run it in a vigie runtime, or make a server with \
+     `Server::spawn_thread` and `enter` it"
+)]
+#[non_exhaustive]
+pub struct NoServer;
+
+impl From<NoServer> for io::Error {
+    fn from(error: NoServer) -> Self {
+        Self::new(io::ErrorKind::NotConnected, error)
+    }
+}
+
+impl Server {
+    /// Returns the server that hosts the running task, or that this thread has
+    /// [entered](Self::enter).
+    ///
+    /// # Errors
+    /// [`NoServer`] if there is none.
+    pub fn current() -> Result<Self, NoServer> {
+        with_current(|server| server.cloned()).ok_or(NoServer)
+    }
+
+    /// Returns the [timers](Self::timers) of the [current](Self::current) server.
+    ///
+    /// # Errors
+    /// [`NoServer`] if there is none.
+    pub fn current_timers() -> Result<Handle<Timers>, NoServer> {
+        with_current(|server| server.map(|server| server.timers().clone())).ok_or(NoServer)
+    }
+
+    /// Makes this the [current](Self::current) server of the thread until the guard is dropped.
+    pub fn enter(&self) -> Entered {
+        let previous = CURRENT.with(|current| current.borrow_mut().replace(self.clone()));
+        Entered { previous, _not_send: PhantomData }
+    }
+}
+
+impl Instant {
+    /// Returns the present instant of the clock of [`Server::current`](crate::Server::current), or
+    /// of the real clock where no server hosts the caller.
+    #[must_use]
+    pub fn now() -> Self {
+        with_current(|server| server.map_or_else(monotonic_now, |s| s.now()))
+    }
+
+    /// Returns the time that has passed since `self` on the clock of the current server.
+    #[must_use]
+    pub fn elapsed(self) -> Duration {
+        Self::now().saturating_duration_since(self)
+    }
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Server>> = const { RefCell::new(None) };
+}
+
+/// Calls `f` with the current server, if there is one. `f` must not enter another.
+pub(crate) fn with_current<T>(f: impl FnOnce(Option<&Server>) -> T) -> T {
+    let mut f = Some(f);
+    let mut call = |server: Option<&Server>| (f.take().expect("invariant: called once"))(server);
+    match CURRENT.try_with(|current| call(current.borrow().as_ref())) {
+        Ok(value) => value,
+        // The thread is ending and its variables are gone.
+        Err(_) => call(None),
+    }
+}
+
+/// Keeps a server [current](Server::current) on this thread.
+#[must_use = "the server is current only until this is dropped"]
+pub struct Entered {
+    previous: Option<Server>,
+    /// The guard must be dropped on the thread that it was made on.
+    _not_send: PhantomData<*mut ()>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        let previous = self.previous.take();
+        // The server may be dropped by this, and its detectors with it: outside the borrow.
+        let left = CURRENT.try_with(|current| mem::replace(&mut *current.borrow_mut(), previous));
+        drop(left);
+    }
+}
+
+impl fmt::Debug for Entered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Entered").finish_non_exhaustive()
+    }
+}

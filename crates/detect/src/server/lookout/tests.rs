@@ -1,0 +1,75 @@
+//! What a look brings, and how long a host may sleep: by hand, in virtual time.
+
+use std::{
+    future::Future,
+    pin::{Pin, pin},
+    task::{Context, Waker},
+    time::Duration,
+};
+
+use super::*;
+use crate::{Clock, Flavor, Server, VirtualClock, server::inner::REST_AFTER};
+
+/// Goal: what is over ends no sleep, and what is left does. Method: in virtual time, a host with two timers makes
+/// ready for a sleep, after the earlier one was given up, and then the other one too.
+#[test]
+fn a_deadline_that_is_over_ends_no_sleep() {
+    let server = Server::new_virtual(Flavor::UserLevel, Arc::new(VirtualClock::new()))
+        .expect("a virtual server");
+    let (mut lookout, timers) = (server.lookout(), server.timers());
+    let at = |millis| Instant::from_nanos(0) + Duration::from_millis(millis);
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut sleep = || {
+        // The first one of all may be ended by handles that are new.
+        let _ = lookout.detect();
+        lookout.prepare().expect("nothing has come")
+    };
+    {
+        let mut late = pin!(timers.wait(at(9)));
+        assert!(late.as_mut().poll(&mut cx).is_pending());
+        {
+            let mut early = pin!(timers.wait(at(2)));
+            assert!(early.as_mut().poll(&mut cx).is_pending());
+            assert_eq!(sleep(), Some(at(2)));
+        }
+        assert_eq!(sleep(), Some(at(9)));
+        let mut again = pin!(timers.wait(at(5)));
+        assert!(again.as_mut().poll(&mut cx).is_pending());
+        assert_eq!(sleep(), Some(at(5)), "it is lowered again");
+    }
+    assert_eq!(sleep(), None);
+}
+
+/// Goal: of many timers that are due at once, a look fires some, the tasks that it has woken run before the next one,
+/// and a host without tasks does not wait for it. Method: a thousand timers in virtual time; how many have fired
+/// after each look, and when the next one is due.
+#[test]
+fn timers_fire_a_few_at_a_time() {
+    let (clock, due) = (Arc::new(VirtualClock::new()), Duration::from_millis(1));
+    let server = Server::new_virtual(Flavor::UserLevel, Arc::clone(&clock) as Arc<_>)
+        .expect("a virtual server");
+    let (mut lookout, timers) = (server.lookout(), server.timers());
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut waits: Vec<_> = (0..1_000).map(|_| timers.wait(Instant::from_nanos(0) + due)).collect();
+    assert!(waits.iter_mut().all(|wait| Pin::new(wait).poll(&mut cx).is_pending()));
+    let _ = lookout.detect();
+    clock.advance(due + REST_AFTER);
+    let mut left = timers.pending_count();
+    let mut fire = |lookout: &mut Lookout| {
+        let _ = lookout.detect();
+        let before = mem::replace(&mut left, timers.pending_count());
+        before - left
+    };
+    let few = fire(&mut lookout);
+    assert!((1..=100).contains(&few), "{few}");
+    for _ in 0..3 {
+        assert!(!lookout.is_due(clock.now()), "those that have fired go first");
+        assert_eq!(lookout.prepare(), Ok(Some(clock.now())), "nobody sleeps meanwhile");
+        clock.advance(REST_AFTER);
+        assert!(lookout.is_due(clock.now()));
+        assert_eq!(fire(&mut lookout), few);
+    }
+    while few == fire(&mut lookout) {}
+    assert_eq!(timers.pending_count(), 0);
+    assert_eq!(lookout.prepare(), Ok(None));
+}

@@ -1,0 +1,44 @@
+//! What the handlers of POSIX signals have raised, until the driver takes it.
+
+use crate::{
+    detector::{Address, Listener},
+    sync::{
+        Arc, Mutex, lock,
+        signal_safe::{AtomicBool, Ordering},
+    },
+};
+
+/// What the handlers have raised for one server.
+#[derive(Default)]
+pub(crate) struct Raised {
+    /// Some listener is raised. Written by handlers after the listener's own flag; taken by the driver.
+    is_any_raised: AtomicBool,
+    listeners: Mutex<Vec<Arc<Listener>>>,
+}
+
+impl Raised {
+    pub(crate) fn add(&self, listener: &Arc<Listener>) {
+        lock(&self.listeners).push(Arc::clone(listener));
+    }
+
+    pub(crate) fn remove(&self, listener: &Arc<Listener>) {
+        lock(&self.listeners).retain(|other| !Arc::ptr_eq(other, listener));
+    }
+
+    /// Says that some listener is raised. Async-signal-safe: one atomic write.
+    pub(crate) fn raise(&self) {
+        self.is_any_raised.store(true, Ordering::Release);
+    }
+
+    /// Appends the handles whose signal arrived since the last call.
+    pub(crate) fn collect(&self, addresses: &mut Vec<Address>) {
+        if !self.is_any_raised.load(Ordering::Relaxed)
+            || !self.is_any_raised.swap(false, Ordering::AcqRel)
+        {
+            return;
+        }
+        let listeners = lock(&self.listeners);
+        let raised = listeners.iter().filter(|listener| listener.take_raised());
+        addresses.extend(raised.map(|listener| listener.address()));
+    }
+}

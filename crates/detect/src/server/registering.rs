@@ -1,0 +1,82 @@
+//! How a detector gets its place at a server.
+
+use super::{
+    handle::Handle, inner::Inner, registered::Registered, registration::Registration,
+    shared::Shared, signals::Listening,
+};
+use crate::{
+    detector::{Detector, Listener, Methods, Site},
+    error::{RegisterError, WaitError, caught},
+    policy::{Decision, History, Policy, strategies},
+    sync::{Arc, Weak, lock},
+};
+
+/// Registers a detector, with `policy` or that of the registration or the server's.
+pub(crate) fn register<D: Detector>(
+    shared: &Arc<Shared>,
+    detector: D,
+    mut registration: Registration,
+    policy: Option<Box<dyn Policy>>,
+) -> Result<Handle<D>, RegisterError> {
+    if shared.is_inherited() {
+        return Err(RegisterError::ServerClosed);
+    }
+    let panicked = |error: WaitError| RegisterError::Panicked { message: error.to_string() };
+    let methods = caught("methods", || detector.methods()).map_err(panicked)?;
+    let arming = caught("arming", || detector.arming()).map_err(panicked)?;
+    if methods.is_empty() {
+        return Err(RegisterError::NoMethod);
+    }
+    let signal = if methods.contains(Methods::SIGNAL) {
+        let signal = caught("signal", || detector.signal()).map_err(panicked)?;
+        Some(signal.ok_or(RegisterError::NoSignal)?)
+    } else {
+        None
+    };
+    let policy = policy.or_else(|| registration.policy.take());
+    let policy = policy.unwrap_or_else(|| Box::new(shared.default_policy));
+    let history = History::default();
+    let situation = shared.situation(shared.now(), methods, &history, 0);
+    if let Ok(Decision { strategy, .. }) = caught("decide", || policy.decide(&situation))
+        && !strategies(shared.flavor(), methods).allow(strategy)
+    {
+        return Err(RegisterError::Unsupported { strategy: strategy.to_string() });
+    }
+    let address = shared.reserve()?;
+    let listener = signal.map(|_| Listener::new(address));
+    let home: Weak<Shared> = Arc::downgrade(shared);
+    let clock = (shared.clock().clone(), shared.flavor());
+    let site = Site::new(home, clock, address, listener.clone());
+    let inner = Inner::new(detector, (methods, arming), registration, policy, (shared, site));
+    let inner = Arc::new(inner);
+    {
+        let mut table = lock(&shared.table);
+        let handle: Arc<dyn Registered> = Arc::<Inner<D>>::clone(&inner);
+        // Gone, if the server was closed since the row was reserved.
+        let Some(row) = table.rows.get_mut(address.index as usize) else {
+            drop(table);
+            return Err(RegisterError::ServerClosed);
+        };
+        row.handle = Some(handle);
+    }
+    shared.table_changed();
+    // Before the detector can ask for the signal, which may end the process as long as nobody
+    // listens.
+    let listening = match (signal, &listener) {
+        (Some(signal), Some(listener)) => Listening::begin(shared, listener, signal).map(Some),
+        _ => Ok(None),
+    };
+    let attached = listening.and_then(|listening| {
+        inner.attach(listening)?;
+        Ok(Handle::new(inner))
+    });
+    if attached.is_err() {
+        shared.deregister(address);
+    }
+    // A server that closed meanwhile has not seen this handle.
+    if shared.is_closed() {
+        shared.deregister(address);
+        return Err(RegisterError::ServerClosed);
+    }
+    attached
+}

@@ -1,0 +1,59 @@
+//! How a detector is registered.
+
+use crate::policy::Policy;
+
+/// The most requests of one handle: their indices leave room for one that is none.
+pub(crate) const PENDING_MAX: usize = 1 << 31;
+
+/// How a detector is registered.
+///
+/// # Source
+/// [bouge02, §2.2]: `thread_IO_registration_t`.
+#[derive(Debug)]
+#[must_use = "a registration does nothing before it is given to `Server::register`"]
+pub struct Registration {
+    pub(crate) name: &'static str,
+    pub(crate) policy: Option<Box<dyn Policy>>,
+    pub(crate) max_pending: usize,
+    pub(crate) stream_capacity: usize,
+    pub(crate) batch: usize,
+}
+
+impl Registration {
+    /// Returns a registration under a name that metrics and traces show.
+    pub const fn named(name: &'static str) -> Self {
+        Self { name, policy: None, max_pending: 1 << 20, stream_capacity: 1024, batch: 256 }
+    }
+
+    /// Sets who chooses the strategy. Default [`Adaptive`](crate::Adaptive).
+    pub fn policy(mut self, policy: impl Policy) -> Self {
+        self.policy = Some(Box::new(policy));
+        self
+    }
+
+    /// Sets how many requests may be pending at once, 1 to 2^31; more are refused with
+    /// [`WaitError::TooManyPending`](crate::WaitError::TooManyPending). Default 2^20.
+    pub fn max_pending(mut self, count: usize) -> Self {
+        self.max_pending = count.clamp(1, PENDING_MAX);
+        self
+    }
+
+    /// Sets how many events of one stream wait for their waiter, at least 1; then the detector has to
+    /// hold them back. Default 1024.
+    pub fn stream_capacity(mut self, events: usize) -> Self {
+        self.stream_capacity = events.max(1);
+        self
+    }
+
+    /// Sets after how many events a round leaves the rest to the next one, at least 1. Default 256.
+    pub fn batch(mut self, events: usize) -> Self {
+        self.batch = events.max(1);
+        self
+    }
+}
+
+impl Default for Registration {
+    fn default() -> Self {
+        Self::named("detector")
+    }
+}

@@ -1,0 +1,16 @@
+//! The registered detectors by their addresses.
+
+use super::registered::Registered;
+use crate::sync::Arc;
+
+#[derive(Default)]
+pub(crate) struct Table {
+    pub(crate) rows: Vec<Row>,
+    pub(crate) free: Vec<u32>,
+}
+
+#[derive(Clone, Default)]
+pub(crate) struct Row {
+    pub(crate) generation: u8,
+    pub(crate) handle: Option<Arc<dyn Registered>>,
+}

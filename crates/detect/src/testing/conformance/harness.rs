@@ -1,0 +1,218 @@
+//! What the suite needs of an implementation, and may expect of it.
+
+use std::error::Error;
+
+use crate::{
+    clock::{Instant, VirtualClock},
+    detector::Detector,
+    server::{Handle, Server},
+    sync::Arc,
+};
+
+/// Makes an event happen, once, on whatever thread calls it.
+pub type Trigger = Box<dyn FnOnce() + Send>;
+
+/// What a factory may fail with.
+pub type SetupError = Box<dyn Error + Send + Sync>;
+
+/// What the suite needs of an implementation: its requests, and a way to make its events happen.
+///
+/// Requests and events are numbered from 0. The suite makes events happen in the order of their
+/// numbers and leaves none out. It makes each request at most once (where events are
+/// [shared](Delivery::Shared), the number of a request says nothing and may come again), in any order,
+/// before or after the event of the same number, and drops some before their event. Each case starts with a harness of its
+/// own. A trigger may be called after the server was shut down; requests and triggers are made before.
+pub trait Harness: Sized + 'static {
+    /// The implementation.
+    type Detector: Detector;
+
+    /// The hosts on which it works. Default both.
+    const HOSTS: Hosts = Hosts::Both;
+
+    /// Returns the handle of the detector, registered at the server of the [`World`].
+    fn handle(&self) -> &Handle<Self::Detector>;
+
+    /// Makes request number `index`.
+    fn request(&mut self, index: usize) -> <Self::Detector as Detector>::Request;
+
+    /// Makes event number `index` happen when it is called: it has happened once the call returns.
+    fn trigger(&mut self, index: usize) -> Trigger;
+
+    /// Tells which event it is that request number `request` got, and uses it up: what a program
+    /// would read, it reads.
+    fn recognise(
+        &mut self,
+        request: usize,
+        event: <Self::Detector as Detector>::Event,
+    ) -> Recognised;
+
+    /// Tells what the suite may expect. Default [`Profile::addressed`].
+    fn profile(&self) -> Profile {
+        Profile::addressed()
+    }
+
+    /// Returns the time at which event `index` happens by itself, for detectors of time, whose
+    /// [`trigger`](Self::trigger) moves the clock there. Default none.
+    fn happens_at(&self, index: usize) -> Option<Instant> {
+        let _ = index;
+        None
+    }
+
+    /// Makes the request of a stream; `None`, the default, if it has no streams worth a trial.
+    fn stream_request(&mut self) -> Option<<Self::Detector as Detector>::Request> {
+        None
+    }
+
+    /// Makes event number `index` of the stream happen. Default [`trigger`](Self::trigger).
+    fn stream_trigger(&mut self, index: usize) -> Trigger {
+        self.trigger(index)
+    }
+
+    /// Tells which events of the stream it is, and uses them up. Default
+    /// [`recognise`](Self::recognise) as request 0.
+    fn recognise_stream(&mut self, event: <Self::Detector as Detector>::Event) -> Recognised {
+        self.recognise(0, event)
+    }
+
+    /// Makes the stream end when it is called; `None`, the default, if it never does.
+    fn end_stream(&mut self) -> Option<Trigger> {
+        None
+    }
+
+    /// Reports on the memory of requests, for detectors whose kernel or device writes to it: the
+    /// harness's device looks whether what it writes to is still there. Default none.
+    fn memory(&self) -> Option<Memory> {
+        None
+    }
+}
+
+/// Where a harness lives: what a factory gets.
+#[derive(Clone, Debug)]
+pub struct World {
+    server: Server,
+    clock: Option<Arc<VirtualClock>>,
+    seed: u64,
+}
+
+impl World {
+    pub(super) fn new(server: Server, clock: Option<Arc<VirtualClock>>, seed: u64) -> Self {
+        Self { server, clock, seed }
+    }
+
+    /// Returns the server to register the detector at.
+    #[must_use]
+    pub const fn server(&self) -> &Server {
+        &self.server
+    }
+
+    /// Returns the clock of a virtual host, or `None` on a real one.
+    #[must_use]
+    pub const fn clock(&self) -> Option<&Arc<VirtualClock>> {
+        self.clock.as_ref()
+    }
+
+    /// Returns the seed that all chance of a harness must come from.
+    #[must_use]
+    pub const fn seed(&self) -> u64 {
+        self.seed
+    }
+}
+
+/// The hosts on which a detector works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "there are two kinds of hosts")]
+pub enum Hosts {
+    /// Only where time is virtual.
+    Virtual,
+    /// Only where descriptors can be watched.
+    Real,
+    /// Both.
+    Both,
+}
+
+/// What an event turned out to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "implementers must be able to return every case")]
+pub enum Recognised {
+    /// These, in this order: more than one where the detector merges events.
+    Events(Vec<usize>),
+    /// One event that looks like any other.
+    Unmarked,
+    /// Nothing that has happened, and how that is seen: memory that came back as the server ended.
+    Nothing(String),
+    /// The announcement that no event will follow.
+    End,
+}
+
+/// Which request an event is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "an event is for one request, or for any")]
+pub enum Delivery {
+    /// Event `i` is for request `i`.
+    Addressed,
+    /// Any event is for any request: whoever waits first.
+    Shared,
+}
+
+/// What becomes of an event whose waiter left without taking it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "it is kept or it is not")]
+pub enum Unclaimed {
+    /// It is lost with the waiter.
+    Dropped,
+    /// Another request gets it: see [`Detector::unclaimed`].
+    Returned,
+}
+
+/// What the suite may expect of a detector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a profile says something only to the suite"]
+pub struct Profile {
+    pub(super) delivery: Delivery,
+    pub(super) unclaimed: Unclaimed,
+    pub(super) stream_capacity: usize,
+    pub(super) index_count_max: usize,
+}
+
+impl Profile {
+    /// Event `i` is for request `i`; what a waiter leaves is dropped.
+    pub const fn addressed() -> Self {
+        Self {
+            delivery: Delivery::Addressed,
+            unclaimed: Unclaimed::Dropped,
+            stream_capacity: 1024,
+            index_count_max: 512,
+        }
+    }
+
+    /// Any event is for any request.
+    pub const fn shared(unclaimed: Unclaimed) -> Self {
+        Self { delivery: Delivery::Shared, unclaimed, ..Self::addressed() }
+    }
+
+    /// Sets the capacity that the handle was registered with
+    /// ([`Registration::stream_capacity`](crate::Registration::stream_capacity)). Default 1024.
+    pub const fn stream_capacity(mut self, events: usize) -> Self {
+        self.stream_capacity = events;
+        self
+    }
+
+    /// Sets how many requests and events one harness can make, at least 40: a bound on the
+    /// descriptors that it needs. Default 512.
+    pub const fn index_count_max(mut self, count: usize) -> Self {
+        self.index_count_max = count;
+        self
+    }
+}
+
+/// The memory of requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "implementers must be able to make one")]
+pub struct Memory {
+    /// Requests whose memory is not freed yet.
+    pub live: usize,
+    /// Of these, how many the kernel or a device may write to at this moment.
+    pub in_flight: usize,
+    /// How many were freed although the kernel or a device could still write to them.
+    pub freed_in_flight: usize,
+}

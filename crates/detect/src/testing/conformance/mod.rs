@@ -1,0 +1,82 @@
+//! The conformance suite: tries the [contract](crate::Detector#contract) of
+//! [`Detector`](crate::Detector) on any implementation.
+//!
+//! An implementer writes a [`Harness`]: it makes the detector, its requests and its events. Then
+//! [`check`] does with them what a program, a kernel and bad luck may do, and answers with a [`Report`]
+//! or with the first [`Violation`]:
+//!
+//! - *step by step*, as its own host: an event before the wait, after it, exactly between arming and
+//!   sleep; many requests in random order; cancellation at every point; polls with nothing pending;
+//!   streams, their back-pressure and their end; shutdown with requests pending and in flight;
+//! - *walks*: random sequences of all that, drawn from a seed, against an oracle;
+//! - *simulated*, for detectors that need no descriptor: tasks in virtual time, one seed after the
+//!   other, one run in eight twice to see that both leave the same trace;
+//! - *stressed*, on a host thread with a second thread that makes the events happen.
+//!
+//! All chance comes from one seed, which a violation names: `SIM_SEED` replays it.
+//!
+//! # Limits
+//! That no callback blocks (rule 1) is not looked for: a callback that waits for its own handle hangs
+//! the suite, as it would hang a server.
+//!
+//! # Examples
+//! The tutorial [`docs::write_a_detector`](crate::docs::write_a_detector) ends with a harness.
+
+mod cases;
+mod harness;
+mod ledger;
+mod simulated;
+mod stage;
+mod streams;
+mod stress;
+mod suite;
+mod violation;
+mod walk;
+
+pub use harness::{
+    Delivery, Harness, Hosts, Memory, Profile, Recognised, SetupError, Trigger, Unclaimed, World,
+};
+use suite::Suite;
+pub use suite::{Options, Report};
+pub use violation::{At, Rule, Violation};
+
+/// Tries the contract on the detector that `factory` makes, with [`Options::from_env`].
+///
+/// # Errors
+/// The first [`Violation`] that is seen.
+pub fn check<H: Harness>(
+    factory: &mut impl FnMut(&World) -> Result<H, SetupError>,
+) -> Result<Report, Violation> {
+    check_with(&Options::from_env(), factory)
+}
+
+/// Like [`check`], with options.
+///
+/// # Errors
+/// The first [`Violation`] that is seen.
+pub fn check_with<H: Harness>(
+    options: &Options,
+    factory: &mut impl FnMut(&World) -> Result<H, SetupError>,
+) -> Result<Report, Violation> {
+    let mut suite = Suite { options, factory, report: Report::default() };
+    let (is_virtual, is_real) = (H::HOSTS != Hosts::Real, H::HOSTS != Hosts::Virtual);
+    for (host, runs) in [(stage::Host::Virtual, is_virtual), (stage::Host::Real, is_real)] {
+        if runs {
+            suite.cases(host)?;
+            suite.streams(host)?;
+            suite.walks(host)?;
+        }
+    }
+    if is_virtual {
+        suite.simulations()?;
+    } else {
+        suite.report.skipped.push(("simulation", "the detector needs a real host"));
+    }
+    if is_real && options.stress_waits > 0 {
+        suite.stress()?;
+    } else {
+        suite.report.skipped.push(("stress", "the detector needs virtual time, or none is wanted"));
+    }
+    suite.report.seeds = options.seeds.end - options.seeds.start;
+    Ok(suite.report)
+}

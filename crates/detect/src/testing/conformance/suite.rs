@@ -1,0 +1,88 @@
+//! One run of the suite: what it is asked for, and what it has tried.
+
+use std::{env, fmt, ops::Range, time::Duration};
+
+/// How thoroughly to look.
+#[derive(Clone, Debug)]
+#[must_use = "options do nothing before they are given to `check_with`"]
+pub struct Options {
+    pub(super) seeds: Range<u64>,
+    pub(super) guard: Duration,
+    pub(super) stress_waits: usize,
+}
+
+impl Options {
+    /// Takes the seeds from the environment: `SIM_SEED` (default 0) is the first one, `SIM_RUNS` their
+    /// number (default 64, or 1 if `SIM_SEED` is given). What is not a number is taken for not given.
+    pub fn from_env() -> Self {
+        let number = |name| env::var(name).ok().and_then(|text| text.trim().parse::<u64>().ok());
+        let seed = number("SIM_SEED");
+        let default = if seed.is_some() { 1 } else { 64 };
+        let runs = number("SIM_RUNS").unwrap_or(default).max(1);
+        let first = seed.unwrap_or(0);
+        Self {
+            seeds: first..first.saturating_add(runs),
+            guard: Duration::from_secs(10),
+            stress_waits: 1000,
+        }
+    }
+
+    /// Sets the seeds.
+    pub const fn seeds(mut self, seeds: Range<u64>) -> Self {
+        self.seeds = seeds;
+        self
+    }
+
+    /// Sets after how much real time an event counts as lost. Default 10 s. Conforming detectors never
+    /// use it up, and in virtual time nothing does.
+    pub const fn guard(mut self, guard: Duration) -> Self {
+        self.guard = guard;
+        self
+    }
+
+    /// Sets how many waits the stress on two threads makes; zero leaves it out. Default 1000.
+    pub const fn stress_waits(mut self, count: usize) -> Self {
+        self.stress_waits = count;
+        self
+    }
+}
+
+/// What was tried, and held.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Report {
+    /// The cases, each under the host that it ran on.
+    pub cases: Vec<(&'static str, &'static str)>,
+    /// Cases that this detector gives no ground for, and why.
+    pub skipped: Vec<(&'static str, &'static str)>,
+    /// Waits and streams that were begun.
+    pub waits: u64,
+    /// Events that were delivered.
+    pub events: u64,
+    /// Waits that were dropped before their end.
+    pub cancelled: u64,
+    /// Seeds that were run.
+    pub seeds: u64,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} cases held: {} waits, {} events, {} cancelled, {} seeds; {} cases skipped",
+            self.cases.len(),
+            self.waits,
+            self.events,
+            self.cancelled,
+            self.seeds,
+            self.skipped.len()
+        )
+    }
+}
+
+/// One run of the suite.
+pub(super) struct Suite<'a, F> {
+    pub(super) options: &'a Options,
+    pub(super) factory: &'a mut F,
+    pub(super) report: Report,
+}

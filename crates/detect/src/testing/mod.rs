@@ -1,0 +1,6 @@
+//! Servers in virtual time, and the suite that tries detectors.
+
+pub mod conformance;
+mod simulation;
+
+pub use simulation::{Deadlock, Simulated, Simulation};
