@@ -9,9 +9,8 @@ use std::{collections::VecDeque, io, panic::Location, time::Duration};
 use crate::{
     context,
     handle::Handle,
-    join::JoinHandle,
     sync::{Arc, Condvar, PoisonError, RealGuard, RealMutex, thread},
-    task_cell::{self, LiveTasks, Runnable},
+    task_cell::{self, JoinHandle, LiveTasks, Runnable},
 };
 
 pub(crate) struct BlockingPool {

@@ -14,9 +14,9 @@ use vigie_detect::{
 
 use crate::{
     handle::Handle,
-    kind::Kind,
     lane::{self, Credit, SharedCredit},
     sync::{Arc, thread_local},
+    task_cell::Kind,
 };
 
 thread_local! {

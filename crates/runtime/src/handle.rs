@@ -9,10 +9,9 @@ use crate::{
     blocking_pool::BlockingPool,
     context,
     flavor::{hybrid, kernel_level, user_level},
-    join::JoinHandle,
     metrics::Metrics,
     sync::Arc,
-    task_cell::Label,
+    task_cell::{JoinHandle, Label},
 };
 
 /// A reference to a runtime, for spawning from anywhere. It does not keep the runtime running: tasks

@@ -9,9 +9,9 @@ use crate::{
     builder::RuntimeBuilder,
     flavor::{hybrid, kernel_level, user_level},
     handle::{Handle, Scheduler},
-    join::JoinHandle,
     metrics::{self, MetricsSocket, ServeError},
     sync::thread,
+    task_cell::JoinHandle,
 };
 
 /// Runs tasks. Dropping it cancels all of them and waits for its threads, and for closures on blocking

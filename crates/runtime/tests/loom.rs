@@ -19,20 +19,22 @@ use loom::{
     thread,
 };
 
-#[path = "../src/alarm.rs"]
-mod alarm;
 #[path = "../src/flavor/hybrid/baton.rs"]
 mod baton;
 #[path = "../src/sync.rs"]
 mod door;
-#[path = "../src/idle.rs"]
-mod idle;
 #[path = "../src/lane/mod.rs"]
 mod lane;
 #[path = "../src/flavor/hybrid/order.rs"]
 mod order;
-#[path = "../src/parker.rs"]
-mod parker;
+#[path = "../src/parking"]
+mod parking {
+    pub(crate) use super::timerfd;
+
+    pub(crate) mod alarm;
+    pub(crate) mod idle;
+    pub(crate) mod parker;
+}
 #[path = "../src/flavor/hybrid/seat.rs"]
 mod seat;
 #[path = "loom"]
@@ -108,11 +110,10 @@ mod task_cell {
 }
 
 /// The kernel's part, replaced.
-use supervision::{kernel_help, thread_state, timerfd};
+use supervision::{kernel_help, timerfd};
 
-use idle::Idle;
 use lane::{ComputeQueue, Rank};
-use parker::Parker;
+use parking::{idle::Idle, parker::Parker};
 
 /// The door of the modules, with fences that a model can take away.
 mod sync {

@@ -30,13 +30,12 @@ use crate::{
     builder::Options,
     context,
     handle::{Handle, Scheduler},
-    join::JoinHandle,
     panics::contained,
     sync::{
         Arc, AtomicBool, OnceLock, Ordering, PoisonError, RealGuard, RealMutex, thread,
         thread_local,
     },
-    task_cell::{self, Label, LiveTasks, Runnable},
+    task_cell::{self, JoinHandle, Label, LiveTasks, Runnable},
 };
 
 pub(crate) struct Shared {

@@ -25,8 +25,6 @@ use crate::{
     builder::Options,
     context,
     handle::{Handle, Scheduler},
-    join::JoinHandle,
-    kind::Kind,
     lane::{Cause, Lane, Rank, Ranked, Share, SharedCredit},
     metrics::{Counters, Hogs, Metrics, Sampler, ThreadMetrics, foreign_ready_time},
     panics::contained,
@@ -34,7 +32,7 @@ use crate::{
         Arc, AtomicBool, Ordering, PoisonError, RealGuard, RealMutex, TryLockError, fence, thread,
         thread_local,
     },
-    task_cell::{self, Label, LiveTasks, Runnable},
+    task_cell::{self, JoinHandle, Kind, Label, LiveTasks, Runnable},
 };
 
 pub(crate) struct Shared {

@@ -47,27 +47,22 @@ use self::{
 };
 use super::user_level::drop_task;
 use crate::{
-    alarm::Alarm,
     blocking_pool::BlockingPool,
     builder::{BuildError, Options},
     context,
     handle::{Handle, Scheduler},
-    idle::Idle,
-    join::JoinHandle,
-    kernel_help::{self, HogTimer},
-    kind::Kind,
+    kernel_help::{self, HogTimer, thread_state},
     lane::{Cause, ComputeQueue, Rank, SharedCredit},
     metrics::{
         Counters, Hogs, Metrics, ReserveCounters, Sampler, ThreadMetrics, foreign_ready_time,
     },
-    parker::Parker,
+    parking::{alarm::Alarm, idle::Idle, parker::Parker},
     sync::{
         Arc, AtomicBool, AtomicCell, AtomicUsize, Ordering, Weak,
         thread::{self, Thread},
         thread_local,
     },
-    task_cell::{self, Label, LiveTasks, Runnable},
-    thread_state,
+    task_cell::{self, JoinHandle, Kind, Label, LiveTasks, Runnable},
 };
 
 pub(crate) struct Shared {

@@ -1,6 +1,6 @@
 //! The thread that sees when nobody watches, or when threads sleep inside polls, and calls others.
 //!
-//! It never runs a task, so that nothing can hold it. It sleeps on an [`Alarm`](crate::alarm::Alarm) that
+//! It never runs a task, so that nothing can hold it. It sleeps on an [`Alarm`](crate::parking::alarm::Alarm) that
 //! threads keep ahead of themselves while they switch, so that it rings only if a poll is long while
 //! nobody watches, or while tasks wait behind it. Then it looks at the seats, calls an idle worker or
 //! reserve threads, and goes on looking while there is reason to.
@@ -19,8 +19,8 @@ use crate::{
     context,
     handle::{Handle, Scheduler},
     kernel_help,
-    kind::Kind,
     sync::{Arc, Ordering},
+    task_cell::Kind,
 };
 
 pub(super) struct Supervisor {

@@ -11,9 +11,8 @@ use crate::{
     context,
     flavor::user_level,
     handle::{Handle, NoRuntime, Scheduler},
-    join::JoinHandle,
     sync::Arc,
-    task_cell::Label,
+    task_cell::{JoinHandle, Label},
 };
 
 /// Spawns a task in the runtime of the running one.

@@ -7,10 +7,8 @@
 
 use std::{io, time::Duration};
 
-use crate::{
-    sync::{AtomicU64, Ordering},
-    timerfd::Timer,
-};
+use super::timerfd::Timer;
+use crate::sync::{AtomicU64, Ordering};
 
 pub(crate) struct Alarm {
     /// Seen from outside by a model alone.

@@ -12,10 +12,10 @@ use std::{
 
 use thiserror::Error;
 
+use super::{Outcome, TaskInfo};
 use crate::{
     refusal::{self, Resource},
     sync::{Mutex, lock},
-    task_cell::{Outcome, TaskInfo},
 };
 
 /// The handle of a task: awaits its result, or aborts it. Dropping it lets the task go on by itself.

@@ -11,6 +11,10 @@
 
 #![expect(unsafe_code, reason = "the future borrows the information beside it: task-1")]
 
+mod join;
+pub(crate) mod kind;
+mod live_tasks;
+
 use std::{
     any::Any,
     future::Future,
@@ -22,13 +26,13 @@ use std::{
 
 use pin_project_lite::pin_project;
 
+pub use self::join::{JoinError, JoinHandle};
+use self::live_tasks::Membership;
+pub(crate) use self::{kind::Kind, live_tasks::LiveTasks};
 use crate::{
     context::{self, Charge, EndedPoll},
     flavor::hybrid,
-    join::JoinHandle,
-    kind::Kind,
     lane::{Account, Credit, Early, Trust},
-    live_tasks::Membership,
     panics::contained,
     sync::{
         Arc, AtomicBool, Ordering,
@@ -36,8 +40,6 @@ use crate::{
         thread::{self, ThreadId},
     },
 };
-
-pub(crate) use crate::live_tasks::LiveTasks;
 
 /// A task that is ready to be polled.
 pub(crate) type Runnable = async_task::Runnable<TaskInfo>;

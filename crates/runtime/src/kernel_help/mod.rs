@@ -23,6 +23,7 @@
 
 mod slice;
 mod task_clock;
+pub(crate) mod thread_state;
 
 use std::{
     ffi::{c_int, c_void},
