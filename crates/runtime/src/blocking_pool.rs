@@ -7,8 +7,7 @@
 use std::{collections::VecDeque, io, panic::Location, time::Duration};
 
 use crate::{
-    context,
-    handle::Handle,
+    context::Enter,
     sync::{Arc, Condvar, PoisonError, RealGuard, RealMutex, thread},
     task_cell::{self, JoinHandle, LiveTasks, Runnable},
 };
@@ -45,7 +44,7 @@ impl BlockingPool {
     pub(crate) fn spawn<T, F>(
         pool: &Arc<Self>,
         site: &'static Location<'static>,
-        runtime: Handle,
+        runtime: impl Enter,
         work: F,
     ) -> JoinHandle<T>
     where
@@ -73,7 +72,7 @@ impl BlockingPool {
     ///
     /// # Errors
     /// Why there is no thread at all: the closure is cancelled then.
-    fn enqueue(self: &Arc<Self>, runnable: Runnable, runtime: &Handle) -> io::Result<()> {
+    fn enqueue(self: &Arc<Self>, runnable: Runnable, runtime: &impl Enter) -> io::Result<()> {
         let mut state = self.lock();
         if state.is_shutdown {
             drop(state);
@@ -115,8 +114,8 @@ impl BlockingPool {
         Ok(())
     }
 
-    fn run(&self, runtime: Handle) {
-        let _entered = context::enter(runtime);
+    fn run(&self, runtime: impl Enter) {
+        let _entered = runtime.enter();
         let mut state = self.lock();
         loop {
             if let Some(runnable) = state.queue.pop_front() {

@@ -39,7 +39,11 @@ mod parking {
 mod seat;
 #[path = "loom"]
 mod hybrid {
-    pub(crate) use super::reserves::{Shared, worker};
+    pub(crate) use super::reserves::worker;
+
+    pub(crate) mod shared {
+        pub(crate) use crate::reserves::Shared;
+    }
 
     #[path = "../../src/flavor/hybrid/reserve.rs"]
     pub(crate) mod reserve;
@@ -54,7 +58,7 @@ mod supervision;
 mod whole;
 
 /// What the modules name of others, and no model looks at.
-mod metrics {
+mod measure {
     use std::{panic::Location, sync::Arc, time::Duration};
 
     pub(crate) struct CurrentPoll {

@@ -72,7 +72,7 @@ fn with_kernel<T>(ask: impl FnOnce(&Kernel) -> T) -> T {
 }
 
 /// What the modules name of others, and no run looks at.
-mod metrics {
+mod measure {
     use std::{panic::Location, sync::Arc, time::Duration};
 
     pub(crate) struct CurrentPoll {

@@ -8,7 +8,6 @@ use std::{
 };
 
 use crate::{
-    context,
     flavor::user_level,
     handle::{Handle, NoRuntime, Scheduler},
     sync::Arc,
@@ -26,7 +25,7 @@ where
     F::Output: Send + 'static,
 {
     let site = Location::caller();
-    context::with_current(|handle| found(handle).spawn_at(site.into(), future))
+    Handle::with_current(|handle| found(handle).spawn_at(site.into(), future))
 }
 
 /// Spawns a task that stays on this thread, and so need not be `Send`: user-level flavor only.
@@ -52,7 +51,7 @@ where
     F: Future + 'static,
     F::Output: 'static,
 {
-    context::with_current(|handle| match &found(handle).scheduler {
+    Handle::with_current(|handle| match &found(handle).scheduler {
         Scheduler::UserLevel(shared) if user_level::runs_here(Some(&**shared)) => {
             user_level::spawn_local(shared, label, future)
         }
@@ -71,7 +70,7 @@ where
     F: FnOnce() -> T + Send + 'static,
 {
     let site = Location::caller();
-    context::with_current(|handle| found(handle).spawn_blocking_at(site, work))
+    Handle::with_current(|handle| found(handle).spawn_blocking_at(site, work))
 }
 
 /// Spawns tasks that have a name, by which [metrics](crate::metrics) and events tell of them.
@@ -118,7 +117,7 @@ impl Builder {
         F::Output: Send + 'static,
     {
         let label = self.label(Location::caller());
-        context::with_current(|handle| found(handle).spawn_at(label, future))
+        Handle::with_current(|handle| found(handle).spawn_at(label, future))
     }
 
     /// Spawns a task in the runtime of `handle`, from anywhere.

@@ -12,7 +12,7 @@ use std::{
 
 use thiserror::Error;
 
-use super::{Outcome, TaskInfo};
+use super::{info::TaskInfo, outcome::Outcome};
 use crate::{
     refusal::{self, Resource},
     sync::{Mutex, lock},

@@ -7,7 +7,7 @@ use vigie_detect::Instant;
 
 use crate::{
     kernel_help::{self, HogTimer, thread_state},
-    metrics::CurrentPoll,
+    measure::CurrentPoll,
     sync::{AtomicBool, AtomicCell, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
     task_cell::{LiveTasks, TaskInfo},
 };

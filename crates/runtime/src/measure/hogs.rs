@@ -8,12 +8,12 @@ use std::{
 
 use vigie_detect::Instant;
 
-use super::LongPoll;
+use super::readings::LongPoll;
 use crate::{
-    context::EndedPoll,
     lane::Lane,
     panics::contained,
     sync::{Arc, PoisonError, RealGuard, RealMutex},
+    task_cell::poll::EndedPoll,
 };
 
 /// How many quanta make a hog of a long poll: no page fault takes so long.

@@ -3,15 +3,13 @@
 use std::{cell::Cell, time::Duration};
 
 use super::{
-    LaneMetrics, Metrics, ReserveMetrics,
     histogram::{BUCKETS, Histogram, bucket},
+    readings::{LaneMetrics, Metrics, ReserveMetrics},
 };
 use crate::{
-    context,
-    flavor::hybrid::Activated,
     lane::{Cause, Lane},
     sync::count::{AtomicU64, RELAXED},
-    task_cell::ReadyTime,
+    task_cell::{ReadyTime, poll},
 };
 
 /// The counters of one thread that runs tasks. Written by that thread alone, read by anybody:
@@ -135,17 +133,15 @@ impl ReserveCounters {
         }
     }
 
-    /// Takes note of what came of a call.
-    pub(crate) fn count(&self, activated: Activated) {
-        let counter = match activated {
-            Activated::Spare => return add(&self.calls, 1),
-            Activated::NewThread => {
-                add(&self.calls, 1);
-                &self.new_threads
-            }
-            Activated::Refused => &self.refused,
-        };
-        add(counter, 1);
+    /// A reserve thread was called, for which a thread was made or not.
+    pub(crate) fn count_call(&self, has_new_thread: bool) {
+        add(&self.calls, 1);
+        add(&self.new_threads, u64::from(has_new_thread));
+    }
+
+    /// None could be called.
+    pub(crate) fn count_refusal(&self) {
+        add(&self.refused, 1);
     }
 
     pub(crate) fn fill(&self, metrics: &mut ReserveMetrics) {
@@ -157,7 +153,7 @@ impl ReserveCounters {
 
 /// Adds to a counter of which this thread is the only writer.
 #[inline]
-pub(crate) fn add(counter: &AtomicU64, count: u64) {
+fn add(counter: &AtomicU64, count: u64) {
     counter.store(counter.load(RELAXED).wrapping_add(count), RELAXED);
 }
 
@@ -183,7 +179,7 @@ impl Sampler {
         if by_event {
             return now(true);
         }
-        if let Some(ended) = context::poll_end() {
+        if let Some(ended) = poll::poll_end() {
             return ReadyTime::new(ended, false);
         }
         let left = self.left.get() - 1;
