@@ -8,6 +8,8 @@
 
 #[path = "tidy/manifest.rs"]
 mod manifest;
+#[path = "tidy/rooms.rs"]
+mod rooms;
 #[path = "tidy/rust_text.rs"]
 mod rust_text;
 #[path = "tidy/tree.rs"]
@@ -17,6 +19,7 @@ use std::collections::BTreeSet;
 
 use crate::{
     manifest::{Table, dependencies, package_name},
+    rooms::{Rooms, check_rooms},
     rust_text::{code_of, paths, tokens, without_test_modules},
     tree::{File, lines, manifests, read, rust_files},
 };
@@ -94,6 +97,114 @@ fn a_forbidden_arrow_is_found() {
     ] {
         assert_eq!(check_arrows(&manifest(package, rest)), Vec::<String>::new());
     }
+}
+
+// ------------------------------------------------------------------------------- rule: rooms
+
+/// The rooms of each crate that has some: a room needs itself and those before it, and no others. `tidy/rooms.rs` says how
+/// that is found out.
+const ROOMS: &[Rooms<'_>] = &[];
+
+#[test]
+fn rooms_need_only_those_before_them() {
+    let files = rust_files();
+    let problems: Vec<String> =
+        ROOMS.iter().flat_map(|rooms| check_rooms(&files, *rooms)).collect();
+    assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
+}
+
+/// Returns the problems of a crate with the rooms `low` and `high`, whose files are given by path and text.
+fn problems_of_rooms(files: &[(&str, &str)]) -> Vec<String> {
+    let files: Vec<File> =
+        files.iter().map(|(path, text)| File::new(&format!("crates/x/src/{path}"), text)).collect();
+    check_rooms(&files, ("crates/x/src/", &["low", "high"]))
+}
+
+/// Finds each way of naming what a later room has, with its line, and lets pass what only looks like it.
+#[test]
+fn an_arrow_to_a_later_room_is_found() {
+    let problems = |low: &str| {
+        problems_of_rooms(&[
+            ("lib.rs", "mod high; mod low; pub use high::Top as Tip;"),
+            ("low/mod.rs", "mod leaf; pub use leaf::Leaf;"),
+            ("low/leaf.rs", low),
+            (
+                "high/mod.rs",
+                "pub(crate) mod deep; mod same; mod top; pub use {same::same, top::*}; use crate::low::Leaf;",
+            ),
+            ("high/top.rs", "pub struct Top; impl Top { fn f(leaf: crate::low::Leaf) {} }"),
+            ("high/deep.rs", "pub fn f() {}"),
+            ("high/same.rs", "pub fn same() {}"),
+        ])
+    };
+    for low in [
+        "use crate::high::Top;",
+        "use crate::{high::{deep::f}, low::Leaf};",
+        "use crate::high; fn g() { high::deep::f() }",
+        "use super::super::high::deep as d; fn g() { d::f() }",
+        "fn g() { crate::high::deep::f() }",
+        "fn g(tip: crate::Tip) {}",
+        "pub use crate::high::Top;",
+        "use crate::high::same;",
+        "mod inner { use super::super::super::high::deep::f; }",
+        "#[cfg(not(test))] mod inner { use crate::high::*; }",
+    ] {
+        let found = problems(low);
+        assert_eq!(found.len(), 1, "{low}: {found:?}");
+        assert!(found[0].starts_with("crates/x/src/low/leaf.rs:1: "), "{low}: {found:?}");
+    }
+    for low in [
+        "pub struct Leaf;",
+        "use crate::low::Leaf; use super::Leaf; use self::inner::High; mod inner { pub struct High; }",
+        "// use crate::high::Top;\nconst A: &str = \"crate::high::Top\";",
+        "#[cfg(test)] mod tests { use crate::high::Top; }",
+        "use other::high::Top; use std::high::deep; fn g() { deep::f() }",
+    ] {
+        assert_eq!(problems(low), Vec::<String>::new(), "{low}");
+    }
+    let test = ("low/cases.rs", "use crate::high::Top;");
+    let high = ("high/mod.rs", "pub struct Top;");
+    assert_eq!(
+        problems_of_rooms(&[("low/mod.rs", "#[cfg(test)] mod cases;"), test, high]).len(),
+        0
+    );
+    assert_eq!(problems_of_rooms(&[("low/mod.rs", "mod cases;"), test, high]).len(), 1);
+    assert_eq!(problems_of_rooms(&[("low/mod.rs", ""), ("lib.rs", ""), ("attic.rs", "")]).len(), 1);
+}
+
+/// Finds circles of four files, also through the re-exports of a `mod.rs`, which is in none; lets three pass.
+#[test]
+fn a_circle_of_many_files_is_found() {
+    let circle = |names: &[&str]| {
+        let door = (
+            "low/mod.rs".to_owned(),
+            names.iter().map(|name| format!("mod {name}; pub use {name}::Of{name};")).collect(),
+        );
+        let nexts = names.iter().cycle().skip(1);
+        let file = |(name, next): (&&str, &&str)| {
+            (
+                format!("low/{name}.rs"),
+                format!("pub struct Of{name}; fn f(a: super::Of{next}) {{}}"),
+            )
+        };
+        let files: Vec<(String, String)> =
+            std::iter::once(door).chain(names.iter().zip(nexts).map(file)).collect();
+        let files: Vec<(&str, &str)> =
+            files.iter().map(|(path, text)| (&**path, &**text)).collect();
+        problems_of_rooms(&files)
+    };
+    assert_eq!(circle(&["a", "b", "c"]), Vec::<String>::new());
+    let found = circle(&["a", "b", "c", "d"]);
+    assert!(found.len() == 1 && found[0].contains("4 files"), "{found:?}");
+    // A `mod.rs` that uses what it hands on is a file like any other.
+    let door = "mod a; mod b; pub use self::{a::A, b::B}; struct Top; fn f(a: A, b: B) {}";
+    let files = |b: &'static str| {
+        let a = ("low/a/mod.rs", "mod deep; pub struct A; use super::Top; use self::deep::f;");
+        let deep = ("low/a/deep.rs", "use crate::low::Top; pub fn f() {}");
+        problems_of_rooms(&[("low/mod.rs", door), a, ("low/b.rs", b), deep]).len()
+    };
+    assert_eq!(files("pub struct B; use super::Top;"), 1);
+    assert_eq!(files("pub struct B;"), 0);
 }
 
 // ------------------------------------------------------------------- rule: the door `crate::sync`

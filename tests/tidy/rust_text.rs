@@ -131,6 +131,13 @@ pub(crate) fn without_test_modules<'t>(tokens: &[Token<'t>]) -> Vec<Token<'t>> {
 
 /// `#[cfg(test)] #[more] mod name { .. }`, also with `all(test, ..)`: returns where it ends.
 fn test_module_end(tokens: &[Token<'_>], at: usize) -> Option<usize> {
+    let end = test_attribute_end(tokens, at)?;
+    let is_module = is_at(tokens, end, "mod") && is_at(tokens, end + 2, "{");
+    is_module.then(|| group_end(tokens, end + 2))
+}
+
+/// `#[cfg(test)] #[more]`, also with `all(test, ..)`: returns where the last of them ends.
+fn test_attribute_end(tokens: &[Token<'_>], at: usize) -> Option<usize> {
     let mut end = attribute_end(tokens, at)?;
     let words: Vec<&str> = tokens[at..end].iter().map(|token| token.text).collect();
     let is_negated = words.windows(3).any(|words| words == ["not", "(", "test"]);
@@ -140,8 +147,7 @@ fn test_module_end(tokens: &[Token<'_>], at: usize) -> Option<usize> {
     while let Some(next) = attribute_end(tokens, end) {
         end = next;
     }
-    let is_module = is_at(tokens, end, "mod") && is_at(tokens, end + 2, "{");
-    is_module.then(|| group_end(tokens, end + 2))
+    Some(end)
 }
 
 fn attribute_end(tokens: &[Token<'_>], at: usize) -> Option<usize> {
@@ -169,13 +175,34 @@ fn group_end(tokens: &[Token<'_>], open: usize) -> usize {
     tokens.len()
 }
 
+/// A path that is written somewhere.
+pub(crate) struct Written {
+    pub(crate) line: usize,
+    pub(crate) path: String,
+    /// By which name an import is known here; none for a path in code.
+    pub(crate) import: Option<Import>,
+}
+
+pub(crate) struct Import {
+    /// The last name of the path, or the one behind `as`; `*` for a glob.
+    pub(crate) name: String,
+    /// Some `pub` stands before the `use`.
+    pub(crate) is_export: bool,
+}
+
 /// Returns every path that is written, with its line; imports are written out one by one.
 pub(crate) fn paths(tokens: &[Token<'_>]) -> Vec<(usize, String)> {
+    written(tokens).into_iter().map(|written| (written.line, written.path)).collect()
+}
+
+/// Like [`paths`], and tells imports from paths in code.
+pub(crate) fn written(tokens: &[Token<'_>]) -> Vec<Written> {
     let mut found = Vec::new();
     let mut at = 0;
     while at < tokens.len() {
         if tokens[at].text == "use" {
-            at = import(tokens, at + 1, "", &mut found);
+            let is_export = at > 0 && ["pub", ")"].contains(&tokens[at - 1].text);
+            at = import(tokens, at + 1, ("", is_export), &mut found);
         } else if tokens[at].is_word() {
             let line = tokens[at].line;
             let mut path = tokens[at].text.to_owned();
@@ -187,7 +214,7 @@ pub(crate) fn paths(tokens: &[Token<'_>]) -> Vec<(usize, String)> {
                 path = path + "::" + name.text;
                 at += 2;
             }
-            found.push((line, path));
+            found.push(Written { line, path, import: None });
         } else {
             at += 1;
         }
@@ -199,11 +226,12 @@ pub(crate) fn paths(tokens: &[Token<'_>]) -> Vec<(usize, String)> {
 fn import(
     tokens: &[Token<'_>],
     mut at: usize,
-    prefix: &str,
-    found: &mut Vec<(usize, String)>,
+    (prefix, is_export): (&str, bool),
+    found: &mut Vec<Written>,
 ) -> usize {
     let mut path = prefix.to_owned();
     let mut line = None;
+    let mut name = "";
     while let Some(token) = tokens.get(at) {
         match token.text {
             "::" => {}
@@ -212,24 +240,73 @@ fn import(
                 at += 1;
                 while at + 1 < end {
                     // A comma, or a tree, which always ends further on.
-                    at = import(tokens, at, &path, found).max(at + 1);
+                    at = import(tokens, at, (&path, is_export), found).max(at + 1);
                 }
                 return end;
             }
-            "as" => at += 1,
-            "self" if !path.is_empty() => line = Some(token.line),
-            name if name == "*" || token.is_word() => {
+            "as" => {
+                at += 1;
+                name = tokens.get(at).map_or("", |token| token.text);
+            }
+            "self" if !path.is_empty() => {
                 line = Some(token.line);
-                path = if path.is_empty() { name.to_owned() } else { path + "::" + name };
+                name = path.rsplit("::").next().unwrap_or_default();
+            }
+            text if text == "*" || token.is_word() => {
+                line = Some(token.line);
+                name = text;
+                path = if path.is_empty() { text.to_owned() } else { path + "::" + text };
             }
             _ => break,
         }
         at += 1;
     }
     if let Some(line) = line {
-        found.push((line, path));
+        let name = name.to_owned();
+        found.push(Written { line, path, import: Some(Import { name, is_export }) });
     }
     at
+}
+
+/// The code of a module that a file holds.
+pub(crate) struct Module<'t> {
+    /// The names of the modules in braces around it, from the outermost in.
+    pub(crate) names: Vec<&'t str>,
+    pub(crate) tokens: Vec<Token<'t>>,
+}
+
+/// Splits the code of a file into that of the file's own module, which is the first, and of those in braces.
+pub(crate) fn modules<'t>(tokens: &[Token<'t>]) -> Vec<Module<'t>> {
+    let mut found = vec![Module { names: Vec::new(), tokens: Vec::new() }];
+    let mut at = 0;
+    while at < tokens.len() {
+        if tokens[at].text == "mod" && is_at(tokens, at + 2, "{") {
+            let end = group_end(tokens, at + 2);
+            let name = tokens[at + 1].text;
+            let inner = tokens.get(at + 3..end - 1).unwrap_or_default();
+            found.extend(modules(inner).into_iter().map(|mut module| {
+                module.names.insert(0, name);
+                module
+            }));
+            at = end;
+        } else {
+            found[0].tokens.push(tokens[at]);
+            at += 1;
+        }
+    }
+    found
+}
+
+/// Returns the names of the modules in files of their own that exist in test builds alone.
+pub(crate) fn test_files<'t>(tokens: &[Token<'t>]) -> Vec<&'t str> {
+    let mut found = Vec::new();
+    for at in 0..tokens.len() {
+        let Some(end) = test_attribute_end(tokens, at) else { continue };
+        if is_at(tokens, end, "mod") && is_at(tokens, end + 2, ";") {
+            found.push(tokens[end + 1].text);
+        }
+    }
+    found
 }
 
 /// Keeps words of code on their lines, and drops what only looks like code.
