@@ -104,8 +104,15 @@ const SPIN_MAX: Duration = Duration::from_millis(10);
 
 const STACK_BYTES_MIN: usize = 16 * 1024;
 
+impl Runtime {
+    /// Returns a builder with the defaults: hybrid, one worker for each available core.
+    pub fn builder() -> RuntimeBuilder {
+        RuntimeBuilder::new()
+    }
+}
+
 impl RuntimeBuilder {
-    pub(crate) fn new() -> Self {
+    fn new() -> Self {
         Self {
             flavor: Flavor::Hybrid,
             workers: None,
