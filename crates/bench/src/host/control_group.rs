@@ -9,10 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::time::Duration;
 
-use thiserror::Error;
-
 use crate::clock;
-use crate::error::BenchError;
+use crate::error::{BenchError, NoGroup};
 
 /// The span in which the quota may be used: 100 ms, the kernel's default.
 pub(crate) const PERIOD: Duration = Duration::from_millis(100);
@@ -34,17 +32,6 @@ const REMOVALS: u32 = 50;
 enum Version {
     One,
     Two,
-}
-
-/// Why there is no control group with a quota here.
-#[derive(Debug, Error)]
-#[error(
-    "no control group with a cpu quota can be made here ({tried}): it needs root and a writable /sys/fs/cgroup"
-)]
-#[non_exhaustive]
-pub struct NoGroup {
-    /// Which hierarchies were tried, and what each said.
-    pub tried: String,
 }
 
 /// A control group whose processes get a part of the processors; dropping it removes it.

@@ -5,26 +5,26 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use crate::messages::Missing;
+use super::missing::Missing;
 
 /// The name of the interface in each namespace.
 pub(crate) const INTERFACE: &str = "veth0";
 
 /// The address of a rank on the pair.
-pub(in crate::messages) fn address(rank: u32) -> Ipv4Addr {
+pub(crate) fn address(rank: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 77, 0, 1)) + rank)
 }
 
 /// Each namespace lives as long as a process in it that does nothing. It ends with its standard input, which
 /// the kernel closes however this process ends.
 #[derive(Debug)]
-pub(super) struct Namespaces {
+pub(crate) struct Namespaces {
     holders: [Child; 2],
 }
 
 impl Namespaces {
     /// Makes both, with addresses.
-    pub(super) fn make() -> Result<Self, Missing> {
+    pub(crate) fn make() -> Result<Self, Missing> {
         let namespaces = Self { holders: [hold()?, hold()?] };
         let [one, other] = [namespaces.holders[0].id(), namespaces.holders[1].id()];
         let peer = format!("peer name {INTERFACE} netns {other}");
@@ -44,7 +44,7 @@ impl Namespaces {
     }
 
     /// By which paths ranks enter them.
-    pub(super) fn paths(&self) -> Vec<PathBuf> {
+    pub(crate) fn paths(&self) -> Vec<PathBuf> {
         self.holders.iter().map(|holder| format!("/proc/{}/ns/net", holder.id()).into()).collect()
     }
 }

@@ -10,11 +10,14 @@ use std::net::TcpStream;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
-use super::{Runner, System, threads};
+use super::interface::Runner;
+use super::threads;
 use crate::error::Failure;
-use crate::loads::LoadServer;
+use crate::mix::LoadServer;
+use crate::schedulers::System;
 use crate::server::ServerPlan;
-use crate::switches::{SwitchCounts, SwitchPlan};
+use crate::system::blocking_calls::accept;
+use crate::workload::switches::{SwitchCounts, SwitchPlan};
 
 /// Events taken from epoll at once.
 const EVENTS: usize = 64;
@@ -49,7 +52,7 @@ impl Runner for Epoll {
         loop {
             // A sleeping thread comes here for each connection; the listener stays readable for others.
             if streams.len() < plan.connections as usize {
-                match threads::accept(&listener) {
+                match accept(&listener) {
                     Ok(stream) => {
                         let token = EventData::new_u64(streams.len() as u64);
                         let add = || -> io::Result<()> {

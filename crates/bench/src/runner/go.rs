@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use super::{Runner, System};
+use super::interface::Runner;
 use crate::error::{BenchError, Failure};
-use crate::limits;
-use crate::loads::LoadServer;
-use crate::messages::program::{cache, is_installed, output_of, write_if_new};
+use crate::host::limits;
+use crate::host::program::{cache, is_installed, output_of, write_if_new};
+use crate::mix::LoadServer;
+use crate::schedulers::System;
 use crate::server::ServerPlan;
-use crate::switches::{SwitchCounts, SwitchPlan};
+use crate::workload::switches::{SwitchCounts, SwitchPlan};
 
 const SOURCE: &str = include_str!("go.source.txt");
 

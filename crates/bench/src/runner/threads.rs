@@ -8,17 +8,16 @@ use std::process;
 use std::thread;
 use std::time::Duration;
 
-use super::{Runner, System};
-use crate::child::Message;
+use super::interface::Runner;
 use crate::clock;
 use crate::compute::{YieldEvery, busy, counted};
 use crate::error::Failure;
-use crate::loads::{self, LoadServer};
+use crate::mix::{self, LoadServer};
+use crate::process::Message;
+use crate::schedulers::System;
 use crate::server::{COMMAND_BYTES, Command, ServerPlan, asks_to_compute};
-use crate::switches::{SwitchCounts, SwitchPlan};
-
-/// Stack of a thread: ten thousand of them must fit.
-pub(crate) const STACK_BYTES: usize = 128 * 1024;
+use crate::system::blocking_calls::{STACK_BYTES, accept, serve_blocking};
+use crate::workload::switches::{SwitchCounts, SwitchPlan};
 
 /// Runs the workloads without any runtime.
 #[derive(Debug)]
@@ -47,7 +46,7 @@ impl Runner for Threads {
     }
 
     fn load(&self, plan: &LoadServer) -> Result<(), Failure> {
-        loads::serve_on_threads(plan)
+        mix::serve_on_threads(plan)
     }
 
     fn switch(&self, _plan: &SwitchPlan) -> Result<SwitchCounts, Failure> {
@@ -99,24 +98,6 @@ fn answer(mut stream: TcpStream, step: Duration) {
             return;
         }
     }
-}
-
-/// Echoes by blocking calls, until the peer closes or fails.
-pub(crate) fn serve_blocking(mut stream: TcpStream) {
-    let mut buffer = [0; 1024];
-    loop {
-        let Ok(count @ 1..) = stream.read(&mut buffer) else { return };
-        if stream.write_all(&buffer[..count]).is_err() {
-            return;
-        }
-    }
-}
-
-/// Accepts one connection and turns Nagle's algorithm off on it.
-pub(crate) fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
-    let (stream, _) = listener.accept()?;
-    stream.set_nodelay(true)?;
-    Ok(stream)
 }
 
 fn listen() -> Result<(TcpListener, SocketAddr), Failure> {

@@ -12,16 +12,13 @@ use std::io;
 use std::process;
 use std::time::Duration;
 
-use crate::child::Message;
 use crate::clock;
 use crate::compute::{YieldEvery, busy, counted};
 use crate::error::Failure;
 use crate::inside;
+use crate::process::Message;
 use crate::server::{COMMAND_BYTES, Command, ServerPlan, asks_to_compute};
-use crate::system::AsyncSystem;
-
-/// Size of the echo's buffer; messages have eight bytes.
-const BUFFER_BYTES: usize = 1024;
+use crate::system::{AsyncSystem, fill};
 
 /// Serves `plan` on `S` until the process is killed.
 pub(crate) fn serve<S: AsyncSystem>(plan: &ServerPlan) -> Result<(), Failure> {
@@ -68,17 +65,6 @@ pub(crate) fn serve<S: AsyncSystem>(plan: &ServerPlan) -> Result<(), Failure> {
     })
 }
 
-/// Sends back whatever comes, until the peer closes or fails.
-pub(crate) async fn echo<S: AsyncSystem>(mut stream: S::Stream) {
-    let mut buffer = [0; BUFFER_BYTES];
-    loop {
-        let Ok(count @ 1..) = S::read(&mut stream, &mut buffer).await else { return };
-        if S::write_all(&mut stream, &buffer[..count]).await.is_err() {
-            return;
-        }
-    }
-}
-
 /// Answers messages of eight bytes as a service does, until the peer closes or fails.
 async fn answer<S: AsyncSystem>(mut stream: S::Stream, step: Duration) {
     loop {
@@ -105,21 +91,6 @@ async fn compute<S: AsyncSystem>(every: YieldEvery, rest: Option<Duration>) {
             None => {}
         }
     }
-}
-
-/// Reads until `buffer` is full; `false` at the end of the stream.
-pub(crate) async fn fill<S: AsyncSystem>(
-    stream: &mut S::Stream,
-    buffer: &mut [u8],
-) -> io::Result<bool> {
-    let mut filled = 0;
-    while filled < buffer.len() {
-        match S::read(stream, &mut buffer[filled..]).await? {
-            0 => return Ok(false),
-            count => filled += count,
-        }
-    }
-    Ok(true)
 }
 
 /// Runs the task of Table 2 for whoever asks on the control connection.
