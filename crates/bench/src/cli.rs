@@ -8,27 +8,27 @@ mod http;
 mod interrupts;
 mod loads;
 mod messages;
+mod output;
 mod slowdown;
 mod soak;
 mod timers;
 
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use self::output::{Common, Output, duration, measure};
 use clap::{Args, Parser, Subcommand};
 use vigie_bench::BenchError;
-use vigie_bench::compute::{ParseDurationError, YieldEvery, parse_duration};
-use vigie_bench::goal::{Area, Checked};
+use vigie_bench::compute::YieldEvery;
 use vigie_bench::goals;
-use vigie_bench::machine::Machine;
+use vigie_bench::goals::Area;
+use vigie_bench::host::machine::Machine;
 use vigie_bench::pending::PendingPlan;
-use vigie_bench::progress::Progress;
 use vigie_bench::reaction::ReactionPlan;
-use vigie_bench::report::{Outcome, Report};
+use vigie_bench::report::Report;
+use vigie_bench::report::table::Table;
 use vigie_bench::system::System;
-use vigie_bench::table::Table;
 
 /// Reproduces the measurements of vigie's papers, beside peers, and checks vigie's goals.
 ///
@@ -116,31 +116,6 @@ impl Watch {
 }
 
 #[derive(Debug, Args)]
-struct Common {
-    /// Peers to measure in the same run, after vigie's own rows.
-    #[arg(long, value_delimiter = ',', value_name = "SYSTEM,…", default_value = "tokio")]
-    peers: Vec<System>,
-    /// Measure exactly these systems instead of vigie's rows and the peers.
-    #[arg(long, value_delimiter = ',', value_name = "SYSTEM,…")]
-    only: Vec<System>,
-    /// Worker threads, where a system has a choice.
-    #[arg(long, default_value_t = 2)]
-    workers: usize,
-    #[command(flatten)]
-    output: Output,
-}
-
-#[derive(Debug, Args)]
-struct Output {
-    /// Write machine, command, rows and raw samples to this file, as one JSON object.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Seed of pauses and choices.
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
-}
-
-#[derive(Debug, Args)]
 struct Reaction {
     /// Numbers of compute tasks.
     #[arg(long, value_delimiter = ',', value_name = "N,…", default_value = "0,1,2,5,10")]
@@ -202,10 +177,6 @@ struct Goals {
     output: Output,
 }
 
-fn duration(text: &str) -> Result<Duration, ParseDurationError> {
-    parse_duration(text)
-}
-
 impl Cli {
     /// Runs the command and returns the exit status.
     pub(crate) fn run(self) -> Result<ExitCode, BenchError> {
@@ -252,18 +223,6 @@ impl Cli {
     }
 }
 
-impl Common {
-    /// The systems to measure: vigie's `own` rows and the peers, or what was asked for.
-    fn systems(&self, own: &[System]) -> Vec<System> {
-        if !self.only.is_empty() {
-            return self.only.clone();
-        }
-        let mut systems = own.to_vec();
-        systems.extend(self.peers.iter().filter(|peer| !own.contains(peer)));
-        systems
-    }
-}
-
 impl Command {
     const fn output(&self) -> Option<&Output> {
         match self {
@@ -285,28 +244,6 @@ impl Command {
             Self::Goals(command) => Some(&command.output),
             Self::Watch(_) | Self::Soak(_) | Self::Loads(_) | Self::Interrupts(_) => None,
         }
-    }
-}
-
-impl Output {
-    /// Makes sure that the file can be written, before minutes of measuring.
-    fn prepare(&self) -> Result<(), BenchError> {
-        let Some(path) = &self.json else { return Ok(()) };
-        let opened = File::options().append(true).create(true).open(path);
-        opened.map(drop).map_err(|source| BenchError::File { path: path.clone(), source })
-    }
-
-    /// Says how the client was scheduled, and writes the file if one was asked for.
-    fn finish(&self, mut report: Report, goals: &[Checked]) -> Result<(), BenchError> {
-        if let Some(priority) = &report.client_priority {
-            println!("client priority: {priority}; seed {}", self.seed);
-        }
-        report.goals = goals.iter().map(Checked::to_json).collect();
-        if let Some(path) = &self.json {
-            report.write(path)?;
-            println!("written: {}", path.display());
-        }
-        Ok(())
     }
 }
 
@@ -365,23 +302,4 @@ impl Goals {
         self.output.finish(report, &checked)?;
         Ok(if not_met.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
     }
-}
-
-/// Writes a plot.
-fn draw(path: &Path, svg: String) -> Result<(), BenchError> {
-    let error = |source| BenchError::File { path: path.to_owned(), source };
-    fs::write(path, svg).map_err(error)?;
-    println!("written: {}", path.display());
-    Ok(())
-}
-
-/// Runs a plan under a progress bar.
-fn measure(
-    cases: usize,
-    run: impl FnOnce(&mut Progress) -> Result<Outcome, BenchError>,
-) -> Result<Outcome, BenchError> {
-    let mut progress = Progress::new(cases);
-    let outcome = run(&mut progress);
-    progress.finish();
-    outcome
 }

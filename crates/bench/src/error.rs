@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use vigie_forward::{CostError, MessageError, ParametersError, SimulationError};
 
-use crate::control_group::NoGroup;
-use crate::system::SystemError;
+use crate::schedulers::SystemError;
 
 /// A measurement that could not be made.
 #[derive(Debug, Error)]
@@ -67,7 +67,7 @@ pub enum BenchError {
     System(#[from] SystemError),
     /// A model of forwarding could not be made.
     #[error(transparent)]
-    Model(#[from] crate::forward::ModelError),
+    Model(#[from] ModelError),
     /// Only what nobody knows was to be measured.
     #[error("nothing of that name is measured: `--only` takes {known}")]
     NothingNamed {
@@ -114,6 +114,35 @@ impl BenchError {
                 | Failure::Unsupported { .. }
         )
     }
+}
+
+/// Why there is no control group with a quota here.
+#[derive(Debug, Error)]
+#[error(
+    "no control group with a cpu quota can be made here ({tried}): it needs root and a writable /sys/fs/cgroup"
+)]
+#[non_exhaustive]
+pub struct NoGroup {
+    /// Which hierarchies were tried, and what each said.
+    pub tried: String,
+}
+
+/// A model or a simulation that cannot be made.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// A cost.
+    #[error(transparent)]
+    Cost(#[from] CostError),
+    /// A message.
+    #[error(transparent)]
+    Message(#[from] MessageError),
+    /// Parameters.
+    #[error(transparent)]
+    Parameters(#[from] ParametersError),
+    /// A simulation.
+    #[error(transparent)]
+    Simulation(#[from] SimulationError),
 }
 
 /// What a client or server process met; it travels to the parent process as JSON.

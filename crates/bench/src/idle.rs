@@ -14,11 +14,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::client::{Connections, PingPong};
 use crate::clock;
 use crate::error::BenchError;
-use crate::progress::Progress;
+use crate::host::strace::Trace;
+use crate::report::progress::Progress;
 use crate::report::{Outcome, Row};
+use crate::schedulers::System;
 use crate::server::ServerPlan;
-use crate::strace::Trace;
-use crate::system::System;
 
 /// Name of the case in rows.
 pub const CASE: &str = "idle";

@@ -25,12 +25,12 @@
 //! - [`ReactionPlan`](reaction::ReactionPlan) and [`PendingPlan`](pending::PendingPlan): Tables 1 and 2
 //!   of [scheduler-centric-io]; both give [`Row`](report::Row)s, for tables, JSON and goals.
 //! - [`cases`]: loads beyond the paper's tables, in which one task could delay another's event.
-//! - [`barriers`]: barriers of tasks, threads and processes of one host, beside peers.
+//! - [`barrier`]: barriers of tasks, threads and processes of one host, beside peers.
 //! - [`timers`]: what a fired timer costs, and how late it is.
 //! - [`loads`]: mixes of behaviour that nobody chose, judged by what kernel threads make of them.
 //! - [`http`]: a service on hyper, under `wrk` and under too much computation.
 //! - [`messages`]: messages between processes of one host, beside limits and peers.
-//! - [`barrier`]: barriers; the paper's cluster in simulation.
+//! - [`cluster`]: barriers of the paper's cluster, in simulation.
 //! - [`forward`]: the model of forwarding beside its simulation and its paper.
 //! - [`GOALS`](goals::GOALS): what vigie must reach, checked by `vigie-bench goals`.
 //!
@@ -59,26 +59,32 @@
 //! and a busy-polling epoll server are always there.
 
 pub mod clock;
-
 pub mod compute;
+pub mod counting;
 pub mod statistics;
 
-mod control_group;
+pub mod schedulers;
+
 pub mod error;
+pub mod host;
 mod inside;
-mod limits;
-mod outside;
-mod realtime;
-mod strace;
-mod usage;
+pub mod report;
+pub mod watch;
 
-pub mod child;
+mod process;
+
 pub mod client;
+mod outside;
 pub mod server;
-pub mod system;
-mod workload;
 
-pub mod counting;
+pub mod system;
+
+pub mod mix;
+pub mod workload;
+
+mod runner;
+
+pub mod cases;
 pub mod idle;
 pub mod interrupts;
 pub mod pending;
@@ -90,26 +96,19 @@ pub mod turns;
 pub mod soak;
 
 pub mod barrier;
-pub mod barriers;
-pub mod cases;
+pub mod cluster;
 pub mod forward;
 pub mod http;
 pub mod loads;
 pub mod messages;
 pub mod slowdown;
 
-mod chart;
-pub mod machine;
-pub mod progress;
-pub mod report;
-pub mod table;
-pub mod watch;
-
-mod experiment;
-pub mod goal;
 pub mod goals;
 
-pub use self::control_group::NoGroup;
-pub use self::error::{BenchError, Failure};
-pub use self::realtime::Priority;
-pub use self::usage::Usage;
+pub mod child;
+
+pub use self::error::{BenchError, Failure, NoGroup};
+pub use self::host::machine;
+pub use self::host::realtime::Priority;
+pub use self::host::usage::Usage;
+pub use self::report::{progress, table};

@@ -4,10 +4,12 @@
 use std::process;
 use std::time::Duration;
 
-use crate::child::{Child, Message, Role};
+use crate::process::{Child, Message, Role};
+use serde::{Deserialize, Serialize};
+
 use crate::compute::counted;
 use crate::error::{BenchError, Failure};
-use crate::usage::Usage;
+use crate::host::usage::Usage;
 
 /// How long such a process may take to begin.
 const START_PATIENCE: Duration = Duration::from_secs(20);
@@ -15,8 +17,16 @@ const START_PATIENCE: Duration = Duration::from_secs(20);
 /// How long one step of it is: it never yields, so the length says nothing.
 const STEP: Duration = Duration::from_secs(1);
 
+/// What such a process is told.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct OutsidePlan;
+
+impl Role for OutsidePlan {
+    const NAME: &'static str = "outside";
+}
+
 /// Computes until the process is killed.
-pub(crate) fn compute() -> Result<(), Failure> {
+pub(crate) fn compute(OutsidePlan: OutsidePlan) -> Result<(), Failure> {
     Message::Computing { process: process::id() }.print();
     loop {
         counted(STEP);
@@ -34,7 +44,7 @@ impl Outside {
     pub(crate) fn start(count: u32) -> Result<Self, BenchError> {
         let mut this = Self { children: Vec::new() };
         for _ in 0..count {
-            let mut child = Child::start(&Role::Outside)?;
+            let mut child = Child::start(&OutsidePlan)?;
             match child.next(START_PATIENCE)? {
                 Message::Computing { .. } => this.children.push(child),
                 other => return Err(child.unexpected(&other)),

@@ -10,17 +10,17 @@
 
 use std::time::Duration;
 
-use crate::cases::failure_word;
 use crate::client::{Echoes, PingPong};
 use crate::clock::nanoseconds;
 use crate::error::BenchError;
-use crate::limits;
-use crate::progress::Progress;
+use crate::host::limits;
+use crate::report::progress::Progress;
+use crate::report::show::failure_word;
+use crate::report::table::{Table, three_digits};
 use crate::report::{Outcome, Row, find};
+use crate::schedulers::System;
 use crate::server::ServerPlan;
 use crate::statistics::{Samples, median};
-use crate::system::System;
-use crate::table::{Table, three_digits};
 
 /// Name of the case in rows.
 pub const CASE: &str = "pending";

@@ -7,15 +7,16 @@
 
 use std::time::Duration;
 
-use crate::cases::{REACTION, Turn, WORK_PER_S, failure_word, failures, in_turns};
 use crate::client::PingPong;
 use crate::compute::YieldEvery;
 use crate::error::BenchError;
-use crate::progress::Progress;
+use crate::report::progress::Progress;
+use crate::report::show::{failure_word, failures};
+use crate::report::table::{Table, three_digits, time};
+use crate::report::turn::{REACTION, Turn, WORK_PER_S, in_turns};
 use crate::report::{Outcome, Row, find};
+use crate::schedulers::System;
 use crate::server::ServerPlan;
-use crate::system::System;
-use crate::table::{Table, three_digits, time};
 
 /// Name of the case in rows.
 pub const CASE: &str = "reaction";

@@ -10,14 +10,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::child::{Child, Message, Role};
 use crate::compute::YieldEvery;
-use crate::control_group;
-use crate::error::{BenchError, Failure};
+use crate::error::BenchError;
+use crate::host::usage::Usage;
 use crate::inside::Counts;
-use crate::limits;
-use crate::system::System;
-use crate::usage::Usage;
+use crate::process::{Child, Message, Role};
+use crate::schedulers::System;
 
 /// How long a server may take to listen.
 const START_PATIENCE: Duration = Duration::from_secs(20);
@@ -43,6 +41,10 @@ pub struct ServerPlan {
     pub(crate) request: Option<Duration>,
     /// The control group that the process joins before it builds the runtime.
     pub(crate) group: Option<PathBuf>,
+}
+
+impl Role for ServerPlan {
+    const NAME: &'static str = "server";
 }
 
 impl ServerPlan {
@@ -126,7 +128,7 @@ impl ServerPlan {
 
     /// Starts the server process under a tracer whose command line is `wrapper`.
     pub(crate) fn start_under(&self, wrapper: &[String]) -> Result<Server, BenchError> {
-        let mut child = Child::start_under(wrapper, &Role::Server(self.clone()))?;
+        let mut child = Child::start_under(wrapper, self)?;
         match child.next(START_PATIENCE)? {
             Message::Listening { process, echo, control } => {
                 Ok(Server { child, process, echo, control })
@@ -177,15 +179,6 @@ impl Server {
     pub const fn control(&self) -> Option<SocketAddr> {
         self.control
     }
-}
-
-/// Serves `plan` in this process, until it is killed.
-pub(crate) fn serve(plan: &ServerPlan) -> Result<(), Failure> {
-    if let Some(group) = &plan.group {
-        control_group::join(group).map_err(Failure::io("joining the control group"))?;
-    }
-    limits::allow_connections(plan.connections)?;
-    plan.system.runner().map_err(Failure::runtime)?.serve(plan)
 }
 
 /// The bit of a message that asks a service to compute before it echoes; counters of messages never

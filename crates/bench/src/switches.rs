@@ -3,50 +3,22 @@
 //! Two tasks that yield to each other, or one that waits for a socket again and again, run in a
 //! process with a counting allocator; the same process under `strace -c` shows the system calls.
 
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
-use crate::child::{Child, Message, Role};
-use crate::clock;
 use crate::counting;
 use crate::error::{BenchError, Failure};
-use crate::progress::Progress;
+use crate::host::strace::Trace;
+use crate::process::{Child, Role, say_found};
+use crate::report::progress::Progress;
 use crate::report::{Outcome, Row};
-use crate::strace::Trace;
-use crate::system::{AsyncSystem, System};
-use crate::workload;
+use crate::schedulers::System;
+pub use crate::workload::switches::{SwitchCounts, SwitchKind, SwitchPlan};
 
 /// Name of the case in rows.
 pub const CASE: &str = "switches";
 
-/// Switches or waits before counting begins: tables and queues have their size by then.
-const WARM_UP: u64 = 10_000;
-
 /// How long counting may take.
 const PATIENCE: Duration = Duration::from_secs(120);
-
-/// What the tasks do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum SwitchKind {
-    /// Two tasks yield, turn by turn.
-    Yield,
-    /// A task echoes what a plain thread sends: each message is a wait, a wake-up and a poll.
-    Wait,
-}
-
-impl SwitchKind {
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Yield => "yield",
-            Self::Wait => "wait",
-        }
-    }
-}
 
 /// Which systems have their switches and waits counted.
 #[derive(Clone, Debug)]
@@ -103,33 +75,11 @@ impl SwitchesPlan {
     }
 }
 
-/// How often which tasks switch, on which system.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-#[must_use = "a plan counts nothing before `count`"]
-pub struct SwitchPlan {
-    pub(crate) system: System,
-    pub(crate) kind: SwitchKind,
-    pub(crate) switches: u64,
-}
-
-/// What was counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct SwitchCounts {
-    /// Switches, or waits.
-    pub switches: u64,
-    /// Allocations of the whole process during them.
-    pub allocations: u64,
-    /// Time that they took.
-    pub elapsed: Duration,
+impl Role for SwitchPlan {
+    const NAME: &'static str = "switches";
 }
 
 impl SwitchPlan {
-    /// Plans `switches` switches of `kind` on `system`.
-    pub const fn new(system: System, kind: SwitchKind, switches: u64) -> Self {
-        Self { system, kind, switches }
-    }
-
     /// Counts in a process of its own.
     ///
     /// # Errors
@@ -150,11 +100,8 @@ impl SwitchPlan {
     }
 
     fn count_under(&self, wrapper: &[String]) -> Result<SwitchCounts, BenchError> {
-        let mut child = Child::start_under(wrapper, &Role::Switches(*self))?;
-        let counts = match child.next(PATIENCE)? {
-            Message::Switches(counts) => counts,
-            other => return Err(child.unexpected(&other)),
-        };
+        let mut child = Child::start_under(wrapper, self)?;
+        let counts = child.found(PATIENCE)?;
         // The child says that it ends, then ends; strace writes its summary after that.
         while child.next(PATIENCE).is_ok() {}
         Ok(counts)
@@ -171,79 +118,6 @@ pub(crate) fn count_here(plan: &SwitchPlan) -> Result<(), Failure> {
         });
     }
     let counts = plan.system.runner().map_err(Failure::runtime)?.switch(plan)?;
-    Message::Switches(counts).print();
+    say_found(&counts);
     Ok(())
-}
-
-/// Makes the tasks of `plan` switch on `S`.
-pub(crate) fn run<S: AsyncSystem>(plan: &SwitchPlan) -> Result<SwitchCounts, Failure> {
-    let system = S::start(1)?;
-    let plan = *plan;
-    system.block_on(async move {
-        match plan.kind {
-            SwitchKind::Yield => Ok(S::call(run_yields::<S>(plan.switches)).await),
-            SwitchKind::Wait => run_waits::<S>(plan.switches).await,
-        }
-    })
-}
-
-async fn run_yields<S: AsyncSystem>(switches: u64) -> SwitchCounts {
-    // The partner outlives the counting; it ends with the process.
-    S::spawn(async {
-        loop {
-            S::yield_now().await;
-        }
-    });
-    for _ in 0..WARM_UP {
-        S::yield_now().await;
-    }
-    let before = Counter::start();
-    for _ in 0..switches / 2 {
-        S::yield_now().await;
-    }
-    before.stop(switches)
-}
-
-async fn run_waits<S: AsyncSystem>(waits: u64) -> Result<SwitchCounts, Failure> {
-    let (listener, address) = S::listen().map_err(Failure::io("listening on 127.0.0.1"))?;
-    let pinger = thread::spawn(move || ping(address, waits));
-    let stream = S::accept(&listener).await.map_err(Failure::io("accepting"))?;
-    // The echo ends when the pinger closes its socket, and the pinger is done then.
-    S::call(workload::echo::<S>(stream)).await;
-    let counts = pinger.join().expect("a pinger never panics");
-    counts.map_err(Failure::io("exchanging a message"))
-}
-
-/// Sends from a plain thread, which allocates nothing itself.
-fn ping(address: SocketAddr, waits: u64) -> io::Result<SwitchCounts> {
-    let mut stream = TcpStream::connect(address)?;
-    stream.set_nodelay(true)?;
-    let mut exchange = |count: u64| -> io::Result<()> {
-        let mut message = [0; 8];
-        for _ in 0..count {
-            stream.write_all(&message)?;
-            stream.read_exact(&mut message)?;
-        }
-        Ok(())
-    };
-    exchange(WARM_UP.min(waits))?;
-    let before = Counter::start();
-    exchange(waits)?;
-    Ok(before.stop(waits))
-}
-
-struct Counter {
-    allocations: u64,
-    start: Instant,
-}
-
-impl Counter {
-    fn start() -> Self {
-        Self { allocations: counting::allocations(), start: clock::now() }
-    }
-
-    fn stop(self, switches: u64) -> SwitchCounts {
-        let elapsed = self.start.elapsed();
-        SwitchCounts { switches, allocations: counting::allocations() - self.allocations, elapsed }
-    }
 }

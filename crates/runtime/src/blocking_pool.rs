@@ -7,11 +7,9 @@
 use std::{collections::VecDeque, io, panic::Location, time::Duration};
 
 use crate::{
-    context,
-    handle::Handle,
-    join::JoinHandle,
+    context::Enter,
     sync::{Arc, Condvar, PoisonError, RealGuard, RealMutex, thread},
-    task_cell::{self, LiveTasks, Runnable},
+    task_cell::{self, JoinHandle, LiveTasks, Runnable},
 };
 
 pub(crate) struct BlockingPool {
@@ -46,7 +44,7 @@ impl BlockingPool {
     pub(crate) fn spawn<T, F>(
         pool: &Arc<Self>,
         site: &'static Location<'static>,
-        runtime: Handle,
+        runtime: impl Enter,
         work: F,
     ) -> JoinHandle<T>
     where
@@ -74,7 +72,7 @@ impl BlockingPool {
     ///
     /// # Errors
     /// Why there is no thread at all: the closure is cancelled then.
-    fn enqueue(self: &Arc<Self>, runnable: Runnable, runtime: &Handle) -> io::Result<()> {
+    fn enqueue(self: &Arc<Self>, runnable: Runnable, runtime: &impl Enter) -> io::Result<()> {
         let mut state = self.lock();
         if state.is_shutdown {
             drop(state);
@@ -116,8 +114,8 @@ impl BlockingPool {
         Ok(())
     }
 
-    fn run(&self, runtime: Handle) {
-        let _entered = context::enter(runtime);
+    fn run(&self, runtime: impl Enter) {
+        let _entered = runtime.enter();
         let mut state = self.lock();
         loop {
             if let Some(runnable) = state.queue.pop_front() {

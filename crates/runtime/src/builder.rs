@@ -6,6 +6,7 @@ use thiserror::Error;
 use vigie_detect::{Adaptive, Flavor, Policy, Reactivity, Server};
 
 use crate::{
+    context::Enter,
     flavor::{
         hybrid::{self, RESERVES_MAX},
         kernel_level, user_level,
@@ -13,30 +14,12 @@ use crate::{
     handle::{Handle, Scheduler},
     kernel_help::KernelHelp,
     metrics::ServeError,
+    options::Options,
+    parking::alarm::Alarm,
     refusal::{self, Resource},
     runtime::Runtime,
     sync::{Arc, thread},
 };
-
-/// What the flavors are given.
-#[derive(Clone, Debug)]
-pub(crate) struct Options {
-    pub(crate) workers: usize,
-    pub(crate) quantum: Duration,
-    pub(crate) long_poll: Duration,
-    pub(crate) reserve_threads: usize,
-    pub(crate) reserve_keep_alive: Duration,
-    pub(crate) kernel_help: KernelHelp,
-    pub(crate) shutdown_timeout: Duration,
-    pub(crate) reaction_slice: Duration,
-    pub(crate) thread_name: String,
-    pub(crate) task_stack_bytes: Option<usize>,
-    pub(crate) task_threads: usize,
-    pub(crate) blocking_threads: usize,
-    pub(crate) blocking_keep_alive: Duration,
-    pub(crate) metrics_socket: Option<PathBuf>,
-    pub(crate) is_first_come_first_served: bool,
-}
 
 type MakeServer = Box<dyn FnOnce(Flavor, Adaptive) -> io::Result<Server>>;
 
@@ -121,8 +104,15 @@ const SPIN_MAX: Duration = Duration::from_millis(10);
 
 const STACK_BYTES_MIN: usize = 16 * 1024;
 
+impl Runtime {
+    /// Returns a builder with the defaults: hybrid, one worker for each available core.
+    pub fn builder() -> RuntimeBuilder {
+        RuntimeBuilder::new()
+    }
+}
+
 impl RuntimeBuilder {
-    pub(crate) fn new() -> Self {
+    fn new() -> Self {
         Self {
             flavor: Flavor::Hybrid,
             workers: None,
@@ -338,21 +328,24 @@ impl RuntimeBuilder {
         let mut runtime = match self.flavor {
             Flavor::UserLevel => {
                 let server = make_server(self.flavor, self.adaptive).map_err(BuildError::Server)?;
-                let shared = Arc::new(user_level::Shared::new(server, options));
-                let handle = Handle { scheduler: Scheduler::UserLevel(shared) };
-                Runtime::new(handle, Vec::new())
+                let enter = |shared| Handle::from(Scheduler::UserLevel(shared)).enter();
+                let shared = Arc::new(user_level::Shared::new(server, options, enter));
+                Runtime::new(Scheduler::UserLevel(shared).into(), Vec::new())
             }
             Flavor::Hybrid => {
                 let server = make_server(self.flavor, self.adaptive).map_err(BuildError::Server)?;
-                let (shared, threads) = hybrid::start(server, options)?;
-                Runtime::new(Handle { scheduler: Scheduler::Hybrid(shared) }, threads)
+                let alarm = Alarm::new(options.long_poll).map_err(BuildError::Server)?;
+                let enter = |shared| Handle::from(Scheduler::Hybrid(shared)).enter();
+                let (shared, threads) =
+                    hybrid::start(server, alarm, options, enter).map_err(BuildError::Thread)?;
+                Runtime::new(Scheduler::Hybrid(shared).into(), threads)
             }
             Flavor::KernelLevel => {
                 let server = make_server(self.flavor, self.adaptive).map_err(BuildError::Server)?;
+                let enter = |shared| Handle::from(Scheduler::KernelLevel(shared)).enter();
                 let (shared, host) =
-                    kernel_level::start(server, options).map_err(BuildError::Thread)?;
-                let handle = Handle { scheduler: Scheduler::KernelLevel(shared) };
-                Runtime::new(handle, vec![host])
+                    kernel_level::start(server, options, enter).map_err(BuildError::Thread)?;
+                Runtime::new(Scheduler::KernelLevel(shared).into(), vec![host])
             }
         };
         if let Some(path) = path {

@@ -7,12 +7,11 @@ use vigie_detect::{Flavor, Server};
 
 use crate::{
     blocking_pool::BlockingPool,
-    context,
+    context::{self, Enter, Entered},
     flavor::{hybrid, kernel_level, user_level},
-    join::JoinHandle,
-    metrics::Metrics,
+    measure::Metrics,
     sync::Arc,
-    task_cell::Label,
+    task_cell::{JoinHandle, Label},
 };
 
 /// A reference to a runtime, for spawning from anywhere. It does not keep the runtime running: tasks
@@ -42,7 +41,12 @@ impl Handle {
     /// # Errors
     /// [`NoRuntime`] outside of any runtime.
     pub fn current() -> Result<Self, NoRuntime> {
-        context::current().ok_or(NoRuntime)
+        Self::with_current(|handle| handle.cloned().ok_or(NoRuntime))
+    }
+
+    /// Calls `f` with the runtime that this thread runs for, if there is one.
+    pub(crate) fn with_current<T>(f: impl FnOnce(Option<&Self>) -> T) -> T {
+        context::with_current(f)
     }
 
     /// Spawns a task.
@@ -114,7 +118,8 @@ impl Handle {
     /// kernel. To be asked now and then, from any thread.
     #[must_use]
     pub fn metrics(&self) -> Metrics {
-        let mut metrics = Metrics::of(self);
+        let (workers, live_tasks) = (self.worker_count(), self.live_task_count());
+        let mut metrics = Metrics::new(self.server(), workers, live_tasks);
         match &self.scheduler {
             Scheduler::UserLevel(shared) => shared.fill_metrics(&mut metrics),
             Scheduler::Hybrid(shared) => shared.fill_metrics(&mut metrics),
@@ -124,7 +129,7 @@ impl Handle {
         metrics
     }
 
-    pub(crate) fn worker_count(&self) -> usize {
+    fn worker_count(&self) -> usize {
         match &self.scheduler {
             Scheduler::UserLevel(_) => 1,
             Scheduler::Hybrid(shared) => shared.options().workers,
@@ -156,6 +161,19 @@ impl Handle {
             Scheduler::Hybrid(shared) => shared.live().count(),
             Scheduler::KernelLevel(shared) => shared.live().count(),
         }
+    }
+}
+
+impl From<Scheduler> for Handle {
+    fn from(scheduler: Scheduler) -> Self {
+        Self { scheduler }
+    }
+}
+
+impl Enter for Handle {
+    fn enter(self) -> Entered {
+        let server = self.server().enter();
+        context::enter(self, server)
     }
 }
 

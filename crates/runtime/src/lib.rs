@@ -59,37 +59,29 @@
 //! # What this crate does not do
 //! It has no I/O of its own, no reactor that is not a detector, and no `async` file system yet.
 
-mod alarm;
 mod blocking_pool;
 mod builder;
-mod checkpoint;
 mod context;
 mod flavor;
 mod handle;
-mod idle;
-mod join;
 mod kernel_help;
-mod kind;
 mod lane;
-mod live_tasks;
+mod measure;
 pub mod metrics;
+mod options;
 mod panics;
-mod parker;
+mod parking;
 mod refusal;
 mod runtime;
-mod spawn;
 mod sync;
 pub mod task;
 mod task_cell;
-mod thread_state;
 pub mod time;
-mod timerfd;
-mod unconstrained;
 
 pub use builder::{BuildError, RuntimeBuilder};
 pub use handle::{Handle, NoRuntime};
-pub use join::{JoinError, JoinHandle};
 pub use kernel_help::KernelHelp;
 pub use runtime::{Runtime, ShutdownTimeout};
-pub use spawn::{YieldNow, spawn, spawn_blocking, spawn_local, yield_now};
+pub use task::{YieldNow, spawn, spawn_blocking, spawn_local, yield_now};
+pub use task_cell::{JoinError, JoinHandle};
 pub use vigie_detect::{Flavor, Reactivity};

@@ -6,17 +6,16 @@ use thiserror::Error;
 use vigie_detect::{Instant, Server, clock::monotonic_now};
 
 use crate::{
-    builder::RuntimeBuilder,
     flavor::{hybrid, kernel_level, user_level},
     handle::{Handle, Scheduler},
-    join::JoinHandle,
     metrics::{self, MetricsSocket, ServeError},
     sync::thread,
+    task_cell::JoinHandle,
 };
 
 /// Runs tasks. Dropping it cancels all of them and waits for its threads, and for closures on blocking
 /// threads that have begun, for at most the builder's
-/// [`shutdown_timeout`](RuntimeBuilder::shutdown_timeout), 10 s by default. A hybrid or kernel-level
+/// [`shutdown_timeout`](crate::RuntimeBuilder::shutdown_timeout), 10 s by default. A hybrid or kernel-level
 /// runtime that is dropped inside a task of a hybrid or kernel-level runtime, its own or another, ends
 /// in the background instead.
 ///
@@ -55,11 +54,6 @@ pub struct Runtime {
 impl Runtime {
     pub(crate) fn new(handle: Handle, threads: Vec<thread::JoinHandle<()>>) -> Self {
         Self { handle, threads, process: process::id(), is_ended: false, metrics_socket: None }
-    }
-
-    /// Returns a builder with the defaults: hybrid, one worker for each available core.
-    pub fn builder() -> RuntimeBuilder {
-        RuntimeBuilder::new()
     }
 
     pub(crate) fn serve_metrics(&mut self, path: &Path) -> Result<(), ServeError> {
@@ -140,7 +134,7 @@ impl fmt::Display for Sites<'_> {
 impl Runtime {
     /// Ends the runtime: cancels all tasks, and waits for at most `timeout` until those that are inside
     /// a poll, and closures on blocking threads that have begun, are over. Dropping the runtime does the
-    /// same with the time that was [set in the builder](RuntimeBuilder::shutdown_timeout), and reports
+    /// same with the time that was [set in the builder](crate::RuntimeBuilder::shutdown_timeout), and reports
     /// the error to `tracing`.
     ///
     /// In a forked child nothing is ended: see [`Runtime`].

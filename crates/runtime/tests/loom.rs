@@ -19,25 +19,31 @@ use loom::{
     thread,
 };
 
-#[path = "../src/alarm.rs"]
-mod alarm;
 #[path = "../src/flavor/hybrid/baton.rs"]
 mod baton;
 #[path = "../src/sync.rs"]
 mod door;
-#[path = "../src/idle.rs"]
-mod idle;
 #[path = "../src/lane/mod.rs"]
 mod lane;
 #[path = "../src/flavor/hybrid/order.rs"]
 mod order;
-#[path = "../src/parker.rs"]
-mod parker;
+#[path = "../src/parking"]
+mod parking {
+    pub(crate) use super::timerfd;
+
+    pub(crate) mod alarm;
+    pub(crate) mod idle;
+    pub(crate) mod parker;
+}
 #[path = "../src/flavor/hybrid/seat.rs"]
 mod seat;
 #[path = "loom"]
 mod hybrid {
-    pub(crate) use super::reserves::{Shared, worker};
+    pub(crate) use super::reserves::worker;
+
+    pub(crate) mod shared {
+        pub(crate) use crate::reserves::Shared;
+    }
 
     #[path = "../../src/flavor/hybrid/reserve.rs"]
     pub(crate) mod reserve;
@@ -52,7 +58,7 @@ mod supervision;
 mod whole;
 
 /// What the modules name of others, and no model looks at.
-mod metrics {
+mod measure {
     use std::{panic::Location, sync::Arc, time::Duration};
 
     pub(crate) struct CurrentPoll {
@@ -108,11 +114,10 @@ mod task_cell {
 }
 
 /// The kernel's part, replaced.
-use supervision::{kernel_help, thread_state, timerfd};
+use supervision::{kernel_help, timerfd};
 
-use idle::Idle;
 use lane::{ComputeQueue, Rank};
-use parker::Parker;
+use parking::{idle::Idle, parker::Parker};
 
 /// The door of the modules, with fences that a model can take away.
 mod sync {

@@ -18,14 +18,17 @@ use std::{cell::RefCell, env, ops::Range, rc::Rc, time::Duration};
 use crossbeam::deque::Worker as Queue;
 use vigie_detect::Simulation;
 
-#[path = "../src/alarm.rs"]
-mod alarm;
-#[path = "../src/idle.rs"]
-mod idle;
-#[path = "../src/kind.rs"]
+#[path = "../src/task_cell/kind.rs"]
 mod kind;
 #[path = "../src/lane/mod.rs"]
 mod lane;
+#[path = "../src/parking"]
+mod parking {
+    pub(crate) use super::timerfd;
+
+    pub(crate) mod alarm;
+    pub(crate) mod idle;
+}
 #[path = "../src/sync.rs"]
 mod sync;
 #[path = "scheduler"]
@@ -69,7 +72,7 @@ fn with_kernel<T>(ask: impl FnOnce(&Kernel) -> T) -> T {
 }
 
 /// What the modules name of others, and no run looks at.
-mod metrics {
+mod measure {
     use std::{panic::Location, sync::Arc, time::Duration};
 
     pub(crate) struct CurrentPoll {
@@ -106,6 +109,8 @@ mod task_cell {
 
 /// The kernel's numbers of threads: their places plus one.
 mod kernel_help {
+    pub(crate) use super::thread_state;
+
     use std::cell::Cell;
 
     thread_local! {

@@ -13,16 +13,17 @@
 
 use std::time::Duration;
 
-use super::{REACTION, Show, Turn, WORK_PER_S, in_turns, table};
 use crate::client::PingPong;
 use crate::compute::YieldEvery;
-use crate::control_group::{PERIOD, QuotaGroup};
 use crate::error::BenchError;
+use crate::host::control_group::{PERIOD, QuotaGroup};
 use crate::inside::Counts;
-use crate::progress::Progress;
+use crate::report::progress::Progress;
+use crate::report::show::{Show, table};
+use crate::report::turn::{REACTION, Turn, WORK_PER_S, in_turns};
 use crate::report::{Outcome, Row};
+use crate::schedulers::System;
 use crate::server::ServerPlan;
-use crate::system::System;
 
 /// Name of the case in rows.
 pub const CASE: &str = "container";

@@ -8,16 +8,17 @@
 
 use std::time::Duration;
 
-use super::{REACTION, Show, Turn, in_turns, table};
 use crate::client::PingPong;
 use crate::compute::YieldEvery;
 use crate::error::BenchError;
+use crate::host::usage::Usage;
 use crate::outside::Outside;
-use crate::progress::Progress;
+use crate::report::progress::Progress;
+use crate::report::show::{Show, table};
+use crate::report::turn::{REACTION, Turn, in_turns};
 use crate::report::{Outcome, Row};
+use crate::schedulers::System;
 use crate::server::ServerPlan;
-use crate::system::System;
-use crate::usage::Usage;
 
 /// Name of the case in rows.
 pub const CASE: &str = "fairness";

@@ -9,13 +9,14 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use super::{REACTION, Show, THREADS_MAX, Turn, WORK_PER_S, in_turns, table};
 use crate::client::{Echoes, PingPong, Requests};
 use crate::error::BenchError;
-use crate::progress::Progress;
+use crate::report::progress::Progress;
+use crate::report::show::{Show, table};
+use crate::report::turn::{REACTION, THREADS_MAX, Turn, WORK_PER_S, in_turns};
 use crate::report::{Outcome, Row};
+use crate::schedulers::System;
 use crate::server::ServerPlan;
-use crate::system::System;
 
 /// Name of the case in rows.
 pub const CASE: &str = "service";

@@ -10,9 +10,9 @@ use clap::Args;
 use vigie_barrier::Algorithm;
 use vigie_barrier::algorithm::NameError;
 use vigie_bench::BenchError;
-use vigie_bench::machine::Machine;
+use vigie_bench::host::machine::Machine;
 
-use super::{Output, duration};
+use super::output::{Output, duration};
 
 #[derive(Debug, Args)]
 pub(super) struct Barrier {

@@ -12,11 +12,11 @@ use vigie_bench::cases::fairness::FairnessPlan;
 use vigie_bench::cases::periodic::PeriodicPlan;
 use vigie_bench::cases::service::ServicePlan;
 use vigie_bench::compute::YieldEvery;
-use vigie_bench::machine::Machine;
+use vigie_bench::host::machine::Machine;
 use vigie_bench::report::{Outcome, Report};
 use vigie_bench::system::System;
 
-use super::{Common, duration, measure};
+use super::output::{Common, duration, measure};
 
 /// How much is measured; what is not given is as the case needs it.
 #[derive(Debug, Args)]

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use clap::Args;
 use vigie_bench::BenchError;
-use vigie_bench::machine::Machine;
+use vigie_bench::host::machine::Machine;
 use vigie_bench::messages::datagram::{
     BYTES_MAX, DatagramPlan, datagram_carrier, datagram_carriers,
 };
 use vigie_bench::messages::{Carrier, UnknownCarrier};
 use vigie_bench::report::Report;
 
-use super::{Output, duration, measure};
+use super::output::{Output, duration, measure};
 
 #[derive(Debug, Args)]
 pub(super) struct Datagrams {

@@ -9,10 +9,10 @@ use vigie_bench::BenchError;
 use vigie_bench::forward::relay::{self, RelayMeasurement, RelayPeer};
 use vigie_bench::forward::via::{self, Carrier, ViaPlan};
 use vigie_bench::forward::{self, LivePlan, NicPlan};
-use vigie_bench::machine::Machine;
+use vigie_bench::host::machine::Machine;
 use vigie_bench::report::{Outcome, Report};
 
-use super::{Output, draw, duration, measure};
+use super::output::{Output, draw, duration, measure};
 
 #[derive(Debug, Args)]
 #[command(group(clap::ArgGroup::new("what").required(true).args(["model", "over", "relay", "live"])))]

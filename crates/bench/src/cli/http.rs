@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use clap::Args;
 use vigie_bench::BenchError;
+use vigie_bench::host::machine::Machine;
 use vigie_bench::http::HttpPlan;
-use vigie_bench::machine::Machine;
 use vigie_bench::system::System;
 
 use super::cases::Amount;
-use super::{duration, measure};
+use super::output::{duration, measure};
 
 #[derive(Debug, Args)]
 pub(super) struct Http {

@@ -7,7 +7,7 @@ use clap::Args;
 use vigie_bench::BenchError;
 use vigie_bench::interrupts::{ForeignCallsPlan, InterruptsPlan, Source};
 
-use super::{duration, measure};
+use super::output::{duration, measure};
 
 #[derive(Debug, Args)]
 pub(super) struct Interrupts {

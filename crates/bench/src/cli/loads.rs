@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use clap::Args;
 use vigie_bench::BenchError;
+use vigie_bench::host::machine::Machine;
 use vigie_bench::loads::{CASES, LoadsPlan, Mix, seed_of};
-use vigie_bench::machine::Machine;
 use vigie_bench::report::{Outcome, Report};
 use vigie_bench::system::System;
 

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use vigie_bench::BenchError;
-use vigie_bench::machine::Machine;
+use vigie_bench::host::machine::Machine;
 use vigie_bench::messages::plan::PingPongPlan;
 use vigie_bench::messages::remote::{remote_carriers, remote_plan};
 use vigie_bench::messages::{Carrier, Kind, Measure, UnknownCarrier, carriers, named, plot};
 use vigie_bench::report::Report;
 
-use super::{Output, draw, duration, measure};
+use super::output::{Output, draw, duration, measure};
 
 #[derive(Debug, Args)]
 pub(super) struct PingPong {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use vigie_bench::soak::SoakPlan;
 
-use super::duration;
+use super::output::duration;
 
 #[derive(Debug, Args)]
 pub(super) struct Soak {

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use clap::Args;
 use vigie_bench::BenchError;
-use vigie_bench::machine::Machine;
+use vigie_bench::host::machine::Machine;
 use vigie_bench::report::Report;
 use vigie_bench::system::System;
 use vigie_bench::timers::TimersPlan;
 
-use super::{Common, Output, duration, measure};
+use super::output::{Common, Output, duration, measure};
 
 #[derive(Debug, Args)]
 pub(super) struct Timers {

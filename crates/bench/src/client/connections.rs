@@ -5,10 +5,10 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use super::{PingPong, RemoteTask};
+use super::ping_pong::{PingPong, RemoteTask};
 use crate::clock;
 use crate::error::Failure;
-use crate::limits;
+use crate::host::limits;
 use crate::server::Command;
 
 /// How much slower than its steps alone a compute task may be before the client gives up: naive
@@ -39,6 +39,17 @@ impl fmt::Debug for Connections {
         let Self { streams, answered, .. } = self;
         let mut shown = f.debug_struct("Connections");
         shown.field("count", &streams.len()).field("answered", answered).finish_non_exhaustive()
+    }
+}
+
+impl PingPong {
+    /// Opens the connections in this process, with the priority that it has.
+    ///
+    /// # Errors
+    /// Those of the first echo on each connection, and
+    /// [`Failure::DescriptorLimit`].
+    pub fn open(&self) -> Result<Connections, Failure> {
+        Connections::open(self)
     }
 }
 

@@ -13,11 +13,11 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use serde::{Deserialize, Serialize};
 
 use super::connections::connect;
-use crate::child::{Child, Message, Role};
 use crate::clock;
 use crate::error::{BenchError, Failure};
-use crate::limits;
-use crate::realtime::{self, Priority};
+use crate::host::limits;
+use crate::host::realtime::{self, Priority};
+use crate::process::{Child, Message, Role};
 use crate::statistics::Samples;
 
 /// How long the parent waits for a sign of life beyond what the plan takes.
@@ -38,6 +38,10 @@ pub struct Crowd {
     period: Duration,
     span: Duration,
     patience: Duration,
+}
+
+impl Role for Crowd {
+    const NAME: &'static str = "crowd";
 }
 
 impl Crowd {
@@ -83,7 +87,7 @@ impl Crowd {
     /// [`BenchError::Failed`] if a connection could not be opened, or no message was answered at all;
     /// other variants if the process itself fails.
     pub fn run(&self) -> Result<CrowdEchoes, BenchError> {
-        let mut child = Child::start(&Role::Crowd(self.clone()))?;
+        let mut child = Child::start(self)?;
         let patience = self.span + self.patience + PATIENCE_BESIDE;
         let priority = match child.next(patience)? {
             Message::Ready { priority } => priority,

@@ -3,12 +3,12 @@
 use std::mem;
 use std::time::{Duration, Instant};
 
-use super::PingPong;
 use super::connections::Connections;
-use crate::child::Message;
+use super::ping_pong::PingPong;
 use crate::clock;
 use crate::error::Failure;
-use crate::realtime::{self, Priority};
+use crate::host::realtime::{self, Priority};
+use crate::process::Message;
 
 /// How often samples are handed to the parent: seldom, because each report wakes it on a core that
 /// the server could use.

@@ -1,7 +1,7 @@
 //! The external client: a process of its own that sends messages and times their echoes.
 //!
 //! [`PingPong`] is what to send, [`PingPong::run`] starts the process and collects its [`Echoes`].
-//! The process has real-time priority where that is allowed ([`Priority`] tells), one thread, and
+//! The process has real-time priority where that is allowed ([`Priority`](crate::Priority) tells), one thread, and
 //! blocking sockets: it has one message in flight, on a connection drawn at random, and sleeps
 //! between messages. [`Crowd`] is the other kind of client: many connections, each of which sends when
 //! its time has come, whether or not the answers have come. The one in `requests` only loads a service.
@@ -9,200 +9,13 @@
 mod connections;
 mod crowd;
 mod generator;
+mod ping_pong;
 mod requests;
 mod spacing;
-
-use std::net::SocketAddr;
-use std::time::Duration;
-
-use serde::{Deserialize, Serialize};
 
 pub use self::connections::Connections;
 pub(crate) use self::crowd::send_as_crowd;
 pub use self::crowd::{Crowd, CrowdEchoes};
 pub(crate) use self::generator::generate;
+pub use self::ping_pong::{Echoes, PingPong};
 pub(crate) use self::requests::{Requests, request};
-use self::spacing::Spacing;
-use crate::child::{Child, Message, Role};
-use crate::error::{BenchError, Failure};
-use crate::realtime::Priority;
-use crate::statistics::Samples;
-
-/// How much longer than a single answer the parent waits for a sign of life: a client reports its
-/// samples in batches, and every connection is tried once before it begins.
-const PATIENCE_BESIDE: Duration = Duration::from_secs(30);
-
-/// One message in flight over one or many TCP connections, answered before the next leaves.
-///
-/// # Examples
-/// ```no_run
-/// use std::time::Duration;
-/// use vigie_bench::client::PingPong;
-///
-/// vigie_bench::child::maybe_run_child();
-/// let echoes = PingPong::new("127.0.0.1:7".parse()?)
-///     .samples(100)
-///     .spacing(Duration::from_millis(1), Duration::from_millis(4))
-///     .run(&mut |_done| ())?;
-/// assert_eq!(echoes.samples.len(), 100);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[must_use = "a plan sends nothing before `run`"]
-pub struct PingPong {
-    address: SocketAddr,
-    connections: u32,
-    samples: u32,
-    budget: Duration,
-    spacing: Spacing,
-    patience: Duration,
-    seed: u64,
-    task: Option<RemoteTask>,
-    /// Each message has a connection of its own.
-    is_fresh: bool,
-    /// The client asks for the answer again and again, instead of sleeping until it comes.
-    is_spinning: bool,
-}
-
-/// A compute task that the client has the server run while it sends.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct RemoteTask {
-    pub(crate) control: SocketAddr,
-    pub(crate) steps: u32,
-    pub(crate) step: Duration,
-}
-
-impl PingPong {
-    /// Plans 200 messages over one connection to the echo server at `address`, 1 to 4 ms apart.
-    pub const fn new(address: SocketAddr) -> Self {
-        Self {
-            address,
-            connections: 1,
-            samples: 200,
-            budget: Duration::MAX,
-            spacing: Spacing { least: Duration::from_millis(1), span: Duration::from_millis(3) },
-            patience: Duration::from_secs(10),
-            seed: 0,
-            task: None,
-            is_fresh: false,
-            is_spinning: false,
-        }
-    }
-
-    /// Sets how many connections are open; each message takes one at random. Default: 1.
-    pub const fn connections(mut self, connections: u32) -> Self {
-        self.connections = connections;
-        self
-    }
-
-    /// Sets how many messages are sent at most. Default: 200.
-    pub const fn samples(mut self, samples: u32) -> Self {
-        self.samples = samples;
-        self
-    }
-
-    /// Sets how long messages are sent at most; the last one is always waited for. Default: no limit.
-    pub const fn budget(mut self, budget: Duration) -> Self {
-        self.budget = budget;
-        self
-    }
-
-    /// Sets the pauses between an answer and the next message: evenly spread over
-    /// `[least, least + span)`. Default: 1 ms and 3 ms.
-    pub const fn spacing(mut self, least: Duration, span: Duration) -> Self {
-        self.spacing = Spacing { least, span };
-        self
-    }
-
-    /// Sets how long an answer may take before the run fails. Default: 10 s.
-    pub const fn patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
-        self
-    }
-
-    /// Sets the seed of pauses and choices. Default: 0.
-    pub const fn seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
-        self
-    }
-
-    /// Opens a connection for each message, and closes it after the echo: the time of a sample begins
-    /// before the connection is asked for. Default: all connections stay open.
-    pub const fn on_new_connections(mut self) -> Self {
-        self.is_fresh = true;
-        self
-    }
-
-    /// Waits for each answer by asking again and again, so that the client's own wake-up is no part of
-    /// the figure. The client then has ordinary priority: one of real time that never sleeps is stopped
-    /// by the kernel for a part of each second. Default: the client sleeps.
-    pub const fn spinning(mut self) -> Self {
-        self.is_spinning = true;
-        self
-    }
-
-    /// Has the server run a compute task of `steps` steps, and sends until it is over instead of a
-    /// number of messages. `control` is the server's [control address](crate::server::Server::control).
-    pub const fn until_completed(
-        mut self,
-        control: SocketAddr,
-        steps: u32,
-        step: Duration,
-    ) -> Self {
-        self.task = Some(RemoteTask { control, steps, step });
-        self
-    }
-
-    /// Opens the connections in this process, with the priority that it has.
-    ///
-    /// # Errors
-    /// Those of the first echo on each connection, and
-    /// [`Failure::DescriptorLimit`].
-    pub fn open(&self) -> Result<Connections, Failure> {
-        Connections::open(self)
-    }
-
-    /// Starts the client process, waits for its end, and returns what it measured. `on_progress` is
-    /// called now and then with the number of echoes so far.
-    ///
-    /// # Errors
-    /// [`BenchError::Failed`] if a message was not echoed in time ([`BenchError::is_no_echo`]) or
-    /// the server could not be reached; other variants if the process itself fails.
-    pub fn run(&self, on_progress: &mut dyn FnMut(usize)) -> Result<Echoes, BenchError> {
-        let mut child = Child::start(&Role::Client(self.clone()))?;
-        let patience = self.patience.saturating_add(PATIENCE_BESIDE);
-        let priority = match child.next(patience)? {
-            Message::Ready { priority } => priority,
-            other => return Err(child.unexpected(&other)),
-        };
-        let mut echoes = Echoes { sent: 0, samples: Samples::new(), priority, completed: None };
-        loop {
-            match child.next(patience)? {
-                Message::RoundTrips { nanoseconds } => {
-                    echoes.samples.extend(nanoseconds);
-                    on_progress(echoes.samples.len());
-                }
-                Message::Sent { messages } => echoes.sent = messages,
-                Message::Completed { nanoseconds } => {
-                    echoes.completed = Some(Duration::from_nanos(nanoseconds));
-                }
-                Message::Finished => return Ok(echoes),
-                other => return Err(child.unexpected(&other)),
-            }
-        }
-    }
-}
-
-/// What a client measured.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Echoes {
-    /// Messages that were sent.
-    pub sent: u64,
-    /// Time from before each message was written until its echo was read.
-    pub samples: Samples,
-    /// How the client was scheduled.
-    pub priority: Priority,
-    /// How long the server's compute task took by its own clock, if there was one.
-    pub completed: Option<Duration>,
-}

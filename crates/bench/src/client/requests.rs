@@ -10,8 +10,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::connections::connect;
-use crate::child::{Child, Message, Role};
 use crate::error::{BenchError, Failure};
+use crate::process::{Child, Message, Role};
 use crate::server::COMPUTE_FIRST;
 
 /// How long the process may take to begin.
@@ -27,10 +27,14 @@ pub(crate) struct Requests {
     pub(crate) clients: u32,
 }
 
+impl Role for Requests {
+    const NAME: &'static str = "requests";
+}
+
 impl Requests {
     /// Starts the process; dropping what is returned ends it.
     pub(crate) fn start(self) -> Result<Child, BenchError> {
-        let mut child = Child::start(&Role::Requests(self))?;
+        let mut child = Child::start(&self)?;
         match child.next(START_PATIENCE)? {
             Message::Computing { .. } => Ok(child),
             other => Err(child.unexpected(&other)),

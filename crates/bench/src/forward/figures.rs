@@ -1,11 +1,11 @@
 //! What goals look for in the rows.
 
-use super::{
+use super::keys::{
     BYTES, MEASURED_US, MODEL_MB_S, MODEL_PERCENT, MODEL_US, NIC, NIC_CUT, SIMULATED_MB_S,
     SIMULATED_PERCENT, SIMULATED_US, TABLE_US, WINDOW,
 };
-use crate::experiment::Figure;
 use crate::report::Row;
+use crate::report::figure::Figure;
 
 /// Distances of model and simulation from Table 3 and T(8192): the largest, in microseconds.
 pub(crate) fn table_distance(rows: &[Row]) -> Option<Figure> {

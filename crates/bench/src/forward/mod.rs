@@ -5,6 +5,7 @@
 //! bandwidth of figures 4 to 6 is compared, only what the text says of them.
 
 mod figures;
+mod keys;
 pub(crate) mod live;
 mod nic;
 mod plot;
@@ -14,13 +15,15 @@ pub mod via;
 
 use std::time::Duration;
 
-use thiserror::Error;
 use vigie_forward::{
-    Bandwidth, Bus, Cost, CostError, Flow, Message, MessageError, Mode, Node, Parameters,
-    ParametersError, Path, Simulation, SimulationError,
+    Bandwidth, Bus, Cost, Flow, Message, Mode, Node, Parameters, Path, Simulation,
 };
 
-use crate::error::BenchError;
+use self::keys::{
+    BYTES, DELTA_US, FLOWS, HOST, MEASURED_US, MODEL_MB_S, MODEL_PERCENT, MODEL_US, NIC, NIC_CUT,
+    NONE, SIMULATED_MB_S, SIMULATED_PERCENT, SIMULATED_US, T_ALGO_US, TABLE_US, WINDOW, mb_per_s,
+};
+use crate::error::{BenchError, ModelError};
 use crate::report::{Outcome, Row, Subject};
 
 pub(crate) use self::figures::{
@@ -32,26 +35,6 @@ pub use self::nic::{NicPlan, nic_tables};
 pub use self::plot::{by_delta, by_size};
 pub use self::tables::all as tables;
 
-/// Keys of parameters and figures.
-const BYTES: &str = "bytes";
-const DELTA_US: &str = "delta_us";
-const WINDOW: &str = "window";
-const FLOWS: &str = "flows";
-const T_ALGO_US: &str = "t_algo_us";
-const MODEL_US: &str = "model_us";
-const SIMULATED_US: &str = "simulated_us";
-const TABLE_US: &str = "table_us";
-const MEASURED_US: &str = "measured_us";
-const MODEL_MB_S: &str = "model_mb_per_s";
-const SIMULATED_MB_S: &str = "simulated_mb_per_s";
-const MODEL_PERCENT: &str = "model_percent";
-const SIMULATED_PERCENT: &str = "simulated_percent";
-
-const NONE: Subject = Subject::Model { name: "no-forwarding", label: "no forwarding" };
-const HOST: Subject = Subject::Model { name: "host", label: "host" };
-const NIC: Subject = Subject::Model { name: "nic", label: "NIC, store-and-forward" };
-const NIC_CUT: Subject = Subject::Model { name: "nic-cut-through", label: "NIC, cut-through" };
-
 /// The paper's three paths.
 const PATHS: [(Subject, Path); 3] =
     [(HOST, Path::HOST), (NIC, Path::NIC), (NIC_CUT, Path::NIC_CUT_THROUGH)];
@@ -61,24 +44,6 @@ const PACKET_BYTES: u64 = 2048;
 
 /// Messages of a simulated run: enough for a steady state, and of one of them only whole windows.
 const MESSAGES: u32 = 1_200;
-
-/// A model or a simulation that cannot be made.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum ModelError {
-    /// A cost.
-    #[error(transparent)]
-    Cost(#[from] CostError),
-    /// A message.
-    #[error(transparent)]
-    Message(#[from] MessageError),
-    /// Parameters.
-    #[error(transparent)]
-    Parameters(#[from] ParametersError),
-    /// A simulation.
-    #[error(transparent)]
-    Simulation(#[from] SimulationError),
-}
 
 /// Calculates and simulates everything that the paper says, and windows and flows beyond it.
 ///
@@ -109,10 +74,6 @@ fn paper(bytes: u64, bus: Bus, window: u32) -> Result<Parameters, ModelError> {
 
 fn us(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
-}
-
-fn mb_per_s(bandwidth: Bandwidth) -> f64 {
-    bandwidth.bytes_per_s() as f64 / 1e6
 }
 
 fn elapsed(flow: Flow) -> Result<Duration, ModelError> {

@@ -1,9 +1,9 @@
 //! The curves behind figures 4 to 6 [fast-forward, §3.4] as plots: what was measured, else what was calculated.
 
-use super::via::MB_S;
-use super::{BYTES, DELTA_US, MODEL_MB_S};
-use crate::chart::{Line, Scale, Style, draw};
+use super::keys::{BYTES, DELTA_US, MODEL_MB_S};
+use super::via::keys::MB_S;
 use crate::report::Row;
+use crate::report::chart::{Line, Scale, Style, draw};
 
 /// Draws figure 4: bandwidth by size of message.
 #[must_use]

@@ -2,12 +2,12 @@
 
 use serde_json::Value;
 
-use super::{
+use super::keys::{
     BYTES, DELTA_US, FLOWS, HOST, MEASURED_US, MODEL_MB_S, MODEL_PERCENT, MODEL_US, NIC, NIC_CUT,
     NONE, SIMULATED_MB_S, SIMULATED_PERCENT, SIMULATED_US, T_ALGO_US, TABLE_US, WINDOW,
 };
+use crate::report::table::Table;
 use crate::report::{Row, Subject};
-use crate::table::Table;
 
 /// Shows everything that [`model`](super::model) gives.
 #[must_use]

@@ -1,11 +1,11 @@
 //! What barriers of members on one host must reach.
 
-use crate::barriers::{
+use super::experiment::Experiment;
+use super::verdict::{Area, Bound, Goal};
+use crate::barrier::{
     CASE, CPU_CORES, FLOOR, HYBRID, LATE, SHM, SHM_BLOCKING, THREADS, figure, ratio,
     ratio_to_best_of_open_mpi, ratio_to_best_of_threads,
 };
-use crate::experiment::Experiment;
-use crate::goal::{Area, Bound, Goal};
 
 const MEMBERS: Goal = Goal {
     area: Area::BarrierLocal,

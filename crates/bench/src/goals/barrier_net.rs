@@ -1,12 +1,12 @@
 //! What barriers over a network must reach, between namespaces on a bridge; Open MPI's members meet on the loopback
 //! interface, so that there are vigie's on it too, to compare like with like.
 
-use crate::barriers::{
+use super::experiment::Experiment;
+use super::verdict::{Area, Bound, Goal};
+use crate::barrier::{
     CASE, CPU_CORES, ETHER, LATE, LOOPBACK, OPEN_MPI_TCP, UDP, figure, ratio,
     ratio_of_best_over_tcp,
 };
-use crate::experiment::Experiment;
-use crate::goal::{Area, Bound, Goal};
 
 const MEMBERS: Goal = Goal {
     area: Area::BarrierNet,

@@ -1,11 +1,11 @@
 //! What the simulated cluster must reach: the paper's numbers [eth-barrier, §4.3], [eth-barrier, §4.4], and what its structure says.
 
-use crate::barrier::{
+use super::experiment::Experiment;
+use super::verdict::{Area, Bound, Goal};
+use crate::cluster::{
     Barrier, ablation, crossing_us, gain, golden_difference, largest_ratio, mean_error,
     paper_error, recovery_cost, saved, times_slower,
 };
-use crate::experiment::Experiment;
-use crate::goal::{Area, Bound, Goal};
 
 const SWITCH: &str = "switch";
 const HUB: &str = "hub";

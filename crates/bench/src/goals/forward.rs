@@ -1,12 +1,13 @@
 //! What the model of forwarding must reach.
 
-use crate::experiment::{Experiment, Figure};
+use super::experiment::Experiment;
+use super::verdict::{Area, Bound, Goal};
 use crate::forward::live::{ADDED_P50_US, DELIVERED_KPPS, LATENCY, RATE, found};
 use crate::forward::via::{choice, prediction_error};
 use crate::forward::{BY_HAND, DELIVERED_MPPS, LOST, nic_figure};
 use crate::forward::{crossover_distance, gain_distance, simulation_error, table_distance};
-use crate::goal::{Area, Bound, Goal};
 use crate::report::Row;
+use crate::report::figure::Figure;
 
 const MODEL: Goal = Goal {
     area: Area::ForwardModel,

@@ -1,8 +1,8 @@
 //! What relays must reach, beside others and beside none.
 
-use crate::experiment::Experiment;
+use super::experiment::Experiment;
+use super::verdict::{Area, Bound, Goal};
 use crate::forward::relay::{added_by_socat, by_best_peer, framed_by_direct, stored_by_planned};
-use crate::goal::{Area, Bound, Goal};
 
 const RELAY: Goal = Goal {
     area: Area::ForwardRelay,

@@ -1,10 +1,11 @@
 //! What a service on hyper must reach, beside the same service on tokio.
 
-use crate::experiment::{Experiment, Figure};
-use crate::goal::{Area, Bound, Goal};
+use super::experiment::Experiment;
+use super::verdict::{Area, Bound, Goal};
 use crate::http::{CPU_US, HELLO, OVERLOAD, PER_S};
 use crate::report::Row;
-use crate::system::System;
+use crate::report::figure::Figure;
+use crate::schedulers::System;
 
 const HTTP: Goal = Goal {
     area: Area::Http,

@@ -2,12 +2,13 @@
 
 use serde_json::Value;
 
-use crate::experiment::{Experiment, Figure};
-use crate::goal::{Area, Bound, Goal};
+use super::experiment::Experiment;
+use super::verdict::{Area, Bound, Goal};
 use crate::loads;
 use crate::report::Row;
+use crate::report::figure::Figure;
+use crate::schedulers::System;
 use crate::slowdown;
-use crate::system::System;
 
 const LOADS: Goal = Goal {
     area: Area::Loads,

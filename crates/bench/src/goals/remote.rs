@@ -1,7 +1,7 @@
 //! What vigie must reach between hosts.
 
-use crate::experiment::Experiment;
-use crate::goal::{Area, Bound, Goal};
+use super::experiment::Experiment;
+use super::verdict::{Area, Bound, Goal};
 use crate::messages::found::{Case, largest_ratio_from, ratio};
 use crate::messages::plan::MESSAGE_US;
 use crate::messages::remote::{

@@ -2,10 +2,11 @@
 
 use serde_json::Value;
 
-use crate::experiment::{Experiment, Figure};
-use crate::goal::{Area, Bound, Goal};
+use super::experiment::Experiment;
+use super::verdict::{Area, Bound, Goal};
 use crate::report::Row;
-use crate::system::System;
+use crate::report::figure::Figure;
+use crate::schedulers::System;
 use crate::timers::{CASE, CPU_PER_TIMER, EQUAL_SLACK_US, TimerLoad};
 
 const TIMERS: Goal = Goal {

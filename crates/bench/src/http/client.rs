@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::child::{Child, Message, Role};
 use crate::clock;
 use crate::error::{BenchError, Failure};
-use crate::realtime::{self, Priority};
+use crate::host::realtime::{self, Priority};
+use crate::process::{Child, Message, Role};
 use crate::statistics::Samples;
 
 /// The path at which the service computes.
@@ -37,6 +37,10 @@ pub(crate) struct HttpClient {
     pub(super) seed: u64,
 }
 
+impl Role for HttpClient {
+    const NAME: &'static str = "HTTP client";
+}
+
 /// What such a client has found.
 pub(super) struct Found {
     /// From when each ping was due until its answer was read.
@@ -50,7 +54,7 @@ impl HttpClient {
     /// Starts the client's process, and waits for what it finds.
     pub(super) fn start(self) -> Result<Found, BenchError> {
         let patience = self.span + 2 * PATIENCE;
-        let mut child = Child::start(&Role::HttpClient(self))?;
+        let mut child = Child::start(&self)?;
         let priority = match child.next(patience)? {
             Message::Ready { priority } => priority,
             other => return Err(child.unexpected(&other)),

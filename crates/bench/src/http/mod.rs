@@ -21,14 +21,15 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::client::HttpClient;
-use crate::cases::{REACTION, Show, Turn, in_turns, table};
-use crate::child::{Child, Message, Role};
 use crate::compute::Pace;
 use crate::error::{BenchError, Failure};
-use crate::progress::Progress;
-use crate::realtime::Priority;
+use crate::host::realtime::Priority;
+use crate::process::{Child, Message, Role};
+use crate::report::progress::Progress;
+use crate::report::show::{Show, table};
+use crate::report::turn::{REACTION, Turn, in_turns};
 use crate::report::{Outcome, Row};
-use crate::system::System;
+use crate::schedulers::System;
 
 /// Name of the case in rows: requests in a closed loop, nothing else.
 pub const HELLO: &str = "http hello";
@@ -128,7 +129,7 @@ impl HttpPlan {
             progress.case(format!("{}, {}", row.system, row.case));
             let plan =
                 HttpServer { system: row.runtime()?, workers: self.workers, step: self.step, pace };
-            let mut server = Child::start(&Role::HttpServer(plan))?;
+            let mut server = Child::start(&plan)?;
             let address = match server.next(PATIENCE)? {
                 Message::Listening { echo, .. } => echo,
                 other => return Err(server.unexpected(&other)),
@@ -208,6 +209,10 @@ pub(crate) struct HttpServer {
     workers: usize,
     step: Duration,
     pace: Pace,
+}
+
+impl Role for HttpServer {
+    const NAME: &'static str = "HTTP server";
 }
 
 impl HttpServer {

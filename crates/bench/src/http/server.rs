@@ -13,13 +13,14 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::HttpServer;
 use super::client::{COMPUTE, HELLO_BODY};
-use crate::child::Message;
 use crate::compute::Pace;
 use crate::error::Failure;
 use crate::inside;
+use crate::process::Message;
+use crate::schedulers::System;
+use crate::system::AsyncSystem;
 use crate::system::tokio::TokioMultiThread;
 use crate::system::vigie::VigieHybrid;
-use crate::system::{AsyncSystem, System};
 
 /// A runtime on whose sockets hyper runs.
 trait HttpSystem: AsyncSystem<Stream: AsyncRead + AsyncWrite + Unpin> {

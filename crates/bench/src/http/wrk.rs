@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use crate::error::{BenchError, Failure};
-use crate::system::System;
+use crate::schedulers::System;
 
 /// What `wrk` has found.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -26,8 +26,8 @@ use rustix::time::{ClockId, clock_gettime};
 pub use self::runtime::{CASE, ENDED, ForeignCallsPlan};
 pub use self::source::{Armed, Source, handled};
 use crate::clock::{self, nanoseconds};
+use crate::report::table::Table;
 use crate::statistics::median;
-use crate::table::Table;
 
 /// How the loop of the cost is divided.
 const TURNS: usize = 7;

@@ -22,12 +22,13 @@ use vigie_runtime::{Runtime, metrics::Metrics};
 use super::{Interrupted, is_cut_short, micros};
 use crate::clock;
 use crate::error::{BenchError, Failure};
-use crate::progress::Progress;
+use crate::report::progress::Progress;
+use crate::report::table::Table;
 use crate::report::{Outcome, Row};
+use crate::schedulers::System;
+use crate::system;
+use crate::system::AsyncSystem;
 use crate::system::vigie::VigieHybrid;
-use crate::system::{AsyncSystem, System};
-use crate::table::Table;
-use crate::workload;
 
 /// Name of the case in rows.
 pub const CASE: &str = "foreign-calls";
@@ -120,7 +121,7 @@ impl ForeignCallsPlan {
             let over = Arc::clone(&shared);
             let pinger = thread::spawn(move || ping(TcpStream::connect(address)?, &over));
             let stream = VigieHybrid::accept(&listener).await.map_err(Failure::io("accepting"))?;
-            vigie_runtime::spawn(workload::echo::<VigieHybrid>(stream)).detach();
+            vigie_runtime::spawn(system::echo::<VigieHybrid>(stream)).detach();
             let mut done = Ok(());
             for call in calls {
                 let ended = call.await.map_err(Failure::runtime)?;

@@ -2,10 +2,9 @@
 
 use std::fmt;
 
-use super::Behaviour;
 use super::measure::{Figures, quantile};
-use super::mix::Mix;
-use crate::table::{three_digits, time};
+use crate::mix::{Behaviour, Mix};
+use crate::report::table::{three_digits, time};
 
 /// How much longer than with threads a time may be.
 const TIME_FACTOR: f64 = 1.2;

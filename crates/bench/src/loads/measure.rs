@@ -6,18 +6,15 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
-use super::closed::ClosedClients;
-use super::mix::Mix;
-use super::paced::{Answers, PacedClient};
-use super::server::LoadServer;
-use crate::child::{Child, Message, Role};
 use crate::clock;
 use crate::compute::Pace;
 use crate::error::BenchError;
-use crate::realtime::Priority;
+use crate::host::realtime::Priority;
+use crate::host::usage::Usage;
+use crate::mix::{Answers, ClosedClients, LoadServer, Mix, PacedClient};
+use crate::process::{Child, Message, Role};
+use crate::schedulers::System;
 use crate::statistics::microseconds;
-use crate::system::System;
-use crate::usage::Usage;
 
 /// How long a process may take to get ready; opening connections beside floods takes its time.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -179,7 +176,7 @@ impl Run {
             pace: self.pace,
         };
         let own_threads = plan.own_threads();
-        let mut server = Child::start(&Role::LoadServer(plan))?;
+        let mut server = Child::start(&plan)?;
         let (process, address) = match server.next(PATIENCE)? {
             Message::Listening { process, echo, .. } => (process, echo),
             other => return Err(server.unexpected(&other)),
@@ -187,7 +184,7 @@ impl Run {
         let mut closed = None;
         if ClosedClients::are_in(mix) {
             let clients = ClosedClients { address, mix: mix.clone() };
-            closed = Some(ready(&Role::ClosedClients(clients))?.0);
+            closed = Some(ready(&clients)?.0);
         }
         let client = PacedClient {
             address,
@@ -197,7 +194,7 @@ impl Run {
             opened_per_s: self.opened_per_s,
             counts_from_due: self.counts_from_due,
         };
-        let (mut paced, priority) = ready(&Role::PacedClient(client))?;
+        let (mut paced, priority) = ready(&client)?;
         if let Some(closed) = &mut closed {
             closed.go();
         }
@@ -210,10 +207,7 @@ impl Run {
         threads.watch_for(self.span);
         let after = (server.usage()?, closed.as_mut().map(Child::usage).transpose()?);
         let stolen = HostTime::now().stolen_since(host);
-        let answers = match paced.next(PATIENCE)? {
-            Message::Answers(answers) => answers,
-            other => return Err(paced.unexpected(&other)),
-        };
+        let answers = paced.found(PATIENCE)?;
         let used = after.0.since(before.0);
         let asked = after.1.zip(before.1).map(|(after, before)| after.since(before));
         let figures = self.figures(answers, used, asked, &threads);
@@ -285,7 +279,7 @@ impl HostTime {
 }
 
 /// Starts a client and waits until its connections are open.
-fn ready(role: &Role) -> Result<(Child, Priority), BenchError> {
+fn ready<R: Role>(role: &R) -> Result<(Child, Priority), BenchError> {
     let mut child = Child::start(role)?;
     match child.next(PATIENCE)? {
         Message::Ready { priority } => Ok((child, priority)),

@@ -4,54 +4,33 @@
 //! ```text
 //!   parent (LoadsPlan) ── for each mix: threads, vigie, tokio, threads again, one after another
 //!      │
-//!      ├─▶ server process: the mix on one system          tasks.rs, or threads.rs
-//!      ├─▶ paced client: probes, requests, connections    schedule.rs, paced.rs; real-time priority
-//!      └─▶ closed clients, if the mix floods              closed.rs; ordinary priority
+//!      ├─▶ server process: the mix on one system          mix/tasks.rs, or mix/threads.rs
+//!      ├─▶ paced client: probes, requests, connections    mix/schedule.rs, mix/paced.rs; real-time priority
+//!      └─▶ closed clients, if the mix floods              mix/closed.rs; ordinary priority
 //! ```
 //!
 //! A [`Mix`] is a pure function of its seed ([`Mix::draw`]) or has a name ([`Mix::named`]). The bounds
 //! stand in `judge.rs`. Threads are measured twice and judged by themselves with the same bounds: how
 //! often they fail is the noise of the judgement.
 
-mod behaviour;
-mod call;
-mod closed;
 mod judge;
 mod measure;
-mod mix;
-mod paced;
-mod schedule;
-mod server;
-mod service_time;
 mod tables;
-mod tasks;
-mod threads;
-mod wire;
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-pub use self::behaviour::{Behaviour, Call, Stage};
-pub(crate) use self::closed::ClosedClients;
 use self::judge::judge;
 pub use self::judge::{Judged, Measure};
 pub(crate) use self::measure::{Figures, Run, quantile};
-pub use self::mix::{CASES, Case, Mix};
-pub(crate) use self::paced::{Answers, PacedClient};
-pub(crate) use self::schedule::arrivals;
-pub(crate) use self::server::LoadServer;
-pub use self::service_time::ServiceTime;
-#[cfg(test)]
-pub(crate) use self::service_time::exponential;
 pub use self::tables::{Summary, SystemSummary};
-pub(crate) use self::tasks::serve as serve_on;
-pub(crate) use self::threads::serve as serve_on_threads;
 use crate::compute::Pace;
 use crate::error::BenchError;
-use crate::realtime::Priority;
+use crate::host::realtime::Priority;
+pub use crate::mix::{Behaviour, CASES, Call, Case, Mix, ServiceTime, Stage};
 use crate::report::Row;
-use crate::system::System;
+use crate::schedulers::System;
 
 /// Name of the case in rows.
 pub const CASE: &str = "loads";

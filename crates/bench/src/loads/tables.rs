@@ -5,7 +5,7 @@ use std::fmt;
 use super::judge::MARK;
 use super::measure::quantile;
 use super::{Figures, LoadRun, LoadsOutcome, MixOutcome};
-use crate::table::{Table, three_digits, time};
+use crate::report::table::{Table, three_digits, time};
 
 impl MixOutcome {
     /// Returns a table with a line for each system, and below it what is missed.

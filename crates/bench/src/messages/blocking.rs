@@ -1,6 +1,7 @@
 //! Every role of a rank, for what can send and receive.
 
-use super::{Measure, PingPong};
+use super::carrier::PingPong;
+use super::measure::Measure;
 use crate::error::Failure;
 
 /// The first byte of a message that ends a measure.

@@ -1,9 +1,10 @@
 //! Figures that goals find in the rows of messages.
 
-use super::plan::{BYTES, MESSAGE_US, RANKS};
-use super::{Kind, carrier};
-use crate::experiment::Figure;
+use super::carrier::Kind;
+use super::keys::{BYTES, MESSAGE_US, RANKS};
+use super::names::carrier;
 use crate::report::Row;
+use crate::report::figure::Figure;
 
 /// Which row of a system: its case, and the parameter that tells it from others of that case.
 #[derive(Clone, Copy, Debug)]

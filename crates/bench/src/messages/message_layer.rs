@@ -11,8 +11,11 @@ use vigie_via::protocol::{Config, Engine, EngineEvent, Mode};
 use vigie_via::shm::Shm;
 use vigie_via::vi::Provider;
 
+use super::carrier::{Kind, PingPong, VIGIE};
+use super::measure::Measure;
+use super::ranks::Own;
+use super::seat::Seat;
 use super::virtual_interface::{ADDRESS_BYTES, address_of, leave_address};
-use super::{Kind, Measure, Own, PingPong, Seat, VIGIE};
 use crate::error::Failure;
 
 /// vigie's message layer.

@@ -1,21 +1,10 @@
 //! Systems by their names.
 
-use thiserror::Error;
-
+use super::carrier::{Carrier, UnknownCarrier};
 use super::datagram::own_datagrams;
+use super::list::{carriers, own_carriers};
+use super::ranks::Own;
 use super::remote::{own_remote, remote_carriers};
-use super::{Carrier, Own, carriers, own_carriers};
-
-/// A word that stands for no system that carries messages.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("nothing that carries messages is named {name:?}; there are {known}")]
-#[non_exhaustive]
-pub struct UnknownCarrier {
-    /// What was given.
-    pub name: String,
-    /// What there is.
-    pub known: String,
-}
 
 /// Returns the system of this very name.
 ///

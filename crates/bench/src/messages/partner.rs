@@ -1,9 +1,11 @@
 //! Two ranks of which one is the calling process: Criterion counts and times by itself.
 
+use super::carrier::PingPong;
+use super::measure::Measure;
+use super::ranks::Own;
 use super::ranks::{Meeting, RankPlan, cores, failed};
-use super::{Measure, Own, PingPong};
-use crate::child::{Child, Role};
 use crate::error::BenchError;
+use crate::process::Child;
 
 /// Rank 0 in this process, rank 1 in a process of its own.
 #[must_use = "dropping it ends the other process"]
@@ -32,12 +34,12 @@ impl Partner {
         let cores = cores();
         let core =
             |at: usize| cores.get(at).or_else(|| cores.first()).copied().into_iter().collect();
-        let follower = Child::start(&Role::Rank(RankPlan {
+        let follower = Child::start(&RankPlan {
             carrier: own.name.to_owned(),
             seat: meeting.seat(1, core(1)),
             measures: vec![measure],
             budget: std::time::Duration::ZERO,
-        }))?;
+        })?;
         let seat = meeting.seat(0, core(0));
         seat.pin().map_err(failed)?;
         let rank = (own.open)(&seat).map_err(failed)?;

@@ -4,42 +4,19 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{Carrier, Measure, Played, Prepared, Run, VIGIE, VIGIE_VI, carriers, tables};
+use super::carrier::{Carrier, Prepared, Run, VIGIE, VIGIE_VI};
+pub use super::keys::{
+    BYTES, CPU_CORES, CPU_CORES_FOLLOWER, CPU_PER_MESSAGE_US, MESSAGE_P99_US, MESSAGE_US,
+    PAPER_SIZES, RANKS, REST, WINDOW,
+};
+use super::list::carriers;
+use super::measure::Measure;
+use super::played::Played;
+use super::tables;
 use crate::error::BenchError;
-use crate::progress::Progress;
+use crate::report::progress::Progress;
 use crate::report::{Outcome, Row, Subject};
 use crate::statistics::{Samples, median};
-
-/// Parameter of a row: bytes of a message.
-pub const BYTES: &str = "bytes";
-
-/// Parameter of a row: messages per answer.
-pub const WINDOW: &str = "window";
-
-/// Parameter of a row: ranks of a ring, or 2.
-pub const RANKS: &str = "ranks";
-
-/// Figure: time of a message one way, or of a hop; the median over the samples.
-pub const MESSAGE_US: &str = "message_us";
-
-/// Figure: the same, 99th percentile. A sample is the mean of the operations that fill 50 µs.
-pub const MESSAGE_P99_US: &str = "message_p99_us";
-
-/// Figure: processor time of all ranks per message.
-pub const CPU_PER_MESSAGE_US: &str = "cpu_per_message_us";
-
-/// Figure: processor time of all ranks by the time that passed.
-pub const CPU_CORES: &str = "cpu_cores";
-
-/// Figure: the same of that follower which used most.
-pub const CPU_CORES_FOLLOWER: &str = "cpu_cores_follower";
-
-/// Pause before each message to a peer that waits: much longer than anybody polls.
-pub const REST: Duration = Duration::from_millis(2);
-
-/// Sizes of the paper's Table 1, in bytes [via-lam, §5].
-pub const PAPER_SIZES: [u32; 16] =
-    [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192, 16_384, 32_768];
 
 /// Sizes beyond them.
 const LARGE_SIZES: [u32; 5] = [65_536, 131_072, 262_144, 1_048_576, 4_194_304];

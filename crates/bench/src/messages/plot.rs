@@ -1,8 +1,8 @@
 //! Plots of messages: lines over two logarithmic axes.
 
-use super::plan::{BYTES, MESSAGE_US, RANKS};
-use crate::chart::{Line, Scale, draw};
+use super::keys::{BYTES, MESSAGE_US, RANKS};
 use crate::report::Row;
+use crate::report::chart::{Line, Scale, draw};
 
 /// Draws time one way by size, a line per system.
 #[must_use]

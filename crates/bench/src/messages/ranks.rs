@@ -6,12 +6,15 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::arena::{BOARD_BYTES, SharedFile};
-use super::{
-    Carrier, Kind, Measure, Missing, PingPong, Played, Prepared, Run, Seat, own, seat, stopwatch,
-};
-use crate::child::{Child, Message, Role};
+use super::carrier::{Carrier, Kind, PingPong, Prepared, Run};
+use super::measure::Measure;
+use super::played::Played;
+use super::seat;
+use super::seat::Seat;
 use crate::error::{BenchError, Failure};
+use crate::host::arena::{BOARD_BYTES, SharedFile};
+use crate::host::missing::Missing;
+use crate::process::{Child, Role};
 
 /// A system whose ranks are processes of this program.
 #[derive(Debug)]
@@ -76,7 +79,7 @@ impl Prepared for Started<'_> {
             seat.namespace = run.namespace_of(rank);
             let carrier = self.own.name.to_owned();
             let (measures, budget) = (run.measures.clone(), run.budget);
-            ranks.push(Child::start(&Role::Rank(RankPlan { carrier, seat, measures, budget }))?);
+            ranks.push(Child::start(&RankPlan { carrier, seat, measures, budget })?);
         }
         let mut results = Vec::new();
         for _ in &run.measures {
@@ -95,10 +98,7 @@ impl Prepared for Started<'_> {
 }
 
 fn played(rank: &mut Child, patience: Duration) -> Result<Played, BenchError> {
-    match rank.next(patience)? {
-        Message::Played(played) => Ok(played),
-        other => Err(rank.unexpected(&other)),
-    }
+    rank.found(patience)
 }
 
 pub(super) fn failed(failure: Failure) -> BenchError {
@@ -138,21 +138,8 @@ pub(crate) struct RankPlan {
     pub(super) budget: Duration,
 }
 
-/// Plays a rank in this process.
-pub(crate) fn play(plan: &RankPlan) -> Result<(), Failure> {
-    plan.seat.enter()?;
-    plan.seat.pin()?;
-    let own = own(&plan.carrier).map_err(Failure::runtime)?;
-    let mut rank = (own.open)(&plan.seat)?;
-    for &measure in &plan.measures {
-        let played = if plan.seat.rank == 0 {
-            stopwatch::lead(&mut *rank, measure, plan.budget)?
-        } else {
-            stopwatch::follow(&mut *rank, measure)?
-        };
-        Message::Played(played).print();
-    }
-    Ok(())
+impl Role for RankPlan {
+    const NAME: &'static str = "rank";
 }
 
 /// The cores that a run of this process takes.

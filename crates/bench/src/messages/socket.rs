@@ -7,10 +7,14 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddress, UnixListener, UnixStream};
 use std::time::Duration;
 
-use super::arena::Arena;
-use super::{Blocking, Channel, Kind, Measure, Own, Seat};
+use super::blocking::{Blocking, Channel};
+use super::carrier::Kind;
+use super::measure::Measure;
+use super::ranks::Own;
+use super::seat::Seat;
 use crate::clock::{now, sleep};
 use crate::error::Failure;
+use crate::host::arena::Arena;
 
 /// How long ranks wait for each other at the beginning.
 const MEETING: Duration = Duration::from_secs(20);

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
-use super::plan::REST;
-use super::{Measure, PingPong};
+use super::carrier::PingPong;
+use super::keys::REST;
+use super::measure::Measure;
+use super::played::Played;
 use crate::clock::{nanoseconds, now, sleep};
 use crate::error::Failure;
-use crate::usage::Usage;
+use crate::host::usage::Usage;
 
 /// A sample lasts at least this long, so that reading the clock (25 ns) is no part of it.
 const SAMPLE_MIN: Duration = Duration::from_micros(50);
@@ -18,35 +18,6 @@ const QUIET_MIN: Duration = Duration::from_millis(500);
 
 /// Operations per sample, at most.
 const OPERATIONS_MAX: u32 = 1 << 16;
-
-/// What a measure has given, or what one rank of it has.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Played {
-    /// Operations in each sample.
-    pub operations: u32,
-    /// Nanoseconds of each sample; empty on ranks that follow.
-    pub samples_ns: Vec<u64>,
-    /// Operations behind the figures, if not those of the samples: of a program that gives its
-    /// percentiles instead of its samples.
-    pub operations_behind: Option<u64>,
-    /// All operations, warm-up included.
-    pub operations_all: u64,
-    /// Nanoseconds from begin to end, warm-up and pauses included.
-    pub wall_ns: u64,
-    /// Processor time of all ranks meanwhile.
-    pub cpu_ns: u64,
-    /// Processor time of that follower which used most.
-    pub cpu_follower_ns: u64,
-}
-
-impl Played {
-    /// Adds what a follower has used.
-    pub(crate) fn add_follower(&mut self, follower: &Self) {
-        self.cpu_ns += follower.cpu_ns;
-        self.cpu_follower_ns = self.cpu_follower_ns.max(follower.cpu_ns);
-    }
-}
 
 /// Leads a measure for about `budget`.
 pub(crate) fn lead(

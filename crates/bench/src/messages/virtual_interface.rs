@@ -23,10 +23,14 @@ use vigie_via::vi::{
     ViAttributes, ViError, ViId,
 };
 
-use super::arena::{Arena, BOARD_BYTES};
+use super::blocking::{Blocking, Channel};
+use super::carrier::{Kind, VIGIE_VI};
+use super::measure::Measure;
+use super::ranks::Own;
+use super::seat::Seat;
 use super::socket::meet;
-use super::{Blocking, Channel, Kind, Measure, Own, Seat, VIGIE_VI};
 use crate::error::Failure;
+use crate::host::arena::{Arena, BOARD_BYTES};
 
 /// vigie's Virtual Interface layer.
 pub(crate) static VIRTUAL_INTERFACE: Own = Own {

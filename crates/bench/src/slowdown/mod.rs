@@ -20,11 +20,12 @@ use serde_json::json;
 use self::oracle::{Discipline, Job, Processors, responses};
 use crate::compute::Pace;
 use crate::error::BenchError;
-use crate::loads::{Behaviour, Figures, Mix, Run, ServiceTime, arrivals, quantile};
-use crate::progress::Progress;
+use crate::loads::{Figures, Run, quantile};
+use crate::mix::{Behaviour, Mix, ServiceTime, arrivals};
+use crate::report::progress::Progress;
+use crate::report::table::{Table, three_digits, time};
 use crate::report::{Outcome, Row, Subject};
-use crate::system::System;
-use crate::table::{Table, three_digits, time};
+use crate::schedulers::System;
 
 /// Name of the case in rows.
 pub const CASE: &str = "slowdown";

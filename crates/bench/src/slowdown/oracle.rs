@@ -138,7 +138,7 @@ fn sharing(jobs: &[Job], on: Processors) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::loads::{ServiceTime, exponential};
+    use crate::mix::{ServiceTime, exponential};
 
     const ONE: Processors = Processors { count: 1, speed: 1.0 };
 

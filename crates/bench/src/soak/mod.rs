@@ -23,7 +23,7 @@ use vigie_runtime::{BuildError, Flavor, KernelHelp, Runtime, time};
 use self::actors::PLANTED;
 use self::tally::{Expected, Fault, Life, Tally, World};
 use crate::clock;
-use crate::table::Table;
+use crate::report::table::Table;
 
 /// How long a turn may take beside its time before it counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,18 +1,14 @@
 //! The operations that the workload needs of an async runtime.
 
-use std::fmt;
 use std::io;
-use std::marker::PhantomData;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::time::Duration;
 
-use super::Runner;
 use crate::error::Failure;
-use crate::loads::{self, LoadServer};
-use crate::server::ServerPlan;
-use crate::switches::{self, SwitchCounts, SwitchPlan};
-use crate::workload;
+
+/// Size of the echo's buffer; messages have eight bytes.
+const BUFFER_BYTES: usize = 1024;
 
 /// A task of a type that nobody names.
 pub type BoxedTask = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -86,33 +82,32 @@ pub trait AsyncSystem: Sized + 'static {
 
     /// Starts what echoes on `stream`: a task, unless the system has another way.
     fn spawn_echo(stream: Self::Stream) {
-        Self::spawn(workload::echo::<Self>(stream));
+        Self::spawn(echo::<Self>(stream));
     }
 }
 
-/// Runs the generic workloads on `S`.
-pub(crate) struct Async<S>(PhantomData<fn() -> S>);
-
-impl<S> Async<S> {
-    pub(crate) const NEW: Self = Self(PhantomData);
-}
-
-impl<S> fmt::Debug for Async<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Async")
+/// Sends back whatever comes, until the peer closes or fails.
+pub(crate) async fn echo<S: AsyncSystem>(mut stream: S::Stream) {
+    let mut buffer = [0; BUFFER_BYTES];
+    loop {
+        let Ok(count @ 1..) = S::read(&mut stream, &mut buffer).await else { return };
+        if S::write_all(&mut stream, &buffer[..count]).await.is_err() {
+            return;
+        }
     }
 }
 
-impl<S: AsyncSystem> Runner for Async<S> {
-    fn serve(&self, plan: &ServerPlan) -> Result<(), Failure> {
-        workload::serve::<S>(plan)
+/// Reads until `buffer` is full; `false` at the end of the stream.
+pub(crate) async fn fill<S: AsyncSystem>(
+    stream: &mut S::Stream,
+    buffer: &mut [u8],
+) -> io::Result<bool> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match S::read(stream, &mut buffer[filled..]).await? {
+            0 => return Ok(false),
+            count => filled += count,
+        }
     }
-
-    fn load(&self, plan: &LoadServer) -> Result<(), Failure> {
-        loads::serve_on::<S>(plan)
-    }
-
-    fn switch(&self, plan: &SwitchPlan) -> Result<SwitchCounts, Failure> {
-        switches::run::<S>(plan)
-    }
+    Ok(true)
 }

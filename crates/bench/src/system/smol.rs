@@ -10,7 +10,7 @@ use smol::Executor;
 use smol::io::{AsyncReadExt, AsyncWriteExt};
 use smol::net::{TcpListener, TcpStream};
 
-use super::{AsyncSystem, BoxedTask};
+use super::async_system::{AsyncSystem, BoxedTask};
 use crate::error::Failure;
 
 /// One per process, as in `smol::spawn`, which reads its number of threads from the environment.

@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Handle, Runtime};
 
-use super::{AsyncSystem, BoxedTask};
+use super::async_system::{AsyncSystem, BoxedTask};
 use crate::error::Failure;
 
 /// tokio's work-stealing scheduler.

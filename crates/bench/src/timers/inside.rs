@@ -10,15 +10,16 @@ use std::time::{Duration, Instant};
 use vigie_runtime::time as vigie;
 
 use super::{TimerFigures, TimerLoad, TimerPlan};
-use crate::child::Message;
 use crate::clock::{self, nanoseconds};
 use crate::error::Failure;
-use crate::realtime::{self, Priority};
+use crate::host::realtime::{self, Priority};
+use crate::host::usage::Usage;
+use crate::process::say_found;
+use crate::schedulers::System;
+use crate::system;
+use crate::system::AsyncSystem;
 use crate::system::tokio::{Tokio, TokioCurrentThread, TokioMultiThread};
 use crate::system::vigie::{Setting, Vigie, VigieHybrid, VigieUserLevel};
-use crate::system::{AsyncSystem, System};
-use crate::usage::Usage;
-use crate::workload;
 
 /// How long timers run before anything is counted.
 const WARM_UP: Duration = Duration::from_millis(300);
@@ -59,7 +60,7 @@ impl<S: Setting> TimerSystem for Vigie<S> {
     }
 }
 
-impl<S: crate::system::tokio::Scheduler> TimerSystem for Tokio<S> {
+impl<S: system::tokio::Scheduler> TimerSystem for Tokio<S> {
     async fn sleep_with(time: Duration, _: Option<Duration>) {
         tokio::time::sleep(time).await;
     }
@@ -101,7 +102,7 @@ pub(crate) fn run_here(plan: &TimerPlan) -> Result<(), Failure> {
             reason: "its timers are not measured".to_owned(),
         }),
     }?;
-    Message::Timers(figures).print();
+    say_found(&figures);
     Ok(())
 }
 
@@ -129,7 +130,7 @@ fn run<S: TimerSystem>(plan: TimerPlan) -> Result<TimerFigures, Failure> {
         let observer = thread::spawn(move || observe(&plan, &seen, address));
         if plan.load == TimerLoad::Beside {
             let stream = S::accept(&listener).await.map_err(Failure::io("accepting"))?;
-            S::spawn(workload::echo::<S>(stream));
+            S::spawn(system::echo::<S>(stream));
         }
         while !observer.is_finished() {
             S::sleep(Duration::from_millis(100)).await;

@@ -21,13 +21,14 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::inside::run_here;
-use crate::cases::{REACTION, Show, Turn, in_turns, table};
-use crate::child::{Child, Message, Role};
 use crate::error::BenchError;
-use crate::progress::Progress;
-use crate::realtime::Priority;
+use crate::host::realtime::Priority;
+use crate::process::{Child, Role};
+use crate::report::progress::Progress;
+use crate::report::show::{Show, table};
+use crate::report::turn::{REACTION, Turn, in_turns};
 use crate::report::{Outcome, Row};
-use crate::system::System;
+use crate::schedulers::System;
 
 /// Name of the case in rows.
 pub const CASE: &str = "timers";
@@ -210,6 +211,10 @@ pub(crate) struct TimerPlan {
     seed: u64,
 }
 
+impl Role for TimerPlan {
+    const NAME: &'static str = "timers";
+}
+
 /// What came of it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct TimerFigures {
@@ -224,11 +229,8 @@ pub(crate) struct TimerFigures {
 
 impl TimerPlan {
     fn run(&self) -> Result<TimerFigures, BenchError> {
-        let mut child = Child::start(&Role::Timers(*self))?;
-        match child.next(self.time + PATIENCE)? {
-            Message::Timers(figures) => Ok(figures),
-            other => Err(child.unexpected(&other)),
-        }
+        let mut child = Child::start(self)?;
+        child.found(self.time + PATIENCE)
     }
 }
 

@@ -21,7 +21,7 @@ use std::{collections::VecDeque, mem};
 use vigie_detect::Server;
 
 use crate::{
-    metrics::{Counters, Metrics},
+    measure::{Counters, Metrics},
     sync::{
         Arc, AtomicBool, AtomicU8, Ordering, PoisonError, RealGuard, RealMutex,
         thread::{self, Thread},

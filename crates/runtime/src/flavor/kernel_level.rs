@@ -24,19 +24,16 @@ use pin_project_lite::pin_project;
 use slab::Slab;
 use vigie_detect::{Alarm, OwnWaitPoint, Server};
 
-use super::user_level::drop_task;
 use crate::{
     blocking_pool::BlockingPool,
-    builder::Options,
-    context,
-    handle::{Handle, Scheduler},
-    join::JoinHandle,
+    context::Entered,
+    options::Options,
     panics::contained,
     sync::{
         Arc, AtomicBool, OnceLock, Ordering, PoisonError, RealGuard, RealMutex, thread,
         thread_local,
     },
-    task_cell::{self, Label, LiveTasks, Runnable},
+    task_cell::{self, JoinHandle, Label, LiveTasks, Runnable, drop_task},
 };
 
 pub(crate) struct Shared {
@@ -44,6 +41,8 @@ pub(crate) struct Shared {
     live: Arc<LiveTasks>,
     pool: Arc<BlockingPool>,
     options: Options,
+    /// Makes a thread run for this runtime.
+    enter: fn(Arc<Self>) -> Entered,
     /// Tasks are dropped instead of being polled.
     is_shutdown: AtomicBool,
     threads: RealMutex<Threads>,
@@ -73,6 +72,7 @@ thread_local! {
 pub(crate) fn start(
     server: Server,
     options: Options,
+    enter: fn(Arc<Shared>) -> Entered,
 ) -> io::Result<(Arc<Shared>, thread::JoinHandle<()>)> {
     let pool = BlockingPool::new(options.blocking_threads, options.blocking_keep_alive);
     let mut lookout = server.lookout();
@@ -88,6 +88,7 @@ pub(crate) fn start(
         live: Arc::new(LiveTasks::new()),
         pool: Arc::new(pool),
         options,
+        enter,
         is_shutdown: AtomicBool::new(false),
         threads: RealMutex::new(Threads::default()),
         orphans: RealMutex::new(Vec::new()),
@@ -154,8 +155,7 @@ impl Shared {
 
     /// The life of a task's thread.
     fn run(self: Arc<Self>, seat: &Seat, place: usize) {
-        let entered =
-            context::enter(Handle { scheduler: Scheduler::KernelLevel(Arc::clone(&self)) });
+        let entered = (self.enter)(Arc::clone(&self));
         OWNER.with(|owner| owner.set(Arc::as_ptr(&self)));
         let point = OwnWaitPoint::new(&self.server);
         // Set once: a seat has one thread.
@@ -225,8 +225,7 @@ impl Shared {
 
     /// Cancels every task, once no thread polls any more.
     pub(crate) fn cancel_all(self: &Arc<Self>) {
-        let _entered =
-            context::enter(Handle { scheduler: Scheduler::KernelLevel(Arc::clone(self)) });
+        let _entered = (self.enter)(Arc::clone(self));
         loop {
             let task = self.orphans().pop();
             match task {
@@ -246,8 +245,7 @@ impl Shared {
 
     /// Runs `future` on the calling thread, and sleeps while it is pending.
     pub(crate) fn block_on<F: Future>(self: &Arc<Self>, future: F) -> F::Output {
-        let _entered =
-            context::enter(Handle { scheduler: Scheduler::KernelLevel(Arc::clone(self)) });
+        let _entered = (self.enter)(Arc::clone(self));
         let point = OwnWaitPoint::new(&self.server);
         let main = Arc::new(MainWaker { is_woken: AtomicBool::new(true), alarm: point.alarm() });
         let waker = Waker::from(Arc::clone(&main));

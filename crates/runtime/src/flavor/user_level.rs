@@ -22,19 +22,16 @@ use vigie_detect::{Lookout, Server, budget, clock::monotonic_now};
 use super::home::{HomeThread, HomeThreads, Stay};
 use crate::{
     blocking_pool::BlockingPool,
-    builder::Options,
-    context,
-    handle::{Handle, Scheduler},
-    join::JoinHandle,
-    kind::Kind,
+    context::Entered,
     lane::{Cause, Lane, Rank, Ranked, Share, SharedCredit},
-    metrics::{Counters, Hogs, Metrics, Sampler, ThreadMetrics, foreign_ready_time},
+    measure::{Counters, Hogs, Metrics, Sampler, ThreadMetrics, foreign_ready_time},
+    options::Options,
     panics::contained,
     sync::{
         Arc, AtomicBool, Ordering, PoisonError, RealGuard, RealMutex, TryLockError, fence, thread,
         thread_local,
     },
-    task_cell::{self, Label, LiveTasks, Runnable},
+    task_cell::{self, JoinHandle, Kind, Label, LiveTasks, Runnable, drop_task, poll},
 };
 
 pub(crate) struct Shared {
@@ -42,6 +39,8 @@ pub(crate) struct Shared {
     live: Arc<LiveTasks>,
     pool: Arc<BlockingPool>,
     options: Options,
+    /// Makes a thread run for this runtime.
+    enter: fn(Arc<Self>) -> Entered,
     /// Tasks that other threads made ready.
     injected: Injector<Runnable>,
     /// What pays the tasks that no task spawns.
@@ -78,8 +77,8 @@ struct Queued {
 
 /// What the thread in `block_on` knows; schedule functions find it here.
 struct Local {
-    /// Which runtime this thread runs: compared, never followed.
-    owner: *const Shared,
+    /// Which runtime this thread runs.
+    owner: Arc<Shared>,
     home: Arc<HomeThread>,
     /// It has the core. Else only its own local tasks are in its lanes.
     drives: Cell<bool>,
@@ -95,7 +94,7 @@ thread_local! {
 }
 
 impl Shared {
-    pub(crate) fn new(server: Server, options: Options) -> Self {
+    pub(crate) fn new(server: Server, options: Options, enter: fn(Arc<Self>) -> Entered) -> Self {
         let pool = BlockingPool::new(options.blocking_threads, options.blocking_keep_alive);
         let lookout = server.lookout();
         let share = Share::new(options.reaction_slice);
@@ -107,6 +106,7 @@ impl Shared {
             live: Arc::new(LiveTasks::new()),
             pool: Arc::new(pool),
             options,
+            enter,
             injected: Injector::new(),
             foreign_credit: SharedCredit::new(),
             core: RealMutex::new(Core { lookout, lanes, share }),
@@ -168,7 +168,8 @@ impl Shared {
         // The thread's variables may be gone already while it ends.
         let _ = LOCAL.try_with(|local| {
             let local = local.borrow();
-            let Some(local) = local.as_ref().filter(|local| std::ptr::eq(local.owner, self)) else {
+            let Some(local) = local.as_ref().filter(|local| std::ptr::eq(&*local.owner, self))
+            else {
                 return;
             };
             if !home.map_or_else(|| local.drives.get(), |home| Arc::ptr_eq(home, &local.home)) {
@@ -191,7 +192,7 @@ impl Shared {
 
     /// Runs `future` on the calling thread until it is ready, and the runtime while no other thread does.
     pub(crate) fn block_on<F: Future>(self: &Arc<Self>, future: F) -> F::Output {
-        let _entered = context::enter(Handle { scheduler: Scheduler::UserLevel(Arc::clone(self)) });
+        let _entered = (self.enter)(Arc::clone(self));
         let installed = Installed::new(self);
         let local = &*installed.local;
         let main = Arc::new(MainWaker {
@@ -324,14 +325,14 @@ impl Shared {
             return monotonic_now().as_nanos();
         }
         counters.begin_poll(info.ready_time(), now);
-        context::begin_poll(now, info.account.credit(), info.is_proven(), self.options.long_poll);
+        poll::begin_poll(now, info.account.credit(), info.is_proven(), self.options.long_poll);
         // The future's panics are caught inside; what may come out is that of a waker.
         contained("a poll", || task.run());
-        let end = context::take_poll_end().unwrap_or_else(|| monotonic_now().as_nanos());
+        let end = poll::take_poll_end().unwrap_or_else(|| monotonic_now().as_nanos());
         let nanos = end.saturating_sub(now);
         counters.end_poll(lane, nanos);
         if u128::from(nanos) > self.options.long_poll.as_nanos()
-            && let Some(poll) = context::take_long_poll()
+            && let Some(poll) = poll::take_long_poll()
         {
             let end = vigie_detect::Instant::from_nanos(end);
             counters.count_long_poll(self.hogs.record(poll, lane, end));
@@ -372,7 +373,7 @@ impl Shared {
 
     /// Cancels every task and closes the server.
     pub(crate) fn shutdown(self: &Arc<Self>) {
-        let _entered = context::enter(Handle { scheduler: Scheduler::UserLevel(Arc::clone(self)) });
+        let _entered = (self.enter)(Arc::clone(self));
         self.live.close();
         let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         let mut lanes = mem::take(&mut core.lanes);
@@ -394,11 +395,6 @@ impl Shared {
     }
 }
 
-/// Cancels a task: drops its future.
-pub(crate) fn drop_task(task: Runnable) {
-    contained("a cancelled task", || drop(task));
-}
-
 fn steal(inject: &Injector<Runnable>) -> Option<Runnable> {
     loop {
         match inject.steal() {
@@ -416,7 +412,7 @@ where
 {
     let kind = Kind::of::<F>();
     label.kind = Some(kind);
-    label.credit = context::credit_of_new(kind, &shared.foreign_credit);
+    label.credit = poll::credit_of_new(kind, &shared.foreign_credit);
     let (runnable, handle) = task_cell::spawn(&shared.live, label, future, schedule(shared));
     if let Some(runnable) = runnable {
         runnable.schedule();
@@ -435,7 +431,7 @@ where
 {
     let kind = Kind::of::<F>();
     label.kind = Some(kind);
-    label.credit = context::credit_of_new(kind, &shared.foreign_credit);
+    label.credit = poll::credit_of_new(kind, &shared.foreign_credit);
     let home = LOCAL.with(|local| local.borrow().as_ref().map(|local| Arc::clone(&local.home)));
     let home = home.expect("invariant: asked of `runs_here` before");
     let scheduler = Arc::clone(shared);
@@ -462,14 +458,10 @@ pub(crate) fn is_awaited(now: vigie_detect::Instant) -> Option<bool> {
     if !local.lanes.borrow().reaction.is_empty() {
         return Some(true);
     }
-    context::with_current(|handle| match &handle?.scheduler {
-        Scheduler::UserLevel(shared) if std::ptr::eq(local.owner, Arc::as_ptr(shared)) => {
-            let computes_for_long = context::has_polled_for(shared.options.quantum, now);
-            let others_wait = computes_for_long && local.lanes.borrow().counts().1 > 0;
-            Some(others_wait || shared.has_injected() || shared.server.has_events(now))
-        }
-        _ => None,
-    })
+    let shared = &*local.owner;
+    let computes_for_long = poll::has_polled_for(shared.options.quantum, now);
+    let others_wait = computes_for_long && local.lanes.borrow().counts().1 > 0;
+    Some(others_wait || shared.has_injected() || shared.server.has_events(now))
 }
 
 /// Returns whether this thread is inside a `block_on` of this flavor, of `shared` if that is given.
@@ -477,7 +469,7 @@ pub(crate) fn runs_here(shared: Option<&Shared>) -> bool {
     let runs = LOCAL.try_with(|local| {
         let local = local.borrow();
         let local = local.as_ref();
-        local.is_some_and(|local| shared.is_none_or(|shared| std::ptr::eq(local.owner, shared)))
+        local.is_some_and(|local| shared.is_none_or(|shared| std::ptr::eq(&*local.owner, shared)))
     });
     runs.unwrap_or(false)
 }
@@ -535,7 +527,7 @@ impl Local {
     /// Takes note of a time that was read.
     fn note_time(&self, now: vigie_detect::Instant) {
         self.switched_at.set(now.as_nanos());
-        context::sample_processor_time(now.as_nanos());
+        poll::sample_processor_time(now.as_nanos());
     }
 
     /// Takes local tasks that other threads made ready.
@@ -565,7 +557,7 @@ struct Installed {
 impl Installed {
     fn new(shared: &Arc<Shared>) -> Self {
         let local = Rc::new(Local {
-            owner: Arc::as_ptr(shared),
+            owner: Arc::clone(shared),
             home: shared.homes.of_this_thread(),
             drives: Cell::new(false),
             lanes: RefCell::default(),
@@ -657,7 +649,7 @@ impl Wake for MainWaker {
     fn wake_by_ref(self: &Arc<Self>) {
         let is_here = LOCAL.try_with(|local| {
             let local = local.borrow();
-            let local = local.as_ref().filter(|local| std::ptr::eq(local.owner, &*self.shared));
+            let local = local.as_ref().filter(|local| std::ptr::eq(&*local.owner, &*self.shared));
             local.is_some_and(|local| Arc::ptr_eq(&local.home, &self.home))
         });
         let is_here = is_here.unwrap_or(false);

@@ -3,8 +3,10 @@
 
 use std::{fmt::Write, panic::Location, time::Duration};
 
-use super::{CurrentPoll, Histogram, LaneMetrics, Metrics};
-use crate::sync::{Arc, thread};
+use crate::{
+    measure::{CurrentPoll, Histogram, LaneMetrics, Metrics, ReserveMetrics, Throttling},
+    sync::{Arc, thread},
+};
 
 /// The version of the format. It is raised when a field changes its meaning or goes; readers must
 /// accept fields that they do not know.
@@ -80,7 +82,7 @@ fn current_poll(poll: &CurrentPoll) -> String {
     object.end()
 }
 
-fn reserve(reserve: super::ReserveMetrics) -> String {
+fn reserve(reserve: ReserveMetrics) -> String {
     let mut object = Object::new();
     object.number("serving", reserve.serving as u64);
     object.number("spare", reserve.spare as u64);
@@ -105,7 +107,7 @@ fn handle(report: &vigie_detect::HandleReport) -> String {
     object.end()
 }
 
-fn throttling(throttling: super::Throttling) -> String {
+fn throttling(throttling: Throttling) -> String {
     let mut object = Object::new();
     object.number("periods", throttling.periods);
     object.number("throttled_periods", throttling.throttled_periods);

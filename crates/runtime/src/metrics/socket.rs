@@ -28,6 +28,7 @@ use rustix::{
 use thiserror::Error;
 use vigie_detect::{Instant, clock::monotonic_now};
 
+use super::json::FORMAT_VERSION;
 use crate::{
     handle::Handle,
     refusal::{self, Resource},
@@ -423,7 +424,7 @@ impl Service {
 }
 
 fn refusal(why: &str) -> Vec<u8> {
-    format!("{{\"vigie_metrics\":{},\"error\":\"{why}\"}}\n", super::FORMAT_VERSION).into_bytes()
+    format!("{{\"vigie_metrics\":{},\"error\":\"{why}\"}}\n", FORMAT_VERSION).into_bytes()
 }
 
 impl Answers {

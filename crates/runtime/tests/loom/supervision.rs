@@ -14,11 +14,9 @@ use vigie_detect::Instant;
 
 use super::{
     Sleeper, WaitPoint,
-    alarm::Alarm,
     baton::Baton,
-    idle::Idle,
     must_fail,
-    parker::Parker,
+    parking::{alarm::Alarm, idle::Idle, parker::Parker},
     seat::{Blocked, Seat},
     sync,
     task_cell::TaskInfo,
@@ -85,6 +83,8 @@ pub(crate) mod thread_state {
 
 /// What `seat.rs` needs of the kernel.
 pub(crate) mod kernel_help {
+    pub(crate) use super::thread_state;
+
     use loom::sync::{
         Mutex,
         atomic::{AtomicBool, Ordering},

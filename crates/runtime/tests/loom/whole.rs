@@ -18,13 +18,11 @@ use vigie_detect::Instant;
 
 use super::{
     RANK,
-    alarm::Alarm,
     baton::Baton,
     door::AtomicCell,
-    idle::Idle,
     lane::{Cause, ComputeQueue},
     order::{Injected, Own, Parts, Serves, Turns, Waking},
-    parker::Parker,
+    parking::{alarm::Alarm, idle::Idle, parker::Parker},
     seat::{Blocked, Seat},
 };
 

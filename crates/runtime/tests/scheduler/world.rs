@@ -12,18 +12,17 @@ use crossbeam::deque::{Stealer, Worker as Queue};
 use vigie_detect::Instant;
 
 use super::{
-    alarm::Alarm,
     checks::Checks,
     hybrid::{
         baton::Baton,
         order::{self, Injected, Own, Parts, Serves, Waking},
         seat::{Blocked, Seat},
     },
-    idle::Idle,
     kernel::Kernel,
     kind::Kinds,
     lane::{Account, Cause, ComputeQueue, Credit, Early, Lane, SharedCredit, Trust},
     loads::Kind,
+    parking::{alarm::Alarm, idle::Idle},
     sync::AtomicCell,
     task_cell::TaskInfo,
 };

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use clap::Args;
 use vigie_bench::BenchError;
-use vigie_bench::barriers::{BarrierPlan, Laps, Over, PEERS, Provider};
+use vigie_bench::barrier::{BarrierPlan, Laps, Over, PEERS, Provider};
 use vigie_bench::compute::ParseDurationError;
-use vigie_bench::machine::Machine;
+use vigie_bench::host::machine::Machine;
 use vigie_bench::report::Report;
 
-use super::super::{duration, measure};
+use super::super::output::{duration, measure};
 use super::Barrier;
 
 #[derive(Debug, Args)]

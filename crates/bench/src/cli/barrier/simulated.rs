@@ -8,12 +8,12 @@ use clap::{Args, ValueEnum};
 use vigie_barrier::cluster::paper::Case;
 use vigie_barrier::cluster::{Arrival, Medium};
 use vigie_bench::BenchError;
-use vigie_bench::barrier::plot;
-use vigie_bench::barrier::simulation::{Set, SimulationPlan};
-use vigie_bench::machine::Machine;
+use vigie_bench::cluster::plot;
+use vigie_bench::cluster::simulation::{Set, SimulationPlan};
+use vigie_bench::host::machine::Machine;
 use vigie_bench::report::Report;
 
-use super::super::{draw, duration, measure};
+use super::super::output::{draw, duration, measure};
 use super::Barrier;
 
 #[derive(Debug, Args)]

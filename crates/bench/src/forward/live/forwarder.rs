@@ -13,10 +13,10 @@ use vigie_forward::stages::{Closure, Rewrite};
 use vigie_forward::{Sees, StageModel};
 use vigie_via::link::{BackEnd, LinkBuilder, MacAddress};
 
+use super::keys::{FORWARDER, PORTS};
 use super::place::Place;
-use super::{FORWARDER, PORTS};
-use crate::child::Message;
 use crate::error::Failure;
+use crate::process::{Message, Role};
 
 /// What carries the frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +39,10 @@ pub(crate) struct ForwarderPlan {
     pub(super) core: usize,
     pub(super) carries: Carries,
     pub(super) waits: Waits,
+}
+
+impl Role for ForwarderPlan {
+    const NAME: &'static str = "forwarder";
 }
 
 /// What the destination of frames becomes, by the port by which they leave.

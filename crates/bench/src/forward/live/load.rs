@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 use vigie_detect::clock::monotonic_now;
 use vigie_via::link::{BackEnd, EtherType, Link, LinkError, MacAddress};
 
-use super::ENDS;
+use super::keys::ENDS;
 use super::place::{Place, received};
-use crate::child::Message;
 use crate::error::Failure;
+use crate::process::{Role, say_found};
 
 /// Bytes of a frame, without its check sequence.
 pub(super) const FRAME_BYTES: usize = 64;
@@ -35,6 +35,10 @@ pub(crate) struct LoadPlan {
     pub(super) measure: Measure,
     /// Frames arrive at the other end of the first pair: nobody forwards them.
     pub(super) is_direct: bool,
+}
+
+impl Role for LoadPlan {
+    const NAME: &'static str = "load";
 }
 
 /// What was found.
@@ -89,7 +93,7 @@ pub(crate) fn play(plan: &LoadPlan) -> Result<(), Failure> {
         Measure::Rate { time } => rate(plan, time)?,
         Measure::Latency { frames } => latency(plan, frames)?,
     };
-    Message::Load(found).print();
+    say_found(&found);
     Ok(())
 }
 

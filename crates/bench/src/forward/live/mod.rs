@@ -9,6 +9,7 @@
 //! in turns, medians over them. *Unit*: kilopackets per second; µs.
 
 mod forwarder;
+mod keys;
 mod load;
 mod peer;
 mod place;
@@ -20,36 +21,22 @@ use serde_json::Value;
 
 use self::forwarder::{Carries, Waits};
 pub(crate) use self::forwarder::{ForwarderPlan, play as forward};
+pub(crate) use self::keys::{ADDED_P50_US, DELIVERED_KPPS, LATENCY, RATE};
+use self::keys::{ADDED_P99_US, LOST, OFFERED_KPPS, ONE_WAY_P50_US};
 use self::load::Measure;
 pub(crate) use self::load::{Found, LoadPlan, play as load};
 use self::peer::Peer;
 use self::place::Wires;
 pub use self::tables::live as live_tables;
-use crate::child::{Child, Message, Role};
 use crate::error::BenchError;
 use crate::messages::seat::cores;
-use crate::progress::Progress;
+use crate::process::{Child, Message};
+use crate::report::progress::Progress;
 use crate::report::{Outcome, Row, Subject};
 use crate::statistics::{Samples, median};
 
-/// The ends of both pairs, where frames come from and where they arrive.
-const ENDS: [&str; 2] = ["vf-a", "vf-b"];
-/// Their other ends, which the forwarder has.
-const PORTS: [&str; 2] = ["vf-in", "vf-out"];
-const FORWARDER: &str = "forwarder";
-
 /// How long a child may be silent.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Keys.
-pub(crate) const RATE: &str = "rate";
-pub(crate) const LATENCY: &str = "latency";
-pub(crate) const DELIVERED_KPPS: &str = "delivered_kpps";
-const OFFERED_KPPS: &str = "offered_kpps";
-pub(crate) const ADDED_P50_US: &str = "added_p50_us";
-const ADDED_P99_US: &str = "added_p99_us";
-const ONE_WAY_P50_US: &str = "one_way_p50_us";
-const LOST: &str = "lost";
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -185,7 +172,7 @@ impl LivePlan {
             System::Host(carries, waits) => {
                 let plan =
                     ForwarderPlan { namespace: wires.namespace(), core: second, carries, waits };
-                let mut child = Child::start(&Role::Forwarder(plan)).map_err(text)?;
+                let mut child = Child::start(&plan).map_err(text)?;
                 match child.next(PATIENCE).map_err(text)? {
                     Message::Computing { .. } => {}
                     other => return Err(text(child.unexpected(&other))),
@@ -197,11 +184,8 @@ impl LivePlan {
         let found = |measure| {
             let is_direct = system == System::Direct;
             let plan = LoadPlan { namespace: wires.namespace(), core: first, measure, is_direct };
-            let mut child = Child::start(&Role::Load(plan)).map_err(text)?;
-            match child.next(PATIENCE).map_err(text)? {
-                Message::Load(found) => Ok(found),
-                other => Err(text(child.unexpected(&other))),
-            }
+            let mut child = Child::start(&plan).map_err(text)?;
+            child.found(PATIENCE).map_err(text)
         };
         let latency = found(Measure::Latency { frames: self.frames })?;
         let rate = found(Measure::Rate { time: self.time })?;

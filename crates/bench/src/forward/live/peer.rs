@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use super::PORTS;
+use super::keys::PORTS;
 use super::load::NOBODY;
 use super::place::{Wires, absent};
 

@@ -11,10 +11,10 @@ use std::process::{Child, Command};
 
 use rustix::thread::{CpuSet, LinkNameSpaceType, move_into_link_name_space, sched_setaffinity};
 
-use super::{ENDS, PORTS};
+use super::keys::{ENDS, PORTS};
 use crate::error::Failure;
-use crate::messages::Missing;
-use crate::messages::datagram::namespaces::{hold, missing, run};
+use crate::host::missing::Missing;
+use crate::host::namespaces::{hold, missing, run};
 
 /// A place for one process.
 pub(super) struct Place {

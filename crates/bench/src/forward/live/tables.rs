@@ -1,10 +1,10 @@
 //! Live paths in a table.
 
-use super::{
+use super::keys::{
     ADDED_P50_US, ADDED_P99_US, DELIVERED_KPPS, LATENCY, LOST, OFFERED_KPPS, ONE_WAY_P50_US, RATE,
 };
 use crate::report::Row;
-use crate::table::Table;
+use crate::report::table::Table;
 
 /// Shows what [`LivePlan::run`](super::LivePlan::run) gives.
 #[must_use]

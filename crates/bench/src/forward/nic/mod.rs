@@ -21,7 +21,7 @@ use self::pipelines::{Forwarding, Program};
 pub use self::tables::nic_tables;
 use self::wires::Wires;
 use crate::error::BenchError;
-use crate::progress::Progress;
+use crate::report::progress::Progress;
 use crate::report::{Outcome, Row, Subject};
 use crate::statistics::median;
 

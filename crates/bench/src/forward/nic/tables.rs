@@ -2,7 +2,7 @@
 
 use super::{BY_HAND, CHANGES, DELIVERED_MPPS, FRAME_NS, LOST, NIC_RATE, PROGRAM_NS};
 use crate::report::Row;
-use crate::table::Table;
+use crate::report::table::Table;
 
 /// Shows the path by the interface.
 #[must_use]

@@ -18,7 +18,7 @@ use vigie_forward::bpf::{
     Size, Table, XDP_DROP, XDP_PASS, constant_program,
 };
 
-use crate::messages::datagram::namespaces::{hold, run};
+use crate::host::namespaces::{hold, run};
 
 /// Bytes of a frame, without its check sequence.
 pub(super) const FRAME_BYTES: usize = 64;

@@ -4,8 +4,8 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::Child;
 
-use crate::messages::Missing;
-use crate::messages::datagram::namespaces::{hold, run};
+use crate::host::missing::Missing;
+use crate::host::namespaces::{hold, run};
 
 /// The relay's address on the source's link.
 pub(super) const RELAY: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);

@@ -14,10 +14,11 @@ use std::time::{Duration, Instant};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde::{Deserialize, Serialize};
 
-use super::{Measure, pin};
-use crate::child::Message;
+use super::kind::Measure;
+use super::place::pin;
 use crate::clock::{nanoseconds, now, sleep};
 use crate::error::Failure;
+use crate::process::{Message, Role};
 
 /// What a source writes and a sink reads at once.
 const BLOCK_BYTES: usize = 128 << 10;
@@ -50,6 +51,10 @@ pub(crate) struct LoadRole {
     pub(crate) namespaces: Option<[PathBuf; 2]>,
     pub(crate) budget: Duration,
     pub(crate) samples: u32,
+}
+
+impl Role for LoadRole {
+    const NAME: &'static str = "relay load";
 }
 
 /// Becomes the load.

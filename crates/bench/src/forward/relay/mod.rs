@@ -6,75 +6,33 @@
 //! connection or sixteen in turn. Framed relays: messages of 1 MiB, as a stream over loopback, and one at a time over
 //! two links of 1 Gb/s between network namespaces (a token bucket, `tc tbf`, on veth pairs), with both cores.
 
+mod keys;
+mod kind;
 mod links;
 mod load;
 mod peers;
+mod place;
 mod serve;
 mod tables;
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::path::PathBuf;
 use std::time::Duration;
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use serde::{Deserialize, Serialize};
-
+use self::keys::{CONNECTIONS, FRAMED_LATENCY, FRAMED_STREAM, GB_PER_S, LATENCY, STREAM, of};
+use self::kind::{FramedKind, Kind, Measure};
 pub(crate) use self::load::{LoadRole, load};
 pub use self::peers::{RelayPeer, UnknownRelayPeer};
+use self::place::{Place, Unmeasured};
 pub(crate) use self::serve::{RelayRole, serve};
 pub use self::tables::tables;
-use crate::child::{Child, Message, Role};
-use crate::error::{BenchError, Failure};
-use crate::experiment::Figure;
-use crate::progress::Progress;
-use crate::report::{Outcome, Row, Subject};
+use crate::error::BenchError;
+use crate::process::{Child, Message};
+use crate::report::figure::Figure;
+use crate::report::progress::Progress;
+use crate::report::{Outcome, Row};
 use crate::statistics::{Samples, median};
-
-const STREAM: &str = "relay-stream";
-const LATENCY: &str = "relay-latency";
-const FRAMED_STREAM: &str = "relay-framed-stream";
-const FRAMED_LATENCY: &str = "relay-framed-latency";
-const CONNECTIONS: &str = "connections";
-const GB_PER_S: &str = "gb_per_s";
 
 /// What a run may take beside its budget, in a child.
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// The relay under test, or what stands in its place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Kind {
-    /// Source and sink are connected directly.
-    Direct,
-    /// vigie's relay with its default settings.
-    Vigie,
-    VigieCopy,
-    VigieSplice,
-    Framed(FramedKind),
-    Peer(RelayPeer),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum FramedKind {
-    Planned,
-    Stored,
-    Cut,
-}
-
-impl Kind {
-    const fn subject(self) -> Subject {
-        let (name, label) = match self {
-            Self::Direct => ("direct", "no relay"),
-            Self::Vigie => ("vigie", "vigie"),
-            Self::VigieCopy => ("vigie-copy", "vigie, copy"),
-            Self::VigieSplice => ("vigie-splice", "vigie, splice"),
-            Self::Framed(FramedKind::Planned) => ("framed", "framed, planned"),
-            Self::Framed(FramedKind::Stored) => ("framed-stored", "framed, store-and-forward"),
-            Self::Framed(FramedKind::Cut) => ("framed-cut", "framed, cut-through"),
-            Self::Peer(peer) => (peer.name(), peer.label()),
-        };
-        Subject::Carrier { name, label }
-    }
-}
 
 /// What is measured, and beside whom.
 #[derive(Clone, Debug)]
@@ -158,15 +116,6 @@ impl RelayMeasurement {
     }
 }
 
-/// What is measured of one relay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Measure {
-    Stream { connections: u32 },
-    Latency { connections: u32 },
-    FramedStream,
-    FramedLatency,
-}
-
 #[derive(Debug)]
 struct Case {
     kind: Kind,
@@ -221,7 +170,7 @@ impl Case {
         let place = Place::choose(links.as_ref()).map_err(Unmeasured::io("a free port"))?;
         let target = if self.kind == Kind::Direct { place.sink } else { place.relay };
         let _relay = peers::start(self.kind, &place)?;
-        let role = Role::RelayLoad(LoadRole {
+        let role = LoadRole {
             measure: self.measure,
             sink: place.sink,
             target,
@@ -229,7 +178,7 @@ impl Case {
             namespaces: place.ends.clone(),
             budget: plan.budget,
             samples: plan.samples,
-        });
+        };
         let mut load = Child::start(&role)?;
         Ok(load.next(PATIENCE + plan.budget)?)
     }
@@ -252,85 +201,6 @@ impl Case {
         }
         row
     }
-}
-
-/// Why a case has no figure.
-#[derive(Debug)]
-enum Unmeasured {
-    /// The relay, or what it needs, is not on this machine.
-    Missing(String),
-    Failed(BenchError),
-}
-
-impl Unmeasured {
-    fn io(doing: &'static str) -> impl FnOnce(std::io::Error) -> Self {
-        move |error| {
-            let failure = Failure::io(doing)(error);
-            Self::Failed(BenchError::Failed { role: "relay", failure })
-        }
-    }
-}
-
-impl From<BenchError> for Unmeasured {
-    fn from(error: BenchError) -> Self {
-        Self::Failed(error)
-    }
-}
-
-/// Where everybody runs and listens.
-#[derive(Clone, Debug)]
-struct Place {
-    sink: SocketAddr,
-    relay: SocketAddr,
-    /// The core for all, or any.
-    core: Option<usize>,
-    /// The namespaces of source and sink, and that of the relay.
-    ends: Option<[PathBuf; 2]>,
-    middle: Option<PathBuf>,
-}
-
-impl Place {
-    fn choose(links: Option<&links::Links>) -> std::io::Result<Self> {
-        let Some(links) = links else {
-            let core = sched_getaffinity(None).ok();
-            let core = core.and_then(|set| (0..CpuSet::MAX_CPU).find(|&core| set.is_set(core)));
-            let (sink, relay) = (free()?, free()?);
-            return Ok(Self { sink, relay, core, ends: None, middle: None });
-        };
-        // Ports of namespaces that are our own are free.
-        let [source, middle, sink] = links.paths();
-        Ok(Self {
-            sink: (links::SINK, 7000).into(),
-            relay: (links::RELAY, 7001).into(),
-            core: None,
-            ends: Some([source, sink]),
-            middle: Some(middle),
-        })
-    }
-}
-
-/// A port that was free a moment ago.
-fn free() -> std::io::Result<SocketAddr> {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
-}
-
-/// Keeps the calling thread, and what it starts, on one core.
-fn pin(core: usize) -> Result<CpuSet, Failure> {
-    let failed = |error: rustix::io::Errno| Failure::io("choosing a core")(error.into());
-    let before = sched_getaffinity(None).map_err(failed)?;
-    let mut set = CpuSet::new();
-    set.set(core);
-    sched_setaffinity(None, &set).map_err(failed)?;
-    Ok(before)
-}
-
-fn of<'a>(rows: &'a [Row], name: &str, case: &str, connections: u64) -> Option<&'a Row> {
-    rows.iter().find(|row| {
-        row.system.name() == name
-            && row.case == case
-            && row.parameters.get(CONNECTIONS).and_then(serde_json::Value::as_u64)
-                == Some(connections)
-    })
 }
 
 fn compared(row: &Row, value: f64) -> Figure {

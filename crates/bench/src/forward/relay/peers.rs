@@ -14,9 +14,11 @@ use rustix::thread::sched_setaffinity;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::{Kind, Place, RelayRole, Unmeasured, pin};
-use crate::child::{Child, Message, Role};
+use super::kind::Kind;
+use super::place::{Place, Unmeasured, pin};
+use super::serve::RelayRole;
 use crate::error::BenchError;
+use crate::process::{Child, Message};
 
 /// Another relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -119,13 +121,13 @@ pub(super) fn start(kind: Kind, place: &Place) -> Result<Running, Unmeasured> {
             program(peer, place).map(|program| Running::Program { _program: program })
         }
         _ => {
-            let role = Role::Relay(RelayRole {
+            let role = RelayRole {
                 kind,
                 listen: place.relay,
                 upstream: place.sink,
                 core: place.core,
                 namespace: place.middle.clone(),
-            });
+            };
             let mut child = Child::start(&role)?;
             match child.next(Duration::from_secs(10))? {
                 Message::Listening { .. } => Ok(Running::Ours { _child: child }),

@@ -11,9 +11,11 @@ use serde::{Deserialize, Serialize};
 use vigie_forward::relay::{FrameMode, Framing, LengthFormat, Relay, RelayBuilder, Transfer};
 use vigie_runtime::{Flavor, Reactivity, Runtime, spawn};
 
-use super::{FramedKind, Kind, RelayPeer, pin};
-use crate::child::Message;
+use super::kind::{FramedKind, Kind};
+use super::peers::RelayPeer;
+use super::place::pin;
 use crate::error::Failure;
+use crate::process::{Message, Role};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct RelayRole {
@@ -22,6 +24,10 @@ pub(crate) struct RelayRole {
     pub(crate) upstream: SocketAddr,
     pub(crate) core: Option<usize>,
     pub(crate) namespace: Option<PathBuf>,
+}
+
+impl Role for RelayRole {
+    const NAME: &'static str = "relay";
 }
 
 /// Becomes a relay, until the process is killed.

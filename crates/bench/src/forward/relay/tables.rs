@@ -1,8 +1,8 @@
 //! Relays in tables.
 
-use super::{CONNECTIONS, FRAMED_LATENCY, FRAMED_STREAM, GB_PER_S, LATENCY, STREAM, of};
+use super::keys::{CONNECTIONS, FRAMED_LATENCY, FRAMED_STREAM, GB_PER_S, LATENCY, STREAM, of};
 use crate::report::Row;
-use crate::table::{Table, three_digits};
+use crate::report::table::{Table, three_digits};
 
 /// Shows what [`RelayMeasurement`](super::RelayMeasurement) gives.
 #[must_use]

@@ -1,8 +1,9 @@
 //! What goals look for in the rows.
 
-use super::{BYTES, DELTA_US, HOST, MB_S, MODEL_MB_S, PLANNED};
-use crate::experiment::Figure;
+use super::super::keys::{BYTES, DELTA_US, HOST, MODEL_MB_S};
+use super::keys::{MB_S, PLANNED};
 use crate::report::Row;
+use crate::report::figure::Figure;
 
 /// Within this ratio of each other two bandwidths are taken for equal.
 const BAND: f64 = 1.1;

@@ -20,10 +20,12 @@ use std::time::Duration;
 
 use vigie_forward::{Bus, Cost, Node, Shared};
 
+use super::super::keys::NONE;
+use super::keys::PACKET_BYTES_U32;
 use super::node::Way;
-use super::{NONE, PACKET_BYTES_U32, Place, RunCosts, ViaPlan};
+use super::{Place, RunCosts, ViaPlan};
 use crate::error::BenchError;
-use crate::forward::ModelError;
+use crate::error::ModelError;
 use crate::report::Row;
 
 /// The algorithm by which T_algo is measured.

@@ -6,6 +6,7 @@
 
 mod figures;
 mod fit;
+pub(super) mod keys;
 pub(crate) mod node;
 mod tables;
 
@@ -16,14 +17,15 @@ use vigie_forward::{Cost, Message as Cut, Path, StageModel};
 
 pub(crate) use self::figures::{choice, prediction_error};
 use self::fit::{Fitted, fit};
+use self::keys::{ENGINE_CPU_US, HOST_CPU_US, HOST_SHARE, MB_S, PACKET_BYTES_U32, PLANNED, US};
 pub use self::node::Carrier;
 use self::node::{Cell, NodeCosts, NodePlan, NodeRole, NodeSaid, Way};
 pub use self::tables::all as tables;
-use super::{BYTES, DELTA_US, HOST, MODEL_MB_S, ModelError, NIC, NIC_CUT, NONE, WINDOW};
-use crate::barriers::bridge::Bridge;
-use crate::child::{Child, Message, Role};
-use crate::error::{BenchError, Failure};
-use crate::progress::Progress;
+use super::keys::{BYTES, DELTA_US, HOST, MODEL_MB_S, NIC, NIC_CUT, NONE, WINDOW, mb_per_s};
+use crate::barrier::bridge::Bridge;
+use crate::error::{BenchError, Failure, ModelError};
+use crate::process::{Child, Role};
+use crate::report::progress::Progress;
 use crate::report::{Outcome, Row, Subject};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -56,7 +58,7 @@ impl Place {
             vec!["nsenter".to_owned(), format!("--net={}", path.display()), "--".to_owned()]
         };
         let wrapper = namespace.map(enter).unwrap_or_default();
-        Child::start_under(&wrapper, &Role::Node(NodePlan { role, cell }))
+        Child::start_under(&wrapper, &NodePlan { role, cell })
     }
 
     /// Runs one cell once: fresh processes, messages, final acknowledgement.
@@ -77,26 +79,22 @@ impl Place {
 }
 
 fn address(child: &mut Child) -> Result<Vec<u8>, BenchError> {
-    match child.next(PATIENCE)? {
-        Message::Node(NodeSaid::At(address)) => Ok(address),
-        other => Err(child.unexpected(&other)),
+    match child.found(PATIENCE)? {
+        NodeSaid::At(address) => Ok(address),
+        other => Err(unexpected(&other)),
     }
 }
 
 fn costs(child: &mut Child) -> Result<NodeCosts, BenchError> {
-    match child.next(PATIENCE)? {
-        Message::Node(NodeSaid::Done(costs)) => Ok(costs),
-        other => Err(child.unexpected(&other)),
+    match child.found(PATIENCE)? {
+        NodeSaid::Done(costs) => Ok(costs),
+        other => Err(unexpected(&other)),
     }
 }
 
-/// Keys of figures.
-pub(super) const MB_S: &str = "mb_per_s";
-const US: &str = "us";
-const HOST_CPU_US: &str = "host_cpu_us_per_message";
-const ENGINE_CPU_US: &str = "engine_cpu_us_per_message";
-const HOST_SHARE: &str = "host_cpu_share";
-const PLANNED: &str = "planned";
+fn unexpected(said: &NodeSaid) -> BenchError {
+    BenchError::Protocol { role: NodePlan::NAME, line: format!("{said:?}") }
+}
 
 /// The ways, with their paths in the model.
 const WAYS: [(Way, Subject, Path); 3] = [
@@ -228,7 +226,7 @@ impl ViaPlan {
             let predicted = candidate.and_then(|one| one.outcome.as_ref().ok());
             if let (Some(prediction), true) = (predicted, *way != Way::Direct) {
                 row = row
-                    .with_figure(MODEL_MB_S, super::mb_per_s(prediction.bandwidth))
+                    .with_figure(MODEL_MB_S, mb_per_s(prediction.bandwidth))
                     .with_figure(PLANNED, Value::from(plan.path() == *path));
             }
             match median.forwarder {
@@ -239,8 +237,6 @@ impl ViaPlan {
         Ok(rows.collect())
     }
 }
-
-const PACKET_BYTES_U32: u32 = 2048;
 
 impl RunCosts {
     /// Returns the time of one message: the whole time, with the final acknowledgement as one more.

@@ -15,10 +15,10 @@ use vigie_via::software_nic::{Config, Secret};
 use vigie_via::udp::Udp;
 use vigie_via::vi::{Address, Provider};
 
-use crate::barriers::bridge::address;
-use crate::child::Message;
+use crate::barrier::bridge::address;
 use crate::error::Failure;
-use crate::messages::datagram::namespaces::INTERFACE;
+use crate::host::namespaces::INTERFACE;
+use crate::process::{Role, say_found};
 
 /// What carries the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,6 +98,10 @@ impl NodeRole {
 pub(crate) struct NodePlan {
     pub(super) role: NodeRole,
     pub(super) cell: Cell,
+}
+
+impl Role for NodePlan {
+    const NAME: &'static str = "node";
 }
 
 /// What all nodes of a run know.
@@ -199,12 +203,12 @@ fn play_on<P: Provider>(nic: P, plan: &NodePlan) -> Result<(), Failure> {
                 _ => Forwarder::start(nic, settings, &routes, way.path(), busy),
             };
             let forwarder = started.map_err(Failure::runtime)?;
-            Message::Node(NodeSaid::At(forwarder.address().0.clone())).print();
+            say_found(&NodeSaid::At(forwarder.address().0.clone()));
             forwarder_costs(&forwarder.join().map_err(Failure::runtime)?)
         }
         NodeRole::Source { next } => source(nic, settings, &plan.cell, &Address(next.clone()))?,
     };
-    Message::Node(NodeSaid::Done(costs)).print();
+    say_found(&NodeSaid::Done(costs));
     Ok(())
 }
 
@@ -229,7 +233,7 @@ fn forwarder_costs(report: &ForwarderReport) -> NodeCosts {
 
 fn sink<P: Provider>(nic: P, settings: Settings) -> Result<NodeCosts, Failure> {
     let mut sink = Sink::open(nic, settings).map_err(Failure::runtime)?;
-    Message::Node(NodeSaid::At(sink.address().0)).print();
+    say_found(&NodeSaid::At(sink.address().0));
     let mut costs = NodeCosts::default();
     let before = thread_cpu_time();
     loop {

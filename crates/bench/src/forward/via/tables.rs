@@ -2,13 +2,11 @@
 
 use serde_json::Value;
 
+use super::super::keys::{BYTES, DELTA_US, HOST, MODEL_MB_S, NIC, NIC_CUT, NONE};
 use super::figures::{Choice, cells, choice, prediction_error};
-use super::{
-    BYTES, DELTA_US, ENGINE_CPU_US, HOST, HOST_CPU_US, HOST_SHARE, MB_S, MODEL_MB_S, NIC, NIC_CUT,
-    NONE, PLANNED, US,
-};
+use super::keys::{ENGINE_CPU_US, HOST_CPU_US, HOST_SHARE, MB_S, PLANNED, US};
 use crate::report::Row;
-use crate::table::Table;
+use crate::report::table::Table;
 
 /// Shows everything that a [`ViaPlan`](super::ViaPlan) has measured.
 #[must_use]

@@ -12,32 +12,24 @@
 //! Both ends of a veth pair are in network namespaces of their own, as two hosts would be, so that nothing
 //! takes a shorter way. All ranks look again and again, and none sleeps.
 
-pub(crate) mod namespaces;
+mod looking;
 mod port;
 mod tables;
 pub(super) mod udp;
 
-use std::hint;
-use std::time::Duration;
-
-use self::namespaces::Namespaces;
+pub use self::looking::BYTES_MAX;
+use self::looking::WINDOW;
+use super::carrier::{Carrier, Kind, Prepared, Run, UnknownCarrier};
+use super::measure::Measure;
 use super::plan::PingPongPlan;
-use super::{
-    Carrier, Kind, Measure, Missing, Own, Played, Prepared, Run, UnknownCarrier, virtual_interface,
-};
-use crate::clock::now;
-use crate::error::{BenchError, Failure};
-use crate::progress::Progress;
+use super::played::Played;
+use super::ranks::Own;
+use super::virtual_interface;
+use crate::error::BenchError;
+use crate::host::missing::Missing;
+use crate::host::namespaces::Namespaces;
+use crate::report::progress::Progress;
 use crate::report::{Outcome, Row};
-
-/// The longest datagram that fits into a packet of UDP on Ethernet, in bytes: that of every system here.
-pub const BYTES_MAX: u32 = 1_464;
-
-/// Datagrams before an answer where bandwidth is measured: fewer than any buffer on the way holds.
-const WINDOW: u32 = 32;
-
-/// How long a datagram may be under way before it counts as lost.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Sizes of datagrams, in bytes: the range of the paper's figures.
 const SIZES: [u32; 9] = [1, 8, 32, 64, 128, 256, 512, 1_024, BYTES_MAX];
@@ -75,33 +67,6 @@ pub fn datagram_carrier(name: &str) -> Result<&'static dyn Carrier, UnknownCarri
 
 fn known(carriers: &[&dyn Carrier]) -> String {
     carriers.iter().map(|carrier| carrier.name()).collect::<Vec<_>>().join(", ")
-}
-
-/// Latency and bandwidth, which all systems here have.
-fn has(measure: Measure) -> bool {
-    let is_asked = matches!(measure, Measure::Latency { .. } | Measure::Window { .. });
-    is_asked && measure.bytes() <= BYTES_MAX
-}
-
-/// Looks until there is something, or for so long that it must be lost.
-fn looking<T>(
-    patience: Duration,
-    mut look: impl FnMut() -> Result<Option<T>, Failure>,
-) -> Result<T, Failure> {
-    // The clock is read now and then only.
-    const LOOKS: u32 = 1 << 16;
-    let mut begun = None;
-    loop {
-        for _ in 0..LOOKS {
-            if let Some(found) = look()? {
-                return Ok(found);
-            }
-            hint::spin_loop();
-        }
-        if begun.get_or_insert_with(now).elapsed() > patience {
-            return Err(Failure::runtime("a datagram was lost, or the other rank"));
-        }
-    }
 }
 
 /// What is measured for the two figures.

@@ -7,12 +7,16 @@ use vigie_detect::{HostThread, Server};
 use vigie_via::datagram::{DatagramError, Device, Node, Port, UdpSettings};
 use vigie_via::link::{BackEnd, Link, MacAddress};
 
-use super::{BYTES_MAX, PATIENCE, WINDOW, has, looking, namespaces};
+use super::looking::{BYTES_MAX, PATIENCE, WINDOW, has, looking};
 use crate::clock::{now, sleep};
 use crate::error::Failure;
-use crate::messages::arena::Arena;
+use crate::host::arena::Arena;
+use crate::host::namespaces;
+use crate::messages::blocking::{Blocking, Channel};
+use crate::messages::carrier::Kind;
+use crate::messages::ranks::Own;
+use crate::messages::seat::Seat;
 use crate::messages::socket::meet;
-use crate::messages::{Blocking, Channel, Kind, Own, Seat};
 
 /// Over UDP and the loopback interface.
 pub(super) static UDP: Own = Own {

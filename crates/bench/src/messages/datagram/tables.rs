@@ -1,10 +1,10 @@
 //! The two figures as tables.
 
-use super::super::plan::{BYTES, MESSAGE_P99_US, MESSAGE_US};
+use super::super::keys::{BYTES, MESSAGE_P99_US, MESSAGE_US};
 use super::super::tables::{cell, find, microseconds, subjects, values};
-use crate::cases::failures;
+use crate::report::show::failures;
+use crate::report::table::{Table, three_digits};
 use crate::report::{Row, Subject};
-use crate::table::{Table, three_digits};
 
 /// Both figures, and why other rows have none.
 pub(super) fn both(rows: &[Row]) -> String {

@@ -3,11 +3,15 @@
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 
-use super::{PATIENCE, has, looking, namespaces};
+use super::looking::{PATIENCE, has, looking};
 use crate::error::Failure;
-use crate::messages::arena::Arena;
+use crate::host::arena::Arena;
+use crate::host::namespaces;
+use crate::messages::blocking::{Blocking, Channel};
+use crate::messages::carrier::Kind;
+use crate::messages::ranks::Own;
+use crate::messages::seat::Seat;
 use crate::messages::socket::{Reading, meet};
-use crate::messages::{Blocking, Channel, Kind, Own, Seat};
 
 /// Over the loopback interface.
 pub(super) static SOCKET: Own = Own {

@@ -10,8 +10,9 @@ use rustix::io::Errno;
 use rustix::thread::futex;
 
 use crate::error::Failure;
-use crate::messages::arena::{Arena, BOARD_BYTES};
-use crate::messages::{Channel, Seat};
+use crate::host::arena::{Arena, BOARD_BYTES};
+use crate::messages::blocking::Channel;
+use crate::messages::seat::Seat;
 
 /// Bytes of a mailbox: its line, and one apart, which the processor fetches with its neighbour.
 pub(super) const BYTES: usize = 128;

@@ -16,7 +16,10 @@ mod ring;
 
 use self::mailbox::Mailbox;
 use self::ring::{Geometry, SlotRing, Spin, Yield};
-use super::{Blocking, Kind, Measure, Own};
+use super::blocking::Blocking;
+use super::carrier::Kind;
+use super::measure::Measure;
+use super::ranks::Own;
 
 /// A mailbox of one cache line.
 pub(crate) static MAILBOX: Own = Own {

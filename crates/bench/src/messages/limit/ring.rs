@@ -7,8 +7,9 @@ use std::sync::atomic::Ordering;
 use std::thread;
 
 use crate::error::Failure;
-use crate::messages::arena::{Arena, BOARD_BYTES};
-use crate::messages::{Channel, Seat};
+use crate::host::arena::{Arena, BOARD_BYTES};
+use crate::messages::blocking::Channel;
+use crate::messages::seat::Seat;
 
 /// Bytes of a slot that are no data: its sequence word, and eight that a real entry would need too.
 const HEADER_BYTES: usize = 16;
@@ -160,7 +161,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::messages::arena::SharedFile;
+    use crate::host::arena::SharedFile;
 
     #[test]
     fn messages_of_all_lengths_go_around_many_times() {

@@ -9,9 +9,13 @@ use std::process::{self, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::{Program, arguments, cache, is_installed, life, output_of, parse, write_if_new};
+use super::{arguments, life, parse};
 use crate::error::{BenchError, Failure};
-use crate::messages::{Carrier, Kind, Measure, Missing, Played, Prepared, Run};
+use crate::host::missing::Missing;
+use crate::host::program::{Program, cache, describe, is_installed, output_of, write_if_new};
+use crate::messages::carrier::{Carrier, Kind, Prepared, Run};
+use crate::messages::measure::Measure;
+use crate::messages::played::Played;
 
 const MANIFEST: &str = include_str!("iceoryx2.manifest.txt");
 const SOURCE: &str = include_str!("iceoryx2.source.txt");
@@ -69,7 +73,7 @@ impl Carrier for Iceoryx2 {
         let program = build().map_err(|error| {
             let remedy = "it needs libclang (on Debian: apt install libclang-dev) and, the first \
                           time, the registry";
-            Missing::new(format!("cargo cannot build it: {}", super::describe(&error)), remedy)
+            Missing::new(format!("cargo cannot build it: {}", describe(&error)), remedy)
         })?;
         Ok(Box::new(Built { program }))
     }

@@ -5,9 +5,13 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use super::{Workshop, arguments, describe, is_installed, life, output_of, parse};
+use super::{arguments, life, parse};
 use crate::error::BenchError;
-use crate::messages::{Carrier, Kind, Measure, Missing, Played, Prepared, Run};
+use crate::host::missing::Missing;
+use crate::host::program::{Workshop, describe, is_installed, output_of};
+use crate::messages::carrier::{Carrier, Kind, Prepared, Run};
+use crate::messages::measure::Measure;
+use crate::messages::played::Played;
 
 /// The program.
 const SOURCE: &str = include_str!("mpi.c");

@@ -6,10 +6,13 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::process::Command;
 use std::time::Duration;
 
-use super::{Program, is_installed};
 use crate::clock::sleep;
 use crate::error::{BenchError, Failure};
-use crate::messages::{Carrier, Kind, Measure, Missing, Played, Prepared, Run};
+use crate::host::missing::Missing;
+use crate::host::program::{Program, is_installed};
+use crate::messages::carrier::{Carrier, Kind, Prepared, Run};
+use crate::messages::measure::Measure;
+use crate::messages::played::Played;
 
 const PROGRAM: &str = "ucx_perftest";
 

@@ -14,9 +14,12 @@
 mod sockets;
 mod vigie;
 
+use super::carrier::Carrier;
 use super::datagram::OverVeth;
-use super::plan::{PAPER_SIZES, PingPongPlan};
-use super::{Carrier, Measure, Own};
+use super::keys::PAPER_SIZES;
+use super::measure::Measure;
+use super::plan::PingPongPlan;
+use super::ranks::Own;
 
 /// Name of vigie's message layer over `udp` in results.
 pub const VIGIE_UDP: &str = "vigie-udp";

@@ -1,9 +1,12 @@
 //! The kernel's own ways between the namespaces.
 
-use crate::messages::datagram::namespaces::address;
+use crate::host::namespaces::address;
+use crate::messages::blocking::Blocking;
+use crate::messages::carrier::Kind;
 use crate::messages::datagram::udp::Socket;
+use crate::messages::measure::Measure;
+use crate::messages::ranks::Own;
 use crate::messages::socket::{Reading, Streams};
-use crate::messages::{Blocking, Kind, Measure, Own};
 
 /// The longest datagram that is measured, in bytes: IP cuts it.
 const DATAGRAM_BYTES: u32 = 32_768;

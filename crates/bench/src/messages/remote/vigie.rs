@@ -6,10 +6,14 @@ use vigie_via::udp::Udp;
 
 use super::{BULK, BULK_WINDOW, VIGIE_ETHER, VIGIE_UDP, VIGIE_VI_ETHER, VIGIE_VI_UDP};
 use crate::error::Failure;
-use crate::messages::datagram::namespaces::{INTERFACE, address};
+use crate::host::namespaces::{INTERFACE, address};
+use crate::messages::blocking::Blocking;
+use crate::messages::carrier::Kind;
+use crate::messages::measure::Measure;
 use crate::messages::message_layer::Messages;
+use crate::messages::ranks::Own;
+use crate::messages::seat::Seat;
 use crate::messages::virtual_interface::{ADDRESS_BYTES, VirtualInterface};
-use crate::messages::{Blocking, Kind, Measure, Own, Seat};
 
 /// Room for all messages of a window, twice.
 const AREA_BYTES: u32 = 2 * BULK * BULK_WINDOW;

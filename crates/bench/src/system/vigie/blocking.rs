@@ -4,10 +4,10 @@ use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use super::{AsyncSystem, VigieHybrid};
+use super::VigieHybrid;
 use crate::error::Failure;
-use crate::system::BoxedTask;
-use crate::system::threads::{accept, serve_blocking};
+use crate::system::async_system::{AsyncSystem, BoxedTask};
+use crate::system::blocking_calls::{accept, serve_blocking};
 
 /// "Using blocking system calls provides better performance […]. However, a two-level thread
 /// scheduler is needed to correctly handle such calls" [bouge02, §4.1].

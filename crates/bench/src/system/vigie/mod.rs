@@ -23,9 +23,9 @@ use vigie_detect::net::{TcpListener, TcpStream};
 use vigie_detect::{Fixed, Frequency, Strategy};
 use vigie_runtime::{Flavor, Handle, Reactivity, Runtime};
 
-pub(super) use self::blocking::VigieBlocking;
-pub(super) use self::naive::VigieNaive;
-use super::{AsyncSystem, BoxedTask};
+pub(crate) use self::blocking::VigieBlocking;
+pub(crate) use self::naive::VigieNaive;
+use super::async_system::{AsyncSystem, BoxedTask};
 use crate::error::Failure;
 
 /// The user-level flavor with its default policy.
@@ -44,7 +44,7 @@ pub type VigieLowCpu = Vigie<LowCpu>;
 pub type VigieCheckpoint = Vigie<Checkpoints>;
 
 /// The user-level flavor with the paper's polling: the group, at each switch [bouge02, §3.1].
-pub(super) type VigieEnhanced = Vigie<EnhancedPolling>;
+pub(crate) type VigieEnhanced = Vigie<EnhancedPolling>;
 
 /// The kernel-level flavor with its default policy.
 pub type VigieKernelLevel = Vigie<KernelLevel>;
@@ -154,7 +154,7 @@ impl Setting for Checkpoints {
 
 /// Names the paper's scheduler without detection of its own.
 #[derive(Debug)]
-pub(super) enum FirstComeFirstServed {}
+pub(crate) enum FirstComeFirstServed {}
 
 impl Setting for FirstComeFirstServed {
     fn build(_workers: usize) -> Result<Runtime, Failure> {
@@ -165,7 +165,7 @@ impl Setting for FirstComeFirstServed {
 
 /// Names the paper's "enhanced polling".
 #[derive(Debug)]
-pub(super) enum EnhancedPolling {}
+pub(crate) enum EnhancedPolling {}
 
 impl Setting for EnhancedPolling {
     fn build(_workers: usize) -> Result<Runtime, Failure> {

@@ -4,9 +4,9 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use super::{AsyncSystem, FirstComeFirstServed, Vigie, VigieUserLevel};
+use super::{FirstComeFirstServed, Vigie, VigieUserLevel};
 use crate::error::Failure;
-use crate::system::BoxedTask;
+use crate::system::async_system::{AsyncSystem, BoxedTask};
 
 /// "The listening server thread tests for a network event each time it is scheduled. If no event has
 /// occurred, then it immediately yields control back" [bouge02, §4.1].

@@ -13,9 +13,11 @@ use super::{
     seat::{Blocked, Seat},
 };
 use crate::{
-    alarm::Alarm,
-    idle::{Idle, Places},
     lane::{Account, Cause, ComputeQueue, Lane, Rank, Share},
+    parking::{
+        alarm::Alarm,
+        idle::{Idle, Places},
+    },
     sync::{AtomicCell, AtomicU64, Ordering},
 };
 

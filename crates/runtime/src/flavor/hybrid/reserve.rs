@@ -13,7 +13,7 @@
 use std::time::Duration;
 
 use crate::{
-    metrics::ReserveMetrics,
+    measure::ReserveMetrics,
     refusal::{self, Resource},
     sync::{
         Arc, AtomicU64, AtomicUsize, Condvar, Ordering, PoisonError, RealGuard, RealMutex,
@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-use super::{Shared, worker};
+use super::{shared::Shared, worker};
 
 /// The most reserve threads, as many as there are blocking threads: each takes a stack, and a descriptor if
 /// the kernel helps against hogs.

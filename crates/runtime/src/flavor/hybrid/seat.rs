@@ -6,11 +6,10 @@ use std::{panic::Location, time::Duration};
 use vigie_detect::Instant;
 
 use crate::{
-    kernel_help::{self, HogTimer},
-    metrics::CurrentPoll,
+    kernel_help::{self, HogTimer, thread_state},
+    measure::CurrentPoll,
     sync::{AtomicBool, AtomicCell, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
     task_cell::{LiveTasks, TaskInfo},
-    thread_state,
 };
 
 /// Written by the thread that sits here, read by anybody. `Relaxed`: a stale value makes the

@@ -1,26 +1,22 @@
 //! The thread that sees when nobody watches, or when threads sleep inside polls, and calls others.
 //!
-//! It never runs a task, so that nothing can hold it. It sleeps on an [`Alarm`](crate::alarm::Alarm) that
+//! It never runs a task, so that nothing can hold it. It sleeps on an [`Alarm`](crate::parking::alarm::Alarm) that
 //! threads keep ahead of themselves while they switch, so that it rings only if a poll is long while
 //! nobody watches, or while tasks wait behind it. Then it looks at the seats, calls an idle worker or
 //! reserve threads, and goes on looking while there is reason to.
 
-use std::time::Duration;
-
 use vigie_detect::{Instant, Lookout, clock::monotonic_now};
 
 use super::{
-    Remote, Shared,
     census::{Census, Since},
     order::{self, Serves},
     reserve::Activated,
+    shared::{Remote, Shared},
 };
 use crate::{
-    context,
-    handle::{Handle, Scheduler},
     kernel_help,
-    kind::Kind,
     sync::{Arc, Ordering},
+    task_cell::Kind,
 };
 
 pub(super) struct Supervisor {
@@ -43,8 +39,7 @@ impl Supervisor {
         supervisor.work();
         // The last thread cancels what is left, which may use the runtime.
         let shared = Arc::clone(&supervisor.shared);
-        let handle = Handle { scheduler: Scheduler::Hybrid(shared) };
-        let entered = context::enter(handle);
+        let entered = (shared.enter)(Arc::clone(&shared));
         supervisor.shared.end_thread();
         drop(entered);
     }
@@ -87,7 +82,7 @@ impl Supervisor {
         }
         for _ in 0..orders.activates.min(shared.reserves.limit()) {
             let activated = shared.reserves.activate(&self.shared);
-            shared.reserve_counters.count(activated);
+            shared.count(activated);
             if activated == Activated::Refused {
                 break;
             }
@@ -97,7 +92,10 @@ impl Supervisor {
 
     /// Returns whether nobody would see an event in time.
     fn is_unwatched(&self, now: Instant) -> bool {
-        !self.lookout.is_watched() && !is_steady(&self.lookout, now, self.shared.options.long_poll)
+        let (look, gap) = (self.lookout.last_look(), self.lookout.last_gap());
+        // Those who run tasks look for events as often as the policies want, or not.
+        let is_steady = || order::is_steady(now, look, gap, self.shared.options.long_poll);
+        !self.lookout.is_watched() && !is_steady()
     }
 
     /// Lets the kernel take the processor from those that are caught in long polls when an event waits.
@@ -151,9 +149,4 @@ impl Supervisor {
             shared.hogs.tell_lasting(poll.name, poll.site, poll.elapsed, now);
         }
     }
-}
-
-/// Returns whether those who run tasks look for events as often as the policies want.
-pub(super) fn is_steady(lookout: &Lookout, now: Instant, long_poll: Duration) -> bool {
-    order::is_steady(now, lookout.last_look(), lookout.last_gap(), long_poll)
 }

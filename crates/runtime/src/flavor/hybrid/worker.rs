@@ -1,25 +1,24 @@
 //! A thread that runs tasks: a worker, which runs both lanes, or a reserve thread, which runs the
 //! reaction lane, tasks that are known to be short, and anything in the place of a thread that sleeps.
 
+use std::{cell::Cell, rc::Rc};
+
+use crossbeam::deque::Worker as Queue;
 use vigie_detect::{Detected, Instant, Lookout, clock::monotonic_now};
 
 use super::{
-    Cause, LOCAL, Local, Own, Queue, Remote, Runnable, Shared, Woken,
-    order::{self, Parts, Turns, Waking},
-    supervisor,
+    order::{self, Own, Parts, Turns, Waking},
+    shared::{LOCAL, Local, Remote, Shared, Woken, was_asleep},
 };
 use crate::{
-    context,
-    flavor::user_level::drop_task,
-    handle::{Handle, Scheduler},
+    context::Entered,
     kernel_help,
-    lane::{Lane, Rank},
-    metrics::Sampler,
+    lane::{Cause, Lane, Rank},
+    measure::Sampler,
     panics::contained,
     sync::{Arc, Ordering},
-    task_cell::TaskInfo,
+    task_cell::{Runnable, TaskInfo, drop_task, poll},
 };
-use std::{cell::Cell, rc::Rc};
 
 struct Worker {
     /// Its place among the remotes.
@@ -70,11 +69,10 @@ impl Worker {
         queue: Queue<Runnable>,
         lookout: Lookout,
         is_reserve: bool,
-    ) -> (Self, context::Entered) {
-        let handle = Handle { scheduler: Scheduler::Hybrid(Arc::clone(&shared)) };
-        let entered = context::enter(handle);
+    ) -> (Self, Entered) {
+        let entered = (shared.enter)(Arc::clone(&shared));
         let local = Rc::new(Local {
-            owner: Arc::as_ptr(&shared),
+            owner: Arc::clone(&shared),
             reacting: queue,
             place: index,
             worker: (!is_reserve).then_some(index),
@@ -86,6 +84,7 @@ impl Worker {
             woken_at: Cell::new(Woken::Nobody),
         });
         LOCAL.with(|current| *current.borrow_mut() = Some(Rc::clone(&local)));
+        poll::is_watched_by(was_asleep);
         let remote = &shared.remotes[index];
         remote.seat.take();
         if let (Some(signal), Some(descriptor)) = (shared.signal, shared.server.wait_point()) {
@@ -115,7 +114,7 @@ impl Worker {
     /// Takes note of a time that was read.
     fn note_time(&self, now: Instant) {
         self.local.switched_at.set(now.as_nanos());
-        context::sample_processor_time(now.as_nanos());
+        poll::sample_processor_time(now.as_nanos());
     }
 
     fn work(&mut self) {
@@ -206,7 +205,8 @@ impl Worker {
 
     /// Returns whether the workers look for events by themselves, often enough.
     fn is_steady(&self, now: Instant) -> bool {
-        supervisor::is_steady(&self.lookout, now, self.shared.options.long_poll)
+        let (look, gap) = (self.lookout.last_look(), self.lookout.last_gap());
+        order::is_steady(now, look, gap, self.shared.options.long_poll)
     }
 
     /// Looks for events at `now` if that is due. Returns the time.
@@ -277,7 +277,7 @@ impl Worker {
             self.expect_sleep(now);
         }
         remote.counters.begin_poll(info.ready_time(), now.as_nanos());
-        context::begin_poll(
+        poll::begin_poll(
             now.as_nanos(),
             info.account.credit(),
             info.is_proven(),
@@ -285,7 +285,7 @@ impl Worker {
         );
         // The future's panics are caught inside; what may come out is that of a waker.
         contained("a poll", || task.run());
-        let end = context::take_poll_end().map_or_else(monotonic_now, Instant::from_nanos);
+        let end = poll::take_poll_end().map_or_else(monotonic_now, Instant::from_nanos);
         let elapsed = end - now;
         let nanos = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
         self.turns.record(&*self.shared, &self.local.own(), lane, nanos);
@@ -310,7 +310,7 @@ impl Worker {
     fn expect_sleep(&self, now: Instant) {
         let shared = &self.shared;
         if self.turns.expect_sleep(&**shared, &self.own(), now, self.lookout.is_watched()) {
-            shared.reserve_counters.count(shared.reserves.activate(shared));
+            shared.count(shared.reserves.activate(shared));
         }
     }
 
@@ -319,7 +319,7 @@ impl Worker {
         let seat = &self.remote().seat;
         let has_slept = seat.is_blocked();
         seat.end_long_poll(&self.shared.blocked);
-        if let Some(poll) = context::take_long_poll() {
+        if let Some(poll) = poll::take_long_poll() {
             if poll.has_computed || has_slept {
                 self.shared.alarm.note_long_poll(end.as_nanos(), poll.elapsed_ns);
             }

@@ -1,0 +1,152 @@
+//! What members found that measured their transport, beside what their barriers took.
+
+use serde::{Deserialize, Serialize};
+use vigie_barrier::logp::{Measured, Report};
+
+use super::lap::GroupCosts;
+use crate::report::Row;
+use crate::report::table::{Table, three_digits};
+use crate::statistics::median;
+
+/// The parameters of a transport, and what a barrier is expected to take by them, in microseconds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Found {
+    /// The algorithm.
+    pub algorithm: String,
+    /// By the names of figures.
+    pub micros: Vec<(String, f64)>,
+}
+
+/// Figure: what a barrier should take.
+const EXPECTED: &str = "expected_us";
+/// Figure: what was observed by what was expected.
+const RATIO: &str = "observed_by_expected";
+/// Figure of a row: the algorithm.
+const ALGORITHM: &str = "algorithm";
+
+/// The figures, with their headings.
+const FIGURES: [(&str, &str); 11] = [
+    ("send_us", "o_s"),
+    ("latency_us", "L"),
+    ("receive_us", "o_r"),
+    ("receive_asleep_us", "o_r asleep"),
+    ("gap_us", "g"),
+    ("multicast_base_us", "a"),
+    ("multicast_port_us", "b"),
+    ("logp_us", "LogP alone"),
+    ("work_us", "work / cores"),
+    (EXPECTED, "expected"),
+    ("p50_us", "p50"),
+];
+
+impl Found {
+    /// Takes what was measured, and what is expected by that.
+    pub(crate) fn new(measured: &Measured, report: &Report) -> Self {
+        let costs = measured.costs();
+        let candidate = report.advice.candidates.first();
+        let [predicted, work] = [candidate.map(|one| one.predicted), candidate.map(|one| one.work)]
+            .map(Option::unwrap_or_default);
+        let times = [
+            costs.send,
+            costs.latency,
+            costs.receive,
+            costs_asleep(measured),
+            measured.gap.median,
+            costs.multicast.base,
+            costs.multicast.per_port,
+            predicted,
+            work,
+            report.advice.expected,
+        ];
+        let micros = FIGURES
+            .iter()
+            .zip(times)
+            .map(|((key, _), time)| ((*key).to_owned(), time.as_secs_f64() * 1e6))
+            .collect();
+        Self { algorithm: report.advice.algorithm.to_string(), micros }
+    }
+
+    /// The medians of several runs.
+    pub(super) fn merged<'a>(runs: impl Iterator<Item = &'a Self>) -> Option<Self> {
+        let runs: Vec<&Self> = runs.collect();
+        let last = runs.last()?;
+        let of = |(place, (key, _)): (usize, &(String, f64))| {
+            let all: Vec<f64> =
+                runs.iter().filter_map(|run| Some(run.micros.get(place)?.1)).collect();
+            Some((key.clone(), median(&all)?))
+        };
+        let micros = last.micros.iter().enumerate().map(of).collect::<Option<_>>()?;
+        Some(Self { algorithm: last.algorithm.clone(), micros })
+    }
+}
+
+fn costs_asleep(measured: &Measured) -> std::time::Duration {
+    measured.costs_asleep().receive
+}
+
+/// Notes in a row what its members found.
+pub(super) fn note(row: &mut Row, costs: &GroupCosts) {
+    let Some(found) = &costs.found else { return };
+    row.figures.insert(ALGORITHM.to_owned(), found.algorithm.clone().into());
+    for (key, micros) in &found.micros {
+        row.figures.insert(key.clone(), (*micros).into());
+    }
+    if let (Some(expected), Some(p50)) = (row.figure(EXPECTED), row.figure("p50_us"))
+        && expected > 0.0
+    {
+        row.figures.insert(RATIO.to_owned(), (p50 / expected).into());
+    }
+}
+
+/// Shows expected against observed, for rows that have both; nothing if there are none.
+pub(super) fn table<'a>(members: u32, rows: impl Iterator<Item = &'a Row>) -> String {
+    let mut headings = vec!["system".to_owned(), "algorithm".to_owned()];
+    headings.extend(FIGURES.iter().map(|(_, heading)| (*heading).to_owned()));
+    headings.push("ratio".to_owned());
+    let title = format!(
+        "What the transport costs, found by {members} members themselves [logp-bench], and by that the barrier's time, \
+         expected and observed (µs)"
+    );
+    let mut table = Table::with_text_columns(2, title, headings);
+    let mut has_rows = false;
+    for row in rows {
+        let Some(algorithm) = row.figures.get(ALGORITHM).and_then(|name| name.as_str()) else {
+            continue;
+        };
+        let keys = FIGURES.iter().map(|(key, _)| *key).chain([RATIO]);
+        let figures = keys.map(|key| row.figure(key).map_or_else(|| "–".to_owned(), three_digits));
+        table.row([row.system.label().to_owned(), algorithm.to_owned()].into_iter().chain(figures));
+        has_rows = true;
+    }
+    if has_rows { format!("{table}\n\n") } else { String::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Subject;
+
+    fn found(send: f64, expected: f64) -> Found {
+        let micros = vec![("send_us".to_owned(), send), (EXPECTED.to_owned(), expected)];
+        Found { algorithm: "central".to_owned(), micros }
+    }
+
+    #[test]
+    fn runs_are_put_together() {
+        // Goal: figures are medians over runs, and rows say expected, observed and ratio. Method: known figures.
+        let runs = [found(1.0, 10.0), found(5.0, 30.0), found(2.0, 20.0)];
+        let merged = Found::merged(runs.iter()).unwrap();
+        assert_eq!(merged.micros[0].1, 2.0);
+        assert!(Found::merged([].into_iter()).is_none());
+        let costs = GroupCosts { found: Some(merged), ..GroupCosts::default() };
+        let subject = Subject::Carrier { name: "one", label: "one" };
+        let mut row = Row::new(subject, "barrier").with_figure("p50_us", 30.0);
+        note(&mut row, &costs);
+        assert_eq!(row.figure(RATIO), Some(1.5));
+        let shown = table(4, [&row].into_iter());
+        assert!(shown.contains("central") && shown.contains("1.5"), "{shown}");
+        let other = Row::new(subject, "barrier");
+        assert_eq!(table(4, [&other].into_iter()), "");
+    }
+}

@@ -1,0 +1,330 @@
+//! The loop of the paper's figure 4, as one member runs it, and what comes of it.
+
+use std::hint;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::found::Found;
+use crate::clock::{nanoseconds, now, sleep};
+use crate::host::usage::Usage;
+use crate::statistics::median;
+
+/// Samples of one member that are kept; a run with more keeps the later ones.
+const SAMPLES_MAX: usize = 20_000;
+
+/// Barriers before the first that counts.
+const WARM_UP: u64 = 20;
+
+/// What every member does between two barriers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Laps {
+    /// Members.
+    pub members: u32,
+    /// For how long the run goes on.
+    pub budget: Duration,
+    /// A loop of this length stands between two barriers; the paper's has 30 µs [eth-barrier, §4.3].
+    pub dummy: Duration,
+    /// Each member's loop is longer by this much than that of the member before: skewed arrival.
+    pub skew: Duration,
+    /// The last member sleeps so long before each barrier, and is late; zero: it is not.
+    pub late: Duration,
+}
+
+impl Laps {
+    /// Plans barriers that follow on each other at once, 300 ms long.
+    #[must_use]
+    pub const fn new(members: u32) -> Self {
+        let budget = Duration::from_millis(300);
+        let (dummy, skew, late) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
+        Self { members, budget, dummy, skew, late }
+    }
+
+    /// How long a member is busy before each barrier.
+    fn busy(&self, rank: u32) -> Duration {
+        self.dummy + self.skew * rank
+    }
+
+    /// Whether barriers follow on each other at once. Then rank 0 alone reads the clock, and once for each: for 32
+    /// tasks, two readings of each would cost as much as the barrier.
+    const fn is_at_once(&self) -> bool {
+        self.dummy.is_zero() && self.skew.is_zero() && self.late.is_zero()
+    }
+
+    /// Whether a member sleeps before each barrier.
+    pub(super) fn is_late(&self, rank: u32) -> bool {
+        !self.late.is_zero() && rank + 1 == self.members
+    }
+}
+
+/// After how many barriers a run ends: 0 while nobody knows. Rank 0 says so before it enters the last one, and every
+/// member looks after each.
+pub(super) trait End {
+    fn set(&self, count: u64);
+    fn count(&self) -> u64;
+}
+
+impl End for AtomicU64 {
+    fn set(&self, count: u64) {
+        // The barrier itself orders this before all looks; another barrier would be at fault otherwise.
+        self.store(count, Ordering::Release);
+    }
+
+    fn count(&self) -> u64 {
+        self.load(Ordering::Acquire)
+    }
+}
+
+/// What one member has seen.
+#[derive(Debug)]
+pub(super) struct Member<'a, E> {
+    laps: Laps,
+    rank: u32,
+    end: &'a E,
+    count: u64,
+    begun: std::time::Instant,
+    entered: std::time::Instant,
+    samples: Vec<u64>,
+    extremes: Extremes,
+}
+
+/// The costs of one member's barriers.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Extremes {
+    min_ns: u64,
+    sum_ns: u64,
+    max_ns: u64,
+    count: u64,
+}
+
+impl<'a, E: End> Member<'a, E> {
+    pub(super) fn new(laps: Laps, rank: u32, end: &'a E) -> Self {
+        let begun = now();
+        let samples = Vec::with_capacity(if rank == 0 { SAMPLES_MAX } else { 0 });
+        let extremes = Extremes { min_ns: u64::MAX, sum_ns: 0, max_ns: 0, count: 0 };
+        Self { laps, rank, end, count: 0, begun, entered: begun, samples, extremes }
+    }
+
+    /// How long this member has to sleep now, in the way of its system: zero if it is not late.
+    pub(super) fn lateness(&self) -> Duration {
+        if self.laps.is_late(self.rank) { self.laps.late } else { Duration::ZERO }
+    }
+
+    /// Right before the barrier.
+    #[inline]
+    pub(super) fn enter(&mut self) {
+        let busy = self.laps.busy(self.rank);
+        if !busy.is_zero() {
+            let begun = now();
+            while begun.elapsed() < busy {
+                hint::spin_loop();
+            }
+        }
+        let is_at_once = self.laps.is_at_once();
+        if !is_at_once {
+            self.entered = now();
+        }
+        if self.rank == 0 && self.end.count() == 0 {
+            let is_over = self.entered.duration_since(self.begun) >= self.laps.budget;
+            // Enough for a median, also where somebody is late.
+            let least = if self.laps.late.is_zero() { 2 * WARM_UP } else { 5 };
+            if is_over && self.count >= least {
+                self.end.set(self.count + 1);
+            }
+        }
+    }
+
+    /// Right after the barrier. Returns whether there is another one.
+    #[inline]
+    pub(super) fn leave(&mut self) -> bool {
+        self.count += 1;
+        let is_at_once = self.laps.is_at_once();
+        if is_at_once && self.rank != 0 {
+            return self.goes_on();
+        }
+        let left = now();
+        let elapsed = nanoseconds(left.duration_since(self.entered));
+        if is_at_once {
+            self.entered = left;
+        }
+        if self.count > WARM_UP || !self.laps.late.is_zero() {
+            let Extremes { min_ns, sum_ns, max_ns, count } = self.extremes;
+            self.extremes = Extremes {
+                min_ns: min_ns.min(elapsed),
+                sum_ns: sum_ns + elapsed,
+                max_ns: max_ns.max(elapsed),
+                count: count + 1,
+            };
+            if self.rank == 0 {
+                // Those that follow on the longest warm-up.
+                if self.samples.len() < SAMPLES_MAX {
+                    self.samples.push(elapsed);
+                } else if let Ok(place) = usize::try_from(self.count % SAMPLES_MAX as u64) {
+                    self.samples[place] = elapsed;
+                }
+            }
+        }
+        self.goes_on()
+    }
+
+    #[inline]
+    fn goes_on(&self) -> bool {
+        let end = self.end.count();
+        end == 0 || self.count < end
+    }
+
+    pub(super) fn finish(self) -> MemberCosts {
+        MemberCosts { extremes: self.extremes, samples_ns: self.samples }
+    }
+}
+
+/// What the process of a member has found.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct MemberFound {
+    pub(super) costs: MemberCosts,
+    pub(super) used: Usage,
+    pub(super) found: Option<Found>,
+}
+
+/// What one member's barriers cost.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct MemberCosts {
+    extremes: Extremes,
+    /// Of rank 0 alone.
+    samples_ns: Vec<u64>,
+}
+
+/// What the barriers of a group cost.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct GroupCosts {
+    /// The mean over all members that were timed of the shortest, the mean and the longest barrier of each
+    /// [eth-barrier, §4.3].
+    pub min_ns: f64,
+    /// As above.
+    pub mean_ns: f64,
+    /// As above.
+    pub max_ns: f64,
+    /// Barriers that counted.
+    pub count: u64,
+    /// Rank 0's.
+    pub samples_ns: Vec<u64>,
+    /// Time that passed.
+    pub wall_ns: u64,
+    /// Processor time of all members.
+    pub cpu_ns: u64,
+    /// What the transport costs by the members' own measurement, and what was expected by that.
+    pub found: Option<Found>,
+}
+
+impl GroupCosts {
+    /// Puts together what the members found; times of the run are left at zero.
+    pub(crate) fn of(members: Vec<MemberCosts>) -> Self {
+        let timed = members.iter().filter(|member| member.extremes.count > 0).count();
+        let size = timed.max(1) as f64;
+        let mut all = Self::default();
+        for MemberCosts { extremes, samples_ns } in members {
+            let Extremes { min_ns, sum_ns, max_ns, count } = extremes;
+            if count > 0 {
+                all.min_ns += min_ns as f64 / size;
+                all.mean_ns += sum_ns as f64 / count as f64 / size;
+            }
+            all.max_ns += max_ns as f64 / size;
+            all.count = all.count.max(count);
+            if all.samples_ns.is_empty() {
+                all.samples_ns = samples_ns;
+            }
+        }
+        all
+    }
+
+    /// Puts together several runs of one system: medians of the figures, all samples.
+    pub(super) fn merged(runs: &[Self]) -> Self {
+        let median_of = |figure: fn(&Self) -> f64| {
+            median(&runs.iter().map(figure).collect::<Vec<_>>()).unwrap_or_default()
+        };
+        Self {
+            min_ns: median_of(|run| run.min_ns),
+            mean_ns: median_of(|run| run.mean_ns),
+            max_ns: median_of(|run| run.max_ns),
+            count: runs.iter().map(|run| run.count).sum(),
+            samples_ns: runs.iter().flat_map(|run| run.samples_ns.iter().copied()).collect(),
+            wall_ns: runs.iter().map(|run| run.wall_ns).sum(),
+            cpu_ns: runs.iter().map(|run| run.cpu_ns).sum(),
+            found: Found::merged(runs.iter().filter_map(|run| run.found.as_ref())),
+        }
+    }
+}
+
+/// Runs the loop on the calling thread.
+pub(super) fn run<E: End, F>(
+    laps: Laps,
+    rank: u32,
+    end: &E,
+    mut wait: impl FnMut() -> Result<(), F>,
+) -> Result<MemberCosts, F> {
+    let mut member = Member::new(laps, rank, end);
+    loop {
+        let lateness = member.lateness();
+        if !lateness.is_zero() {
+            sleep(lateness);
+        }
+        member.enter();
+        wait()?;
+        if !member.leave() {
+            return Ok(member.finish());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_are_put_together() {
+        // Goal: minimum, mean and maximum are means over the members, and samples are rank 0's. Method: known
+        // figures of two members, then of two runs.
+        let member = |times: &[u64], samples_ns: &[u64]| MemberCosts {
+            extremes: Extremes {
+                min_ns: *times.iter().min().unwrap(),
+                sum_ns: times.iter().sum(),
+                max_ns: *times.iter().max().unwrap(),
+                count: times.len() as u64,
+            },
+            samples_ns: samples_ns.to_vec(),
+        };
+        let costs = GroupCosts::of(vec![member(&[1, 2, 6], &[1, 2, 6]), member(&[3, 3, 9], &[])]);
+        assert_eq!((costs.min_ns, costs.mean_ns, costs.max_ns), (2.0, 4.0, 7.5));
+        assert_eq!((costs.count, &costs.samples_ns[..]), (3, &[1, 2, 6][..]));
+        let merged = GroupCosts::merged(&[costs.clone(), costs]);
+        assert_eq!((merged.mean_ns, merged.count, merged.samples_ns.len()), (4.0, 6, 6));
+    }
+
+    #[test]
+    fn a_run_ends_for_all_after_the_same_barrier() {
+        // Goal: no member enters a barrier that another one leaves out. Method: threads with std's barrier, and a
+        // budget that is over at once.
+        let dummy = Duration::from_nanos(1);
+        let laps = Laps { budget: Duration::ZERO, dummy, ..Laps::new(3) };
+        let (end, barrier) = (AtomicU64::new(0), std::sync::Barrier::new(3));
+        std::thread::scope(|scope| {
+            let (end, barrier) = (&end, &barrier);
+            let runs: Vec<_> = (0..3)
+                .map(|rank| {
+                    scope.spawn(move || {
+                        let wait = || {
+                            barrier.wait();
+                            Ok::<_, ()>(())
+                        };
+                        run(laps, rank, end, wait).unwrap().extremes.count
+                    })
+                })
+                .collect();
+            let counts: Vec<_> = runs.into_iter().map(|run| run.join().unwrap()).collect();
+            assert!(counts.iter().all(|&count| count == counts[0] && count > 0), "{counts:?}");
+        });
+    }
+}

@@ -1,0 +1,239 @@
+//! Groups of processes, vigie's: over UDP and raw Ethernet in network namespaces on a bridge, and over messages of `via`.
+
+use std::fs::File;
+use std::net::Ipv4Addr;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use serde::{Deserialize, Serialize};
+use vigie_barrier::Rank;
+use vigie_barrier::net::{MeasureError, MulticastState, NetBarrier, Waiting};
+use vigie_runtime::{Flavor, Runtime};
+use vigie_via::datagram::UdpSettings;
+use vigie_via::link::{BackEnd, Link};
+
+use super::bridge::{Bridge, address};
+use super::found::Found;
+use super::lap::{GroupCosts, Laps, Member, MemberFound};
+use super::processes::Board;
+use super::via::{self, Connections, Meeting, Provider};
+use crate::error::{BenchError, Failure};
+use crate::host::arena::{Arena, BOARD_BYTES, SharedFile};
+use crate::host::namespaces::INTERFACE;
+use crate::host::usage::Usage;
+use crate::messages::Seat;
+use crate::process::{Child, Role, say_found};
+
+/// What forming a group and the barriers under way may take, beside the budget.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Where members meet, over TCP.
+const MEETING_PORT: u16 = 4_747;
+
+/// What packets go over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Medium {
+    Udp,
+    /// UDP with multicast on the loopback interface: what peers that know no namespaces have.
+    Loopback,
+    Ether,
+    Via(Provider),
+}
+
+impl Medium {
+    /// Whether each member has a network namespace of its own.
+    pub(super) const fn is_bridged(self) -> bool {
+        !matches!(self, Self::Loopback | Self::Via(Provider::Shm | Provider::Udp))
+    }
+
+    /// The address of a member, and of the meeting at the first one.
+    fn address(self, rank: u32) -> Ipv4Addr {
+        match self {
+            Self::Loopback => Ipv4Addr::from(u32::from(Ipv4Addr::new(127, 78, 0, 1)) + rank),
+            Self::Udp | Self::Ether | Self::Via(_) => address(rank),
+        }
+    }
+}
+
+/// How members wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Receivers {
+    /// They look by themselves for a while, and sleep then.
+    Adaptive,
+    Polling,
+    Sleeping,
+}
+
+/// How the algorithm is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Choice {
+    Named(&'static str),
+    /// By typical costs.
+    Planned,
+    /// By costs that the members measure first.
+    Measured,
+}
+
+/// What a group over a network is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Setting {
+    pub(super) medium: Medium,
+    pub(super) choice: Choice,
+    pub(super) receivers: Receivers,
+}
+
+/// What one member's process is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct NetPlan {
+    laps: Laps,
+    rank: u32,
+    medium: Medium,
+    receivers: Receivers,
+    /// None: the planner's.
+    algorithm: Option<String>,
+    is_measured: bool,
+    /// None: its parent's.
+    namespace: Option<PathBuf>,
+    memory: PathBuf,
+    /// For members that meet over messages.
+    seat: Option<Seat>,
+}
+
+impl Role for NetPlan {
+    const NAME: &'static str = "member";
+    const KEY: &'static str = "network member";
+}
+
+/// Starts a process for each member.
+pub(super) fn measure(
+    laps: Laps,
+    setting: Setting,
+    bridge: Option<&Bridge>,
+) -> Result<GroupCosts, BenchError> {
+    let failed = |failure| BenchError::Failed { role: "member", failure };
+    let Setting { medium, choice, receivers } = setting;
+    let memory = SharedFile::create(BOARD_BYTES).map_err(failed)?;
+    let meeting = Meeting::new(laps.members).map_err(failed)?;
+    let mut children = Vec::new();
+    for rank in 0..laps.members {
+        let algorithm = match choice {
+            Choice::Named(name) => Some(name.to_owned()),
+            Choice::Planned | Choice::Measured => None,
+        };
+        children.push(Child::start(&NetPlan {
+            laps,
+            rank,
+            medium,
+            receivers,
+            algorithm,
+            is_measured: choice == Choice::Measured,
+            namespace: bridge.and_then(|bridge| bridge.path(rank)),
+            memory: memory.path(),
+            seat: matches!(medium, Medium::Via(_)).then(|| meeting.seat(rank)),
+        })?);
+    }
+    let patience = PATIENCE + laps.budget * 4;
+    let mut members = Vec::new();
+    let mut all = GroupCosts::default();
+    for child in &mut children {
+        let MemberFound { costs, used, found } = child.found(patience)?;
+        members.push(costs);
+        all.wall_ns = used.at_ns.max(all.wall_ns);
+        all.cpu_ns += used.cpu_ns;
+        all.found = all.found.or(found);
+    }
+    let GroupCosts { wall_ns, cpu_ns, found, .. } = all;
+    Ok(GroupCosts { wall_ns, cpu_ns, found, ..GroupCosts::of(members) })
+}
+
+/// Plays one member in this process.
+pub(crate) fn play(plan: &NetPlan) -> Result<(), Failure> {
+    let board = Board(Arena::open(&plan.memory)?);
+    if let Some(namespace) = &plan.namespace {
+        let namespace = File::open(namespace).map_err(Failure::io("opening a namespace"))?;
+        // Before any other thread is started, which would stay outside.
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
+            .map_err(|error| Failure::io("entering a network namespace")(error.into()))?;
+    }
+    // Its scheduler is what sleeps on the barrier: there is no other thread to wake up.
+    let runtime = Runtime::builder().flavor(Flavor::UserLevel).build();
+    runtime.map_err(Failure::runtime)?.block_on(async {
+        let (mut barrier, _connections) = form(plan).await?;
+        if let MulticastState::Blocked { why } = barrier.multicast() {
+            return Err(Failure::runtime(format!("multicast does not work: {why}")));
+        }
+        if plan.is_measured {
+            barrier.replan().await.map_err(Failure::runtime)?;
+        }
+        let before = Usage::of_this_process();
+        let mut state = Member::new(plan.laps, plan.rank, &board);
+        loop {
+            let lateness = state.lateness();
+            if !lateness.is_zero() {
+                // Nobody else runs on this thread.
+                crate::clock::sleep(lateness);
+            }
+            state.enter();
+            barrier.wait().await.map_err(Failure::runtime)?;
+            if !state.leave() {
+                break;
+            }
+        }
+        let used = Usage::of_this_process().since(before);
+        let costs = state.finish();
+        let found = find(&mut barrier).await.filter(|_| plan.rank == 0);
+        barrier.leave(Duration::from_secs(2)).await.map_err(Failure::runtime)?;
+        say_found(&MemberFound { costs, used, found });
+        Ok(())
+    })
+}
+
+/// Forms the group, and returns what else must live as long.
+async fn form(plan: &NetPlan) -> Result<(NetBarrier, Option<Connections>), Failure> {
+    let mut builder =
+        NetBarrier::builder().formation_timeout(PATIENCE).waiting(match plan.receivers {
+            Receivers::Adaptive => Waiting::Adaptive,
+            Receivers::Polling => Waiting::Polling,
+            Receivers::Sleeping => Waiting::Sleeping,
+        });
+    if let Some(name) = &plan.algorithm {
+        builder = builder.algorithm(name.parse().map_err(Failure::runtime)?);
+    }
+    builder = match plan.medium {
+        Medium::Udp | Medium::Loopback => {
+            builder.network(UdpSettings::new(plan.medium.address(plan.rank).into()))
+        }
+        Medium::Ether => {
+            let link = Link::builder(INTERFACE).back_end(BackEnd::PacketRings).bypass_queue();
+            builder.network(link.open().map_err(Failure::runtime)?)
+        }
+        Medium::Via(provider) => {
+            let seat = plan.seat.as_ref().ok_or_else(|| Failure::runtime("it has no seat"))?;
+            let (barrier, connections) = via::form(builder, provider, seat).await?;
+            return Ok((barrier, Some(connections)));
+        }
+    };
+    let place = (plan.medium.address(0), MEETING_PORT).into();
+    let meeting = builder.meet(place, Rank(plan.rank), plan.laps.members);
+    Ok((meeting.await.map_err(Failure::runtime)?, None))
+}
+
+/// How often a measurement is tried. Members of a busy machine may answer too late.
+const TRIES: u32 = 3;
+
+/// Measures what the transport costs, after the barriers that count. A transport that cannot be measured has none, and
+/// standard error says why.
+async fn find(barrier: &mut NetBarrier) -> Option<Found> {
+    let mut tries = 1;
+    let measured = loop {
+        match barrier.measure().await {
+            // All members get it alike, so that all try again.
+            Err(MeasureError::Unanswered) if tries < TRIES => tries += 1,
+            measured => break measured,
+        }
+    };
+    let measured = measured.inspect_err(|error| eprintln!("no costs: {error}")).ok()?;
+    Some(Found::new(&measured, &barrier.report().ok()?))
+}

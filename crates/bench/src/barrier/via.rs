@@ -1,0 +1,136 @@
+//! Groups whose packets are messages of `via`, over one of its providers.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+use vigie_barrier::net::{NetBarrier, NetBuilder};
+use vigie_via::ether::Ether;
+use vigie_via::message::Endpoint;
+use vigie_via::shm::Shm;
+use vigie_via::software_nic::{Config, Secret};
+use vigie_via::udp::Udp;
+use vigie_via::vi::Provider as Nic;
+
+use crate::error::Failure;
+use crate::host::arena::{BOARD_BYTES, SharedFile};
+use crate::host::namespaces::INTERFACE;
+use crate::messages::Seat;
+use crate::messages::message_layer::{DISCRIMINATOR, connect};
+use crate::messages::virtual_interface::{ADDRESS_BYTES, leave_address};
+
+/// What carries messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Provider {
+    /// Shared memory.
+    Shm,
+    /// UDP, on the loopback interface.
+    Udp,
+    /// Ethernet, in network namespaces on a bridge.
+    Ether,
+}
+
+impl Provider {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Shm, Self::Udp, Self::Ether];
+
+    /// Returns the name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Shm => "shm",
+            Self::Udp => "udp",
+            Self::Ether => "ether",
+        }
+    }
+}
+
+impl fmt::Display for Provider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Provider {
+    type Err = UnknownProvider;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        let known = Self::ALL.into_iter().find(|provider| provider.name() == name);
+        known.ok_or_else(|| UnknownProvider { name: name.to_owned() })
+    }
+}
+
+/// A name that stands for no provider.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("no provider is {name:?}; there are {}", Provider::ALL.map(Provider::name).join(", "))]
+#[non_exhaustive]
+pub struct UnknownProvider {
+    /// What was given.
+    pub name: String,
+}
+
+/// Where the ranks of a run find each other: memory for their addresses.
+#[derive(Debug)]
+pub(super) struct Meeting {
+    memory: SharedFile,
+    ranks: u32,
+    token: u64,
+}
+
+impl Meeting {
+    pub(super) fn new(ranks: u32) -> Result<Self, Failure> {
+        static RUNS: AtomicU64 = AtomicU64::new(0);
+        let count = usize::try_from(ranks).map_err(Failure::runtime)?;
+        let memory = SharedFile::create(BOARD_BYTES + count * ADDRESS_BYTES)?;
+        let run = RUNS.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { memory, ranks, token: run << 32 | u64::from(std::process::id()) })
+    }
+
+    pub(super) fn seat(&self, rank: u32) -> Seat {
+        let (ranks, token) = (self.ranks, self.token);
+        let memory = self.memory.path();
+        Seat { rank, ranks, cores: Vec::new(), memory, token, namespace: None }
+    }
+}
+
+/// What keeps the connections of a member open.
+pub(super) type Connections = Box<dyn Send>;
+
+/// Forms a group over messages.
+pub(super) async fn form(
+    builder: NetBuilder,
+    provider: Provider,
+    seat: &Seat,
+) -> Result<(NetBarrier, Connections), Failure> {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&seat.token.to_le_bytes());
+    let secret = Secret::new(bytes);
+    match provider {
+        Provider::Shm => over(builder, Shm::open().map_err(Failure::runtime)?, seat).await,
+        Provider::Udp => {
+            let at = (std::net::Ipv4Addr::LOCALHOST, 0).into();
+            let nic = Udp::bind(at, secret, Config::default());
+            over(builder, nic.map_err(Failure::io("opening a NIC over UDP"))?, seat).await
+        }
+        Provider::Ether => {
+            let nic = Ether::builder(INTERFACE).open(secret);
+            over(builder, nic.map_err(Failure::runtime)?, seat).await
+        }
+    }
+}
+
+async fn over<P: Nic + Send + 'static>(
+    builder: NetBuilder,
+    mut nic: P,
+    seat: &Seat,
+) -> Result<(NetBarrier, Connections), Failure> {
+    nic.listen(DISCRIMINATOR).map_err(Failure::runtime)?;
+    leave_address(seat, &nic.address())?;
+    let others = (0..seat.ranks).filter(|rank| *rank != seat.rank).collect();
+    let endpoint: Endpoint<P> = connect(seat, nic, others).await?;
+    let barrier = builder.over(&endpoint.communicator()).map_err(Failure::runtime)?;
+    Ok((barrier, Box::new(endpoint)))
+}

@@ -1,0 +1,349 @@
+//! The paper's cluster in simulation: figures 5 to 10, what is left out of the model in turn, and what the paper does not have.
+//!
+//! Nothing here depends on the machine that runs it.
+
+use std::time::Duration;
+
+use vigie_barrier::cluster::paper::{
+    Case, CaseError, QUOTED, SEEDS, four_ary_crossing, four_ary_gain, optimal,
+};
+use vigie_barrier::cluster::{
+    Arrival, BARRIERS, Batching, Completion, Counts, Medium, Parameters, Runs,
+};
+use vigie_barrier::{Algorithm, Group};
+
+use super::tables;
+use crate::report::progress::Progress;
+use crate::report::{Outcome, Row, Subject};
+
+/// What the rows are about.
+const SIMULATED: Subject = Subject::Carrier { name: "simulated", label: "simulated cluster" };
+
+/// The case of a barrier's row.
+pub const CASE: &str = "barrier-sim";
+
+/// The case of the row that compares a 4-ary tree with shuffle exchange.
+pub const FOUR_ARY_CASE: &str = "barrier-sim-four-ary";
+
+/// Name of the algorithm.
+pub const ALGORITHM: &str = "algorithm";
+
+/// Number of members.
+pub const MEMBERS: &str = "members";
+
+/// Kind of the networks.
+pub const NETWORK: &str = "network";
+
+/// Name of the set of parameters.
+pub const SET: &str = "parameters";
+
+/// What runs on the nodes: bare steps, or the member machine.
+pub const DRIVER: &str = "driver";
+
+/// Number of the paper's figure; 0: none.
+pub const FIGURE: &str = "figure";
+
+/// The mean time of a barrier, in microseconds, averaged over members and runs.
+pub const MEAN_US: &str = "mean_us";
+
+/// The mean that the paper quotes.
+pub const PAPER_US: &str = "paper_us";
+
+/// How far the sum of all times is from the stored one, in nanoseconds.
+pub const GOLDEN_DIFFERENCE_NS: &str = "golden_difference_ns";
+
+/// Longer than any barrier: a member asks for nothing.
+const NEVER: Duration = Duration::from_secs(60);
+
+/// A named set of parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Set {
+    /// The paper's cluster, with four fitted constants.
+    Calibrated,
+    /// The paper's LogP alone.
+    Bare,
+    /// Calibrated, but no sender waits until its frames have left.
+    NoCompletionWait,
+    /// Calibrated, but each frame has an interrupt of its own.
+    OneFrame,
+}
+
+impl Set {
+    /// All sets.
+    pub const ALL: [Self; 4] =
+        [Self::Calibrated, Self::Bare, Self::NoCompletionWait, Self::OneFrame];
+
+    /// Returns the name on the command line and in results.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Calibrated => "calibrated",
+            Self::Bare => "bare",
+            Self::NoCompletionWait => "no-completion-wait",
+            Self::OneFrame => "one-frame",
+        }
+    }
+
+    /// Returns the parameters.
+    #[must_use]
+    pub const fn parameters(self) -> Parameters {
+        let calibrated = Parameters::CALIBRATED;
+        match self {
+            Self::Calibrated => calibrated,
+            Self::Bare => Parameters::BARE,
+            Self::NoCompletionWait => Parameters { completion: Completion::Ignored, ..calibrated },
+            Self::OneFrame => Parameters { batching: Batching::OneFrame, ..calibrated },
+        }
+    }
+}
+
+/// Returns the name of a kind of network on the command line and in results.
+#[must_use]
+pub const fn medium_name(medium: Medium) -> &'static str {
+    match medium {
+        Medium::Hub => "hub",
+        _ => "switch",
+    }
+}
+
+/// What is simulated.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SimulationPlan {
+    /// Each barrier, and with which parameters.
+    pub cases: Vec<(Case, Set)>,
+    /// Whether a 4-ary tree is compared with shuffle exchange over o_r.
+    pub has_four_ary: bool,
+    /// Barriers of a run.
+    pub barriers: u32,
+    /// Seeds of which a time on a hub is the mean; and any time, if members are spread or frames lost.
+    pub seeds: u32,
+    /// The first of them.
+    pub seed: u64,
+    /// When members enter.
+    pub arrival: Arrival,
+    /// The probability that a receiver does not get a frame.
+    pub loss: f64,
+    /// Runs the member machine, which asks for what it misses after this time, instead of the bare steps.
+    pub repeat_after: Option<Duration>,
+    /// Barriers that the member machine runs beside those that the bare steps run; it repeats nothing.
+    pub of_members: Vec<(Case, Set)>,
+}
+
+impl SimulationPlan {
+    /// Plans these barriers.
+    #[must_use]
+    pub const fn new(cases: Vec<(Case, Set)>) -> Self {
+        Self {
+            cases,
+            has_four_ary: false,
+            barriers: BARRIERS,
+            seeds: SEEDS,
+            seed: 0,
+            arrival: Arrival::Together,
+            loss: 0.0,
+            repeat_after: None,
+            of_members: Vec::new(),
+        }
+    }
+
+    /// Plans figures 5 to 10, and what the paper quotes of them with the bare parameters too.
+    #[must_use]
+    pub fn figures() -> Self {
+        let [exchange, binary, ternary, concurrent, ternary_two, concurrent_two] =
+            Algorithm::OF_THE_PAPER;
+        let (powers, trees) = ([2, 4, 8, 16, 32], [3, 7, 15, 31]);
+        let mut cases = Vec::new();
+        let lines: [(u8, Algorithm, &[u32]); 4] = [
+            (5, exchange, &powers),
+            (6, binary, &powers),
+            (7, ternary, &trees),
+            (8, concurrent, &powers),
+        ];
+        for (figure, algorithm, members) in lines {
+            for medium in [Medium::Switch, Medium::Hub] {
+                cases.extend(members.iter().map(|n| case(figure, algorithm, *n, medium)));
+            }
+        }
+        let pairs: [(u8, [Algorithm; 2], &[u32]); 2] = [
+            (9, [ternary, ternary_two], &trees[..3]),
+            (10, [concurrent, concurrent_two], &powers[..4]),
+        ];
+        for (figure, algorithms, members) in pairs {
+            for algorithm in algorithms {
+                let of = |n: &u32| case(figure, algorithm, *n, Medium::Switch);
+                cases.extend(members.iter().map(of));
+            }
+        }
+        let calibrated = cases.into_iter().map(|case| (case, Set::Calibrated));
+        Self::new(calibrated.chain(QUOTED.map(|case| (case, Set::Bare))).collect())
+    }
+
+    /// Plans what the goals need.
+    #[must_use]
+    pub fn goals() -> Self {
+        let both = [Set::Calibrated, Set::Bare];
+        let mut cases: Vec<_> =
+            both.iter().flat_map(|set| QUOTED.map(|case| (case, *set))).collect();
+        let switch = |algorithm, members, set| (case(0, algorithm, members, Medium::Switch), set);
+        let [exchange, _, _, concurrent, _, concurrent_two] = Algorithm::OF_THE_PAPER;
+        cases.push((case(0, exchange, 32, Medium::Hub), Set::NoCompletionWait));
+        for (algorithm, members) in [(concurrent, 32), (concurrent, 16), (concurrent_two, 16)] {
+            cases.push(switch(algorithm, members, Set::OneFrame));
+        }
+        cases.push(switch(Algorithm::Nomial { k: 3 }, 31, Set::Calibrated));
+        for set in both {
+            // With 32 members the paper has it too.
+            cases.extend([16, 64].map(|members| switch(exchange, members, set)));
+            for members in [16, 32, 64] {
+                cases.push(switch(Algorithm::Dissemination { ways: 3 }, members, set));
+            }
+            cases.push(switch(optimal(&set.parameters()), 32, set));
+        }
+        let of_members = QUOTED.map(|case| (case, Set::Calibrated)).to_vec();
+        Self { has_four_ary: true, of_members, ..Self::new(cases) }
+    }
+
+    /// Returns how many cases [`run`](Self::run) simulates, for its progress bar.
+    #[must_use]
+    pub const fn cases(&self) -> usize {
+        self.cases.len() + self.of_members.len() + if self.has_four_ary { 1 } else { 0 }
+    }
+
+    /// Simulates all cases. One that cannot be simulated is no error: its row says why.
+    #[must_use]
+    pub fn run(&self, progress: &mut Progress) -> Outcome {
+        let mut outcome = Outcome::default();
+        let steps = self.cases.iter().map(|case| (case, self.repeat_after));
+        let of_members = self.of_members.iter().map(|case| (case, Some(NEVER)));
+        for ((case, set), repeat_after) in steps.chain(of_members) {
+            progress.case(format!("{}, {} members", case.algorithm, case.members));
+            outcome.rows.push(self.row(case, *set, repeat_after));
+            progress.case_done();
+        }
+        if self.has_four_ary {
+            progress.case("4-ary tree");
+            outcome.rows.push(four_ary());
+            progress.case_done();
+        }
+        outcome
+    }
+
+    /// Shows the rows as the paper's figures, and beside its numbers.
+    #[must_use]
+    pub fn tables(&self, rows: &[Row]) -> String {
+        tables::all(rows)
+    }
+
+    fn row(&self, case: &Case, set: Set, repeat_after: Option<Duration>) -> Row {
+        let row = Row::new(SIMULATED, CASE)
+            .parameter(FIGURE, case.figure)
+            .parameter(ALGORITHM, case.algorithm.to_string())
+            .parameter(MEMBERS, case.members)
+            .parameter(NETWORK, medium_name(case.medium))
+            .parameter(SET, set.name())
+            .parameter(DRIVER, if repeat_after.is_some() { "members" } else { "steps" })
+            .parameter("barriers", self.barriers)
+            .parameter("loss", self.loss);
+        let row = match self.arrival {
+            Arrival::Spread(most_ns) => row.parameter("spread_us", most_ns as f64 / 1e3),
+            Arrival::OneLate(late_ns) => row.parameter("late_us", late_ns as f64 / 1e3),
+            _ => row,
+        };
+        match self.simulate(case, set, repeat_after) {
+            Ok(runs) => self.found(row, (case, set), &runs),
+            Err(error) => Row { failure: Some(error.to_string()), ..row },
+        }
+    }
+
+    fn simulate(
+        &self,
+        case: &Case,
+        set: Set,
+        repeat_after: Option<Duration>,
+    ) -> Result<Runs, CaseError> {
+        let schedule = case.algorithm.schedule(Group::new(case.members)?)?;
+        let is_chance = case.medium == Medium::Hub
+            || matches!(self.arrival, Arrival::Spread(_))
+            || self.loss > 0.0;
+        let cluster = case
+            .cluster(set.parameters())
+            .barriers(self.barriers)
+            .arrival(self.arrival)
+            .loss(self.loss);
+        let seeds = if is_chance { self.seeds } else { 1 };
+        let run = |seed: u64| {
+            let cluster = cluster.clone().seed(self.seed.wrapping_add(seed));
+            match repeat_after {
+                Some(repeat_after) => cluster.run_members(&schedule, repeat_after),
+                None => cluster.run(&schedule),
+            }
+        };
+        let runs: Result<Vec<_>, _> = (0..u64::from(seeds)).map(run).collect();
+        Ok(Runs::new(runs?))
+    }
+
+    /// Adds the figures.
+    fn found(&self, row: Row, (case, set): (&Case, Set), runs: &Runs) -> Row {
+        let us = |ns: f64| ns / 1e3;
+        let barriers: u64 = runs.runs.iter().map(|times| u64::from(times.barriers())).sum();
+        let per_barrier = |of: fn(&Counts) -> u64| {
+            runs.runs.iter().map(|times| of(&times.counts)).sum::<u64>() as f64 / barriers as f64
+        };
+        let mut row = row
+            .with_figure("samples", barriers)
+            .with_figure("runs", runs.runs.len())
+            .with_figure("min_us", us(runs.min_ns()))
+            .with_figure(MEAN_US, us(runs.mean_ns()))
+            .with_figure("deviation_us", us(runs.deviation_ns()))
+            .with_figure("max_us", us(runs.max_ns()))
+            .with_figure("frames_per_barrier", per_barrier(|counts| counts.sent))
+            .with_figure("collisions_per_barrier", per_barrier(|counts| counts.collisions));
+        if !self.is_of_the_paper() {
+            return row;
+        }
+        if let Some(paper_us) = case.paper_us {
+            row = row.with_figure(PAPER_US, paper_us);
+        }
+        if let (Set::Calibrated, Some(golden_ns), [times]) = (set, case.golden_ns, &runs.runs[..]) {
+            row = row.with_figure(GOLDEN_DIFFERENCE_NS, times.sum_ns().abs_diff(golden_ns));
+        }
+        row
+    }
+
+    /// Whether it is the paper's method that runs, so that its numbers can be held beside.
+    fn is_of_the_paper(&self) -> bool {
+        self.barriers == BARRIERS && self.arrival == Arrival::Together && self.loss == 0.0
+    }
+}
+
+/// The case of these, with what the paper quotes for it.
+fn case(figure: u8, algorithm: Algorithm, members: u32, medium: Medium) -> Case {
+    let mut case = Case::new(figure, algorithm, members, medium);
+    let is_same = |quoted: &&Case| {
+        (quoted.algorithm, quoted.members, quoted.medium) == (algorithm, members, medium)
+    };
+    if let Some(quoted) = QUOTED.iter().find(is_same) {
+        (case.paper_us, case.golden_ns) = (quoted.paper_us, quoted.golden_ns);
+    }
+    case
+}
+
+/// Where a 4-ary tree crosses shuffle exchange on 1 Gb/s, and what it gains at most on 100 Mb/s, by o_r.
+fn four_ary() -> Row {
+    let row = Row::new(SIMULATED, FOUR_ARY_CASE).parameter(MEMBERS, 16);
+    let found = || -> Result<(Option<u64>, f64), CaseError> {
+        let gains = (0..=95).map(|tenths| four_ary_gain(tenths * 100, 100));
+        let gains = gains.collect::<Result<Vec<_>, _>>()?;
+        Ok((four_ary_crossing(1_000)?, gains.into_iter().fold(f64::MIN, f64::max)))
+    };
+    match found() {
+        Ok((Some(crossing_ns), gain)) => row
+            .with_figure("samples", 1)
+            .with_figure("crossing_us", crossing_ns as f64 / 1e3)
+            .with_figure("gain", gain),
+        Ok((None, _)) => Row { failure: Some("there is no crossing".to_owned()), ..row },
+        Err(error) => Row { failure: Some(error.to_string()), ..row },
+    }
+}

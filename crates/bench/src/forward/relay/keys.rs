@@ -1,0 +1,19 @@
+//! Names of cases, and keys of rows.
+
+use crate::report::Row;
+
+pub(super) const STREAM: &str = "relay-stream";
+pub(super) const LATENCY: &str = "relay-latency";
+pub(super) const FRAMED_STREAM: &str = "relay-framed-stream";
+pub(super) const FRAMED_LATENCY: &str = "relay-framed-latency";
+pub(super) const CONNECTIONS: &str = "connections";
+pub(super) const GB_PER_S: &str = "gb_per_s";
+
+pub(super) fn of<'a>(rows: &'a [Row], name: &str, case: &str, connections: u64) -> Option<&'a Row> {
+    rows.iter().find(|row| {
+        row.system.name() == name
+            && row.case == case
+            && row.parameters.get(CONNECTIONS).and_then(serde_json::Value::as_u64)
+                == Some(connections)
+    })
+}

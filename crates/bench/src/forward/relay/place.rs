@@ -1,0 +1,79 @@
+//! Where source, relay and sink run, and why a case may have no figure.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::PathBuf;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use super::links::{Links, RELAY, SINK};
+use crate::error::{BenchError, Failure};
+
+/// Why a case has no figure.
+#[derive(Debug)]
+pub(super) enum Unmeasured {
+    /// The relay, or what it needs, is not on this machine.
+    Missing(String),
+    Failed(BenchError),
+}
+
+impl Unmeasured {
+    pub(super) fn io(doing: &'static str) -> impl FnOnce(std::io::Error) -> Self {
+        move |error| {
+            let failure = Failure::io(doing)(error);
+            Self::Failed(BenchError::Failed { role: "relay", failure })
+        }
+    }
+}
+
+impl From<BenchError> for Unmeasured {
+    fn from(error: BenchError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// Where everybody runs and listens.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) sink: SocketAddr,
+    pub(super) relay: SocketAddr,
+    /// The core for all, or any.
+    pub(super) core: Option<usize>,
+    /// The namespaces of source and sink, and that of the relay.
+    pub(super) ends: Option<[PathBuf; 2]>,
+    pub(super) middle: Option<PathBuf>,
+}
+
+impl Place {
+    pub(super) fn choose(links: Option<&Links>) -> std::io::Result<Self> {
+        let Some(links) = links else {
+            let core = sched_getaffinity(None).ok();
+            let core = core.and_then(|set| (0..CpuSet::MAX_CPU).find(|&core| set.is_set(core)));
+            let (sink, relay) = (free()?, free()?);
+            return Ok(Self { sink, relay, core, ends: None, middle: None });
+        };
+        // Ports of namespaces that are our own are free.
+        let [source, middle, sink] = links.paths();
+        Ok(Self {
+            sink: (SINK, 7000).into(),
+            relay: (RELAY, 7001).into(),
+            core: None,
+            ends: Some([source, sink]),
+            middle: Some(middle),
+        })
+    }
+}
+
+/// A port that was free a moment ago.
+fn free() -> std::io::Result<SocketAddr> {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
+}
+
+/// Keeps the calling thread, and what it starts, on one core.
+pub(super) fn pin(core: usize) -> Result<CpuSet, Failure> {
+    let failed = |error: rustix::io::Errno| Failure::io("choosing a core")(error.into());
+    let before = sched_getaffinity(None).map_err(failed)?;
+    let mut set = CpuSet::new();
+    set.set(core);
+    sched_setaffinity(None, &set).map_err(failed)?;
+    Ok(before)
+}

@@ -1,0 +1,144 @@
+//! What carries messages, and what one rank does with it.
+
+use std::fmt::Debug;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use thiserror::Error;
+
+use super::measure::Measure;
+use super::played::Played;
+use crate::error::{BenchError, Failure};
+use crate::host::missing::Missing;
+
+/// Name of vigie's message layer in results: `send` and `recv` of a communicator, awaited.
+pub const VIGIE: &str = "vigie";
+
+/// Name of vigie's Virtual Interface layer in results: RDMA write with immediate.
+pub const VIGIE_VI: &str = "vigie-vi";
+
+/// What sort of system carries the messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "there is nobody else")]
+pub enum Kind {
+    /// vigie itself.
+    Vigie,
+    /// What the machine allows: a few lines of our own, which do nothing that could be left out.
+    Limit,
+    /// Somebody else's system, or the kernel's.
+    Peer,
+}
+
+/// A system that carries messages between processes of one host.
+pub trait Carrier: Debug + Sync {
+    /// Returns the name on the command line and in results.
+    fn name(&self) -> &'static str;
+
+    /// Returns the label of rows in tables.
+    fn label(&self) -> &'static str;
+
+    /// Returns the word of `--peers` that stands for this system and those of the same origin.
+    fn family(&self) -> &'static str {
+        self.name()
+    }
+
+    /// Tells what sort of system this is.
+    fn kind(&self) -> Kind;
+
+    /// Tells whether the system has this measure.
+    fn has(&self, measure: Measure) -> bool;
+
+    /// Makes sure that the system is on this machine, and builds what it needs.
+    ///
+    /// # Errors
+    /// What is missing, and how to get it. The system is then skipped.
+    fn prepare(&self) -> Result<Box<dyn Prepared + '_>, Missing>;
+}
+
+/// A system that can be measured now. Dropping it removes what was built for it.
+pub trait Prepared {
+    /// Takes all measures of `run`, in its order, in processes of their own that end with this call.
+    ///
+    /// # Errors
+    /// Those of the processes.
+    fn measure(&self, run: &Run) -> Result<Vec<Played>, BenchError>;
+}
+
+/// The roles of one rank.
+///
+/// Rank 0 leads: it alone looks at the clock, and calls [`perform`](Self::perform) until it has seen
+/// enough, then [`stop`](Self::stop). The others [`follow`](Self::follow) it meanwhile. Ranks form a
+/// ring: each sends to the next and receives from the one before; of two, these are the same.
+///
+/// A rank need not look whether its peers live: the parent ends all ranks of a run in which one fails
+/// or says nothing for too long.
+pub trait PingPong {
+    /// Leads `count` operations of `measure` (round trips, windows, laps of the token) and returns when
+    /// the last has come back.
+    ///
+    /// # Errors
+    /// Those of the system.
+    fn perform(&mut self, measure: Measure, count: u32) -> Result<(), Failure>;
+
+    /// Tells all followers that `measure` is over, and returns when they know.
+    ///
+    /// # Errors
+    /// Those of the system.
+    fn stop(&mut self, measure: Measure) -> Result<(), Failure>;
+
+    /// Plays a follower's part of `measure` until rank 0 stops it.
+    ///
+    /// # Errors
+    /// Those of the system.
+    fn follow(&mut self, measure: Measure) -> Result<(), Failure>;
+}
+
+/// Measures that the same ranks take one after the other.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Run {
+    /// The measures, in order.
+    pub measures: Vec<Measure>,
+    /// Time per measure.
+    pub budget: Duration,
+    /// Number of ranks: 2, or those of a ring.
+    pub ranks: u32,
+    /// The cores: of two ranks each has its own, more share them.
+    pub cores: Vec<usize>,
+    /// The network namespaces that the ranks enter, by rank; a rank for which there is none stays.
+    pub namespaces: Vec<PathBuf>,
+}
+
+impl Run {
+    /// How long is waited for the next measure's result before the run is given up.
+    pub(crate) fn patience(&self) -> Duration {
+        // What has more ranks than cores may take many times its budget for a single lap.
+        const SLACK: Duration = Duration::from_secs(30);
+        self.budget * 4 + SLACK
+    }
+
+    /// The network namespace of a rank, if it is another than this process's.
+    pub(crate) fn namespace_of(&self, rank: u32) -> Option<PathBuf> {
+        usize::try_from(rank).ok().and_then(|rank| self.namespaces.get(rank)).cloned()
+    }
+
+    /// The core of a rank, or all of them if there are more ranks than cores.
+    pub(crate) fn cores_of(&self, rank: u32) -> Vec<usize> {
+        let own = usize::try_from(rank).ok().and_then(|rank| self.cores.get(rank));
+        match own {
+            Some(&core) if self.ranks == 2 => vec![core],
+            _ => self.cores.clone(),
+        }
+    }
+}
+
+/// A word that stands for no system that carries messages.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("nothing that carries messages is named {name:?}; there are {known}")]
+#[non_exhaustive]
+pub struct UnknownCarrier {
+    /// What was given.
+    pub name: String,
+    /// What there is.
+    pub known: String,
+}

@@ -1,0 +1,25 @@
+//! Mixes of behaviour: what they are, the server and the clients that carry them out.
+
+mod behaviour;
+mod call;
+mod closed;
+mod draw;
+mod paced;
+mod schedule;
+mod server;
+mod service_time;
+mod tasks;
+mod threads;
+mod wire;
+
+pub use self::behaviour::{Behaviour, Call, Stage};
+pub(crate) use self::closed::ClosedClients;
+pub use self::draw::{CASES, Case, Mix};
+pub(crate) use self::paced::{Answers, PacedClient};
+pub(crate) use self::schedule::arrivals;
+pub(crate) use self::server::LoadServer;
+pub use self::service_time::ServiceTime;
+#[cfg(test)]
+pub(crate) use self::service_time::exponential;
+pub(crate) use self::tasks::serve as serve_on;
+pub(crate) use self::threads::serve as serve_on_threads;

@@ -1,0 +1,149 @@
+//! A child, as its parent sees it.
+
+use std::env;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{self, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+
+use super::message::Message;
+use super::role::{ASKS_COUNTS, ASKS_USAGE, GO, Role, VARIABLE};
+use crate::error::BenchError;
+use crate::host::usage::Usage;
+use crate::inside::Counts;
+
+/// How long a child may take to say what it has used, beside whatever computes there.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(20);
+
+/// A running child; dropping it kills it.
+#[derive(Debug)]
+pub(crate) struct Child {
+    role: &'static str,
+    process: process::Child,
+    lines: Receiver<String>,
+    /// Open as long as the child is to live.
+    stdin: ChildStdin,
+}
+
+impl Child {
+    /// Starts this program again in `role`.
+    pub(crate) fn start<R: Role>(role: &R) -> Result<Self, BenchError> {
+        Self::start_under(&[], role)
+    }
+
+    /// Starts this program again in `role`, under a tracer: `wrapper` is its command line, to which
+    /// ours is appended.
+    pub(crate) fn start_under<R: Role>(wrapper: &[String], role: &R) -> Result<Self, BenchError> {
+        let name = R::NAME;
+        let cannot = |source| BenchError::Start { role: name, source };
+        let program = env::current_exe().map_err(cannot)?;
+        let mut command = match wrapper {
+            [] => Command::new(program),
+            [tracer, arguments @ ..] => {
+                let mut command = Command::new(tracer);
+                command.args(arguments).arg(program);
+                command
+            }
+        };
+        let role = serde_json::to_string(&(R::KEY, role));
+        let role = role.expect("invariant: a role is plain data");
+        command.env(VARIABLE, role).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().map_err(cannot)?;
+        let stdin = process.stdin.take().expect("invariant: standard input was asked for");
+        let stdout = process.stdout.take().expect("invariant: standard output was asked for");
+        Ok(Self { role: name, process, lines: lines_of(stdout), stdin })
+    }
+
+    /// Returns the next message, waiting for it for at most `patience`.
+    pub(crate) fn next(&mut self, patience: Duration) -> Result<Message, BenchError> {
+        let role = self.role;
+        match self.lines.recv_timeout(patience) {
+            Ok(line) => match serde_json::from_str(&line) {
+                Ok(Message::Failed { failure }) => Err(BenchError::Failed { role, failure }),
+                Ok(message) => Ok(message),
+                Err(_) => Err(BenchError::Protocol { role, line }),
+            },
+            Err(RecvTimeoutError::Timeout) => Err(BenchError::Silent { role, waited: patience }),
+            Err(RecvTimeoutError::Disconnected) => match self.process.wait() {
+                Ok(status) => Err(BenchError::Ended { role, status }),
+                Err(source) => Err(BenchError::Start { role, source }),
+            },
+        }
+    }
+
+    /// Returns what the child has found, waiting for it for at most `patience`.
+    pub(crate) fn found<T: DeserializeOwned>(
+        &mut self,
+        patience: Duration,
+    ) -> Result<T, BenchError> {
+        match self.next(patience)? {
+            Message::Found(found) => {
+                let read = serde_json::from_value(found);
+                read.map_err(|error| BenchError::Protocol {
+                    role: self.role,
+                    line: error.to_string(),
+                })
+            }
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// Asks the child what it has used so far.
+    pub(crate) fn usage(&mut self) -> Result<Usage, BenchError> {
+        match self.ask(ASKS_USAGE)? {
+            Message::Usage(usage) => Ok(usage),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// Asks the child what its runtime has counted so far; nothing if that is not vigie's.
+    pub(crate) fn counts(&mut self) -> Result<Option<Counts>, BenchError> {
+        match self.ask(ASKS_COUNTS)? {
+            Message::Counts(counts) => Ok(counts),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// Lets a child go on that waits in [`wait_for_go`](super::wait_for_go).
+    pub(crate) fn go(&mut self) {
+        // If the child has ended, whoever waits for its next message learns how.
+        let _ = self.stdin.write_all(&[GO]).and_then(|()| self.stdin.flush());
+    }
+
+    fn ask(&mut self, question: u8) -> Result<Message, BenchError> {
+        // If the child has ended, waiting for its answer tells how.
+        let _ = self.stdin.write_all(&[question]).and_then(|()| self.stdin.flush());
+        self.next(ANSWER_PATIENCE)
+    }
+
+    /// Returns the error for a message that does not belong here.
+    pub(crate) fn unexpected(&self, message: &Message) -> BenchError {
+        BenchError::Protocol { role: self.role, line: format!("{message:?}") }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // Both fail only if the child has ended already and was waited for.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Reads lines on a thread of its own, because a pipe cannot be read with a time limit. The thread
+/// ends with the child, which closes the pipe.
+fn lines_of(stdout: impl Read + Send + 'static) -> Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        for line in BufReader::new(stdout).lines() {
+            let Ok(line) = line else { return };
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}

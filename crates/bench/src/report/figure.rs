@@ -1,0 +1,17 @@
+//! A figure that a goal is about.
+
+/// What a goal found in the rows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Figure {
+    pub(crate) value: f64,
+    /// The smallest number of samples behind any part of it.
+    pub(crate) samples: u64,
+    /// The figure itself could not be had from so few samples: it is this or more.
+    pub(crate) is_least: bool,
+}
+
+impl Figure {
+    pub(crate) const fn new(value: f64, samples: u64) -> Self {
+        Self { value, samples, is_least: false }
+    }
+}

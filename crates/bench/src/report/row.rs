@@ -1,0 +1,223 @@
+//! Results as data: rows for tables and goals, and one JSON object per run.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fmt;
+use std::fs;
+use std::path::Path;
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::error::BenchError;
+use crate::host::machine::Machine;
+use crate::host::realtime::Priority;
+use crate::schedulers::{System, SystemError};
+
+/// What a row is about. It is its name in results and on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(into = "&'static str")]
+#[non_exhaustive]
+pub enum Subject {
+    /// A runtime.
+    Runtime(System),
+    /// What carries messages between processes: a [`Carrier`](crate::messages::Carrier).
+    Carrier {
+        /// Its name on the command line and in results.
+        name: &'static str,
+        /// Its label in tables.
+        label: &'static str,
+    },
+    /// What was calculated and simulated, not measured.
+    Model {
+        /// Its name in results.
+        name: &'static str,
+        /// Its label in tables.
+        label: &'static str,
+    },
+}
+
+impl Subject {
+    /// Returns the name on the command line and in results.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Runtime(system) => system.name(),
+            Self::Carrier { name, .. } | Self::Model { name, .. } => name,
+        }
+    }
+
+    /// Returns the label of rows in tables.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Runtime(system) => system.label(),
+            Self::Carrier { label, .. } | Self::Model { label, .. } => label,
+        }
+    }
+}
+
+impl From<System> for Subject {
+    fn from(system: System) -> Self {
+        Self::Runtime(system)
+    }
+}
+
+impl From<Subject> for &'static str {
+    fn from(subject: Subject) -> Self {
+        subject.name()
+    }
+}
+
+impl PartialEq<System> for Subject {
+    fn eq(&self, system: &System) -> bool {
+        *self == Self::Runtime(*system)
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// One case of one system: what was set, what was found, and the samples behind it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Row {
+    /// What was measured.
+    pub system: Subject,
+    /// What was measured, such as `reaction` or `pending`.
+    pub case: &'static str,
+    /// What was set, with units in the keys.
+    pub parameters: Map<String, Value>,
+    /// What was found, with units in the keys; empty if the case failed.
+    pub figures: Map<String, Value>,
+    /// Why nothing was found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+    /// Raw samples in nanoseconds, in the order in which they were taken.
+    pub samples_ns: BTreeMap<&'static str, Vec<u64>>,
+}
+
+impl Row {
+    /// Creates a row without figures.
+    #[must_use]
+    pub fn new(system: impl Into<Subject>, case: &'static str) -> Self {
+        Self {
+            system: system.into(),
+            case,
+            parameters: Map::new(),
+            figures: Map::new(),
+            failure: None,
+            samples_ns: BTreeMap::new(),
+        }
+    }
+
+    /// Sets a parameter.
+    #[must_use]
+    pub fn parameter(mut self, key: &str, value: impl Into<Value>) -> Self {
+        self.parameters.insert(key.to_owned(), value.into());
+        self
+    }
+
+    /// Sets a figure.
+    #[must_use]
+    pub fn with_figure(mut self, key: &str, value: impl Into<Value>) -> Self {
+        self.figures.insert(key.to_owned(), value.into());
+        self
+    }
+
+    /// Returns a figure, if the row has it.
+    #[must_use]
+    pub fn figure(&self, key: &str) -> Option<f64> {
+        self.figures.get(key)?.as_f64()
+    }
+
+    /// Returns the runtime that the row is about.
+    ///
+    /// # Errors
+    /// [`SystemError::Unknown`] if it is about something else.
+    pub fn runtime(&self) -> Result<System, SystemError> {
+        match self.system {
+            Subject::Runtime(system) => Ok(system),
+            Subject::Carrier { name, .. } | Subject::Model { name, .. } => {
+                Err(SystemError::Unknown { name: name.to_owned() })
+            }
+        }
+    }
+
+    /// Returns how many samples stand behind the figures.
+    #[must_use]
+    pub fn samples(&self) -> u64 {
+        self.figures.get("samples").and_then(Value::as_u64).unwrap_or(0)
+    }
+
+    /// Tells whether this is `system`'s row of `case` in which `key` was set to `value`.
+    #[must_use]
+    pub fn is(&self, system: System, case: &str, key: &str, value: u32) -> bool {
+        let set = self.parameters.get(key).and_then(Value::as_u64);
+        self.system == system && self.case == case && set == Some(u64::from(value))
+    }
+}
+
+/// Finds `system`'s row of `case` in which `key` was set to `value`.
+#[must_use]
+pub fn find<'a>(
+    rows: &'a [Row],
+    system: System,
+    case: &str,
+    (key, value): (&str, u32),
+) -> Option<&'a Row> {
+    rows.iter().find(|row| row.is(system, case, key, value))
+}
+
+/// What a measurement gives.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Outcome {
+    /// The rows, in the order in which cases were asked for.
+    pub rows: Vec<Row>,
+    /// How the client was scheduled, if there was one that began.
+    pub priority: Option<Priority>,
+}
+
+/// All of one run, as one JSON object.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct Report {
+    /// What the run ran on.
+    pub machine: Machine,
+    /// The command line.
+    pub command: String,
+    /// The seed of all chance.
+    pub seed: u64,
+    /// How the client was scheduled.
+    pub client_priority: Option<String>,
+    /// All rows.
+    pub rows: Vec<Row>,
+    /// The goals that were checked, if any.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub goals: Vec<Value>,
+}
+
+impl Report {
+    /// Describes this run.
+    #[must_use]
+    pub fn new(machine: Machine, seed: u64, outcome: Outcome) -> Self {
+        let command = env::args().collect::<Vec<_>>().join(" ");
+        let client_priority = outcome.priority.map(|priority| priority.to_string());
+        Self { machine, command, seed, client_priority, rows: outcome.rows, goals: Vec::new() }
+    }
+
+    /// Writes this run to a file.
+    ///
+    /// # Errors
+    /// [`BenchError::File`] if the file cannot be written.
+    pub fn write(&self, path: &Path) -> Result<(), BenchError> {
+        let error = |source| BenchError::File { path: path.to_owned(), source };
+        let mut text = serde_json::to_string(self).map_err(|e| error(e.into()))?;
+        text.push('\n');
+        fs::write(path, text).map_err(error)
+    }
+}

@@ -1,0 +1,494 @@
+//! What the kernel's scheduler does for the reaction, while some thread hogs a processor.
+//!
+//! Two things, without privilege:
+//! - **A short slice** (`sched_setattr`, Linux 6.12 and later): a reserve thread asks for turns of
+//!   0.1 ms, so that the kernel lets it go first when it wakes up. It is reset in what the thread forks.
+//! - **A signal** into a thread that is caught in a long poll, after each millisecond in which it has computed: its
+//!   handler asks with `poll(2)` whether an event waits at the wait point, and gives up the processor only
+//!   if one does, or if a thread was [called](note_call) that has not run yet. So a thread that woke up
+//!   for an event need not wait for the kernel's next tick, up to 4 ms; and a program that computes keeps
+//!   its share against others, which an unconditional `sched_yield` would give away.
+//!
+//! The signal comes from a perf event that counts the thread's processor time and fires in user mode alone
+//! (`task_clock.rs`), so it never meets a thread that sleeps in the kernel: no call of foreign code ends
+//! with `EINTR`. Where perf events are refused there is no signal. No other source is used instead:
+//! timers of the wall, and signals by a supervisor, interrupt calls; clocks of threads have the grain of
+//! the kernel's tick, which is what the signal is to beat (`vigie-bench interrupts` measures them all).
+//!
+//! The handler runs on the alternative stack if there is one, and keeps `errno`. The signal is SIGURG by
+//! default, which is ignored where no handler is installed: so nothing happens to a program that a task
+//! executes while the signal is pending.
+
+#![expect(unsafe_code, reason = "signals have no safe interface")]
+
+mod slice;
+mod task_clock;
+pub(crate) mod thread_state;
+
+use std::{
+    ffi::{c_int, c_void},
+    io, mem,
+    os::fd::RawFd,
+    process, ptr,
+    time::Duration,
+};
+
+use thiserror::Error;
+use vigie_detect::{Instant, clock::monotonic_now};
+
+pub(crate) use self::slice::{restore_slice, shorten_slice};
+use self::task_clock::{CODE_LAST, CODE_PERIODIC, NoTaskClock, TaskClock};
+use crate::sync::{
+    AtomicBool, Ordering, PoisonError, RealAtomicBool, RealAtomicI32, RealAtomicU64, RealMutex,
+    thread_local,
+};
+
+/// Which help of the kernel a runtime of the hybrid flavor may use. The other flavors use none.
+///
+/// What the machine does not allow is left out, and a warning names the reason, once for the process.
+/// Nothing of it interrupts code that sleeps in the kernel: `nanosleep`, `poll`, a `read` with
+/// `SO_RCVTIMEO` and the like never end with `EINTR` because of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "callers must be able to make one")]
+pub struct KernelHelp {
+    /// Reserve threads ask for turns of 0.1 ms. Default `true`. They keep the scheduling policy and the nice
+    /// value of the process; under `SCHED_FIFO`, `SCHED_RR`, `SCHED_IDLE` and `SCHED_DEADLINE`, and with a
+    /// nice value below zero, they do not ask. Kernels before Linux 6.12 ignore it.
+    pub short_slices: bool,
+    /// The signal that makes a thread inside a long poll look whether it holds somebody up. Default
+    /// SIGURG; `None` for no signal.
+    ///
+    /// It is raised by a perf event, after each millisecond that the thread has computed in user mode. It needs
+    /// `kernel.perf_event_paranoid` of 2 or less (or `CAP_PERFMON`), and a process without seccomp filter. Where
+    /// that is refused, as in most containers, there is no signal, and short slices alone remain: then an
+    /// event may wait for the kernel's next tick (1 to 10 ms, by the kernel's `HZ`) while every
+    /// processor computes.
+    ///
+    /// A signal that the program handles is left to it: when the runtime is built, and also if the
+    /// handler is installed later. Real-time signals are refused, since the kernel replaces one
+    /// that it cannot queue by SIGIO, which ends a process.
+    pub signal: Option<i32>,
+}
+
+impl Default for KernelHelp {
+    fn default() -> Self {
+        Self { short_slices: true, signal: Some(libc::SIGURG) }
+    }
+}
+
+/// Why no signal goes into threads that hog.
+#[derive(Debug, Error)]
+enum NoSignal {
+    #[error("the program handles signal {0} itself: choose another one in `KernelHelp`")]
+    Handled(i32),
+    #[error("{0} is a real-time signal: choose another one in `KernelHelp`")]
+    RealTime(i32),
+    #[error("signal {0} cannot be handled: choose another one in `KernelHelp`")]
+    Refused(i32, #[source] io::Error),
+    #[error(transparent)]
+    TaskClock(#[from] NoTaskClock),
+}
+
+impl NoSignal {
+    /// Says so, once for the process: every thread and every runtime finds the same.
+    fn report(&self) {
+        static IS_TOLD: RealAtomicBool = RealAtomicBool::new(false);
+        if !IS_TOLD.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                error = self as &dyn std::error::Error,
+                "no signal goes into threads that hog: an event may wait for the kernel's next tick \
+                 while every processor computes"
+            );
+        }
+    }
+}
+
+impl KernelHelp {
+    /// No help at all.
+    pub const NONE: Self = Self { short_slices: false, signal: None };
+
+    /// Installs the handler of the signal, if something can raise it. Returns its number then.
+    pub(crate) fn usable_signal(self) -> Option<i32> {
+        let signal = self.signal?;
+        let usable = if signal >= libc::SIGRTMIN() {
+            Err(NoSignal::RealTime(signal))
+        } else {
+            task_clock::probe().map_err(NoSignal::from).and_then(|()| install(signal))
+        };
+        usable.inspect_err(NoSignal::report).ok().map(|()| signal)
+    }
+}
+
+/// Returns how long the thread with the kernel's number `thread` has run on a processor, in nanoseconds;
+/// `None` if there is no such thread in this process. A system call, 0.3 µs.
+pub(crate) fn processor_time(thread: u32) -> Option<u64> {
+    // clock_getcpuclockid(3): the complement of the number, and "the scheduler's clock of a thread".
+    let clock = !i32::try_from(thread).ok()? << 3 | 6;
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes the time to where the pointer leads, and refuses clocks that it does not know.
+    let result = unsafe { libc::clock_gettime(clock, &raw mut time) };
+    let nanos =
+        u64::try_from(time.tv_sec).ok()? * 1_000_000_000 + u64::try_from(time.tv_nsec).ok()?;
+    (result == 0).then_some(nanos)
+}
+
+/// Returns the calling thread's number.
+pub(crate) fn thread_number() -> u32 {
+    // SAFETY: the call has no arguments and cannot fail.
+    u32::try_from(unsafe { libc::gettid() }).unwrap_or(0)
+}
+
+/// How long a call counts: longer than the kernel lets a thread wait where few compute, and so short that
+/// one which is never answered costs nobody his share.
+const CALL_LASTS: Duration = Duration::from_millis(10);
+
+/// When a thread was called that has not run since, in nanoseconds; zero if none was. A hint, by which
+/// hogs yield once too often or too rarely.
+struct Call(RealAtomicU64);
+
+/// One for all runtimes of the process.
+static CALL: Call = Call(RealAtomicU64::new(0));
+
+impl Call {
+    fn begin(&self, now: Instant) {
+        self.0.store(now.as_nanos(), Ordering::Relaxed);
+    }
+
+    fn end(&self) {
+        if self.0.load(Ordering::Relaxed) != 0 {
+            self.0.store(0, Ordering::Relaxed);
+        }
+    }
+
+    fn is_waiting(&self, now: impl FnOnce() -> Instant) -> bool {
+        let began = self.0.load(Ordering::Relaxed);
+        began != 0 && now() - Instant::from_nanos(began) < CALL_LASTS
+    }
+}
+
+/// Takes note that a thread which sleeps outside of the wait point is woken for an event. No event waits
+/// in the wait point for it, by which hogs would know that they hold it up.
+pub(crate) fn note_call() {
+    CALL.begin(monotonic_now());
+}
+
+/// The thread that was called runs.
+pub(crate) fn note_answer() {
+    CALL.end();
+}
+
+/// Returns whether a thread was called lately that has not run since. Async-signal-safe.
+pub(crate) fn is_somebody_called() -> bool {
+    CALL.is_waiting(monotonic_now)
+}
+
+thread_local! {
+    /// The descriptor of the wait point that is asked when this thread gets the signal; below zero if none.
+    static WAIT_POINT: RealAtomicI32 = const { RealAtomicI32::new(-1) };
+}
+
+/// Yields if an event waits, or a thread that was called.
+extern "C" fn on_signal(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
+    // SAFETY: `errno` of this thread; valid in a handler.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above.
+    let saved = unsafe { *errno };
+    // SAFETY: the kernel gives a valid `siginfo_t` to a handler that was installed with SA_SIGINFO.
+    let code = unsafe { (*info).si_code };
+    // Sent by somebody else, the signal has another code.
+    if matches!(code, CODE_PERIODIC | CODE_LAST) {
+        // A thread variable without destructor, initialised at compile time: an address. `bind` has
+        // touched it in this thread.
+        let fd = WAIT_POINT.with(|descriptor| descriptor.load(Ordering::Relaxed));
+        // Below zero, `poll` leaves it out.
+        let mut descriptor = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: `poll` is async-signal-safe and writes to `descriptor` alone. If the descriptor was
+        // closed meanwhile, it says so in `revents`; if it stands for something else by now, nothing
+        // is done with that but asking.
+        let ready = unsafe { libc::poll(&raw mut descriptor, 1, 0) };
+        let has_event = ready > 0 && descriptor.revents & libc::POLLIN != 0;
+        if has_event || is_somebody_called() {
+            // SAFETY: a system call without arguments, which takes no lock.
+            unsafe { libc::sched_yield() };
+        }
+    }
+    // SAFETY: as above.
+    unsafe { *errno = saved };
+}
+
+/// Returns what the process does at `signal`.
+fn action(signal: i32) -> io::Result<libc::sighandler_t> {
+    // SAFETY: zeroes are valid for this plain structure.
+    let mut present: libc::sigaction = unsafe { mem::zeroed() };
+    // SAFETY: no new action is given; the old one is written to valid memory.
+    if unsafe { libc::sigaction(signal, ptr::null(), &raw mut present) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(present.sa_sigaction)
+}
+
+/// Returns whether the process handles `signal` by our handler.
+fn is_ours(signal: i32) -> bool {
+    action(signal).is_ok_and(|action| action == on_signal as *const () as usize)
+}
+
+/// Installs the handler, once for the process and each signal. A program that has replaced it since
+/// keeps its own.
+fn install(signal: i32) -> Result<(), NoSignal> {
+    static INSTALLING: RealMutex<()> = RealMutex::new(());
+    let _installing = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
+    if is_ours(signal) {
+        return Ok(());
+    }
+    let present = action(signal).map_err(|error| NoSignal::Refused(signal, error))?;
+    if present != libc::SIG_DFL && present != libc::SIG_IGN {
+        return Err(NoSignal::Handled(signal));
+    }
+    // SAFETY: zeroes are valid for this plain structure.
+    let mut action: libc::sigaction = unsafe { mem::zeroed() };
+    action.sa_sigaction = on_signal as *const () as usize;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
+    // SAFETY: the mask is ours and valid for writes.
+    unsafe { libc::sigemptyset(&raw mut action.sa_mask) };
+    // SAFETY: the handler is async-signal-safe: it polls, yields, and keeps `errno`.
+    if unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) } != 0 {
+        return Err(NoSignal::Refused(signal, io::Error::last_os_error()));
+    }
+    Ok(())
+}
+
+/// How much a thread that is caught in a long poll computes between two signals.
+const EVERY: Duration = Duration::from_millis(1);
+
+/// How much it computes before the signal that should come at once. The kernel allows no less than 10 µs.
+const SOON: Duration = Duration::from_micros(10);
+
+/// What sends the signal to one thread. Any thread can start it.
+#[derive(Debug)]
+pub(crate) struct HogTimer {
+    /// Gone when its thread ends.
+    bound: RealMutex<Option<Bound>>,
+    /// The process that has bound it. One that is forked has a copy that does nothing: the events
+    /// are those of a thread of its parent.
+    process: RealAtomicU64,
+    is_set: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Bound {
+    signal: i32,
+    thread: u32,
+    /// The event that fires every millisecond, from the first start on: a thread with an event costs a
+    /// little more at each of the kernel's switches.
+    every: Option<TaskClock>,
+    /// The event that fires once, from the first use on.
+    soon: Option<TaskClock>,
+    /// It cannot be started any more.
+    is_refused: bool,
+}
+
+impl HogTimer {
+    /// A timer that does nothing until its thread binds it.
+    pub(crate) fn new() -> Self {
+        Self {
+            bound: RealMutex::new(None),
+            process: RealAtomicU64::new(0),
+            is_set: AtomicBool::new(false),
+        }
+    }
+
+    /// Makes it the timer of the calling thread: `signal` asks about `descriptor`, and yields the processor
+    /// to the thread that serves it.
+    pub(crate) fn bind(&self, signal: i32, descriptor: RawFd) {
+        WAIT_POINT.with(|place| place.store(descriptor, Ordering::Relaxed));
+        let (every, soon) = (None, None);
+        let bound = Bound { signal, thread: thread_number(), every, soon, is_refused: false };
+        self.process.store(process::id().into(), Ordering::Relaxed);
+        *self.lock() = Some(bound);
+    }
+
+    /// The thread ends.
+    pub(crate) fn unbind(&self) {
+        WAIT_POINT.with(|place| place.store(-1, Ordering::Relaxed));
+        if self.is_of_this_process()
+            && let Some(mut bound) = self.lock().take()
+        {
+            bound.close();
+        }
+        self.is_set.store(false, Ordering::Relaxed);
+    }
+
+    /// Returns whether the timer runs: a hint for its own thread.
+    #[inline]
+    pub(crate) fn is_set(&self) -> bool {
+        self.is_set.load(Ordering::Relaxed)
+    }
+
+    /// Starts the timer, unless it runs. If the program has installed a handler of its own meanwhile, the timer
+    /// stops for good instead; so it is worth calling now and then while it runs.
+    pub(crate) fn start(&self) {
+        self.with(|bound| {
+            if bound.is_usable() && !self.is_set() {
+                let is_set = bound.start();
+                self.is_set.store(is_set, Ordering::Relaxed);
+            } else if bound.is_refused {
+                self.is_set.store(false, Ordering::Relaxed);
+            }
+        });
+    }
+
+    /// Lets the signal come as soon as the thread computes, once. The timer goes on as it did.
+    pub(crate) fn ask_now(&self) {
+        self.with(|bound| {
+            if bound.is_usable() {
+                bound.ask_now();
+            }
+        });
+    }
+
+    /// Stops the timer, if it runs.
+    pub(crate) fn stop(&self) {
+        if self.is_set() {
+            self.with(|bound| {
+                if let Some(every) = &bound.every {
+                    every.stop();
+                }
+                self.is_set.store(false, Ordering::Relaxed);
+            });
+        }
+    }
+
+    /// Not in a process that was forked, in which another thread may hold the lock for ever.
+    fn with(&self, change: impl FnOnce(&mut Bound)) {
+        if self.is_of_this_process()
+            && let Some(bound) = &mut *self.lock()
+        {
+            change(bound);
+        }
+    }
+
+    fn is_of_this_process(&self) -> bool {
+        self.process.load(Ordering::Relaxed) == u64::from(process::id())
+    }
+
+    fn lock(&self) -> crate::sync::RealGuard<'_, Option<Bound>> {
+        self.bound.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Bound {
+    /// Returns whether the signal may be sent by now; if it is not ours any more, it never is again.
+    fn is_usable(&mut self) -> bool {
+        if !self.is_refused && !is_ours(self.signal) {
+            self.close();
+            self.is_refused = true;
+            NoSignal::Handled(self.signal).report();
+        }
+        !self.is_refused && task_clock::is_ready()
+    }
+
+    fn start(&mut self) -> bool {
+        let every = Self::open(&mut self.every, self.thread, self.signal, EVERY);
+        if let Some(every) = every {
+            every.start();
+        }
+        self.is_refused = every.is_none();
+        !self.is_refused
+    }
+
+    fn ask_now(&mut self) {
+        if let Some(soon) = Self::open(&mut self.soon, self.thread, self.signal, SOON) {
+            soon.start_once();
+        }
+    }
+
+    fn open(
+        event: &mut Option<TaskClock>,
+        thread: u32,
+        signal: i32,
+        period: Duration,
+    ) -> Option<&TaskClock> {
+        if event.is_none() {
+            let opened = TaskClock::open(thread, signal, period);
+            *event = opened
+                .map_err(NoTaskClock::from)
+                .map_err(NoSignal::from)
+                .inspect_err(NoSignal::report)
+                .ok();
+        }
+        event.as_ref()
+    }
+
+    /// Stops what runs, before its descriptor is closed.
+    fn close(&mut self) {
+        for event in [self.every.take(), self.soon.take()].into_iter().flatten() {
+            event.stop();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a process that is forked does no harm to the events of its parent, which are those of the same
+    /// thread. Method: the child stops and unbinds the timer as a thread does that rests and ends; in the
+    /// parent, the event still counts.
+    #[test]
+    fn a_forked_process_leaves_events_alone() {
+        if let Err(error) = task_clock::probe() {
+            println!("SKIPPED: {error}");
+            return;
+        }
+        install(libc::SIGURG).unwrap();
+        while !task_clock::is_ready() {
+            crate::sync::thread::yield_now();
+        }
+        let timer = HogTimer::new();
+        timer.bind(libc::SIGURG, -1);
+        timer.start();
+        assert!(timer.is_set());
+        // SAFETY: the child calls what takes no lock and allocates nothing, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            timer.stop();
+            timer.unbind();
+            // SAFETY: the call does not return.
+            unsafe { libc::_exit(i32::from(timer.is_set())) };
+        }
+        assert!(child > 0);
+        let mut status = 1;
+        // SAFETY: `status` is valid for writes.
+        while unsafe { libc::waitpid(child, &raw mut status, 0) } != child {}
+        assert_eq!(status, 0);
+        let counted = || timer.lock().as_ref().unwrap().every.as_ref().unwrap().count().unwrap();
+        let begin = counted();
+        let was_on = (0..10_000_000).any(|_| counted() > begin);
+        timer.unbind();
+        assert!(was_on, "the child has switched the event off");
+    }
+
+    /// Goal: a real-time signal, which the kernel may replace by a deadly one, is refused, and one that
+    /// cannot be handled. Method: both.
+    #[test]
+    fn deadly_signals_are_refused() {
+        for signal in [libc::SIGRTMIN(), libc::SIGRTMAX(), libc::SIGKILL] {
+            let help = KernelHelp { signal: Some(signal), ..KernelHelp::default() };
+            assert_eq!(help.usable_signal(), None);
+        }
+    }
+
+    /// Goal: hogs give way to a thread that was called until it runs, and not for ever to one that never
+    /// does. Method: calls at given times.
+    #[test]
+    fn calls_are_answered_or_forgotten() {
+        let call = Call(RealAtomicU64::new(0));
+        let at = |micros: u64| move || Instant::from_nanos(micros * 1_000);
+        assert!(!call.is_waiting(at(0)));
+        call.begin(at(100)());
+        assert!(call.is_waiting(at(100)) && call.is_waiting(at(10_099)));
+        assert!(!call.is_waiting(at(10_100)));
+        call.end();
+        assert!(!call.is_waiting(at(101)));
+    }
+}

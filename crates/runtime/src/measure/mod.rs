@@ -1,0 +1,17 @@
+//! What threads count, and what is read of it. Public as [`metrics`](crate::metrics).
+
+mod cgroup;
+mod counters;
+mod histogram;
+mod hogs;
+mod readings;
+
+pub use self::{
+    cgroup::Throttling,
+    histogram::Histogram,
+    readings::{CurrentPoll, LaneMetrics, LongPoll, Metrics, ReserveMetrics, ThreadMetrics},
+};
+pub(crate) use self::{
+    counters::{Counters, ReserveCounters, Sampler, foreign_ready_time},
+    hogs::Hogs,
+};

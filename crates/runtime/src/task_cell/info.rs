@@ -1,0 +1,168 @@
+//! What a scheduler keeps with each task.
+
+use std::panic::Location;
+
+use super::{
+    kind::Kind,
+    poll::{self, Charge},
+};
+use crate::{
+    lane::{Account, Credit, Early, Trust},
+    sync::{
+        Arc, AtomicBool, Ordering,
+        count::{AtomicU64, RELAXED},
+    },
+};
+
+/// What the scheduler keeps with each task.
+#[derive(Debug)]
+pub(crate) struct TaskInfo {
+    /// Where the task was spawned.
+    pub(crate) site: &'static Location<'static>,
+    /// Where its name stands among the live tasks, plus one; zero if it has none.
+    pub(crate) name_key: u32,
+    /// When the task became ready, in nanoseconds: see [`ReadyTime`]. Written by whoever schedules it,
+    /// read by the worker that polls it then.
+    ready: AtomicU64,
+    /// Somebody wants the task dropped instead of polled. Set by any thread before it wakes the task;
+    /// read by the worker before each poll, ordered by the task cell's own state.
+    is_aborted: AtomicBool,
+    kind: Option<Kind>,
+    /// What the task has used lately.
+    pub(crate) account: Account,
+    trust: Trust,
+    /// The task slept in the kernel in its last poll. Written by the thread that polls.
+    sleeps: AtomicBool,
+    /// The last poll was long, whether the task computed, slept, or waited for a processor.
+    was_late: AtomicBool,
+}
+
+/// When a task became ready, and whether an event made it so: nanoseconds, whose last bit says the
+/// latter. Zero if nobody looked at the clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReadyTime(u64);
+
+impl ReadyTime {
+    pub(crate) const UNKNOWN: Self = Self(0);
+
+    pub(crate) const fn new(nanos: u64, by_event: bool) -> Self {
+        Self((nanos & !1) | by_event as u64)
+    }
+
+    /// Returns the time, if it is known.
+    pub(crate) const fn nanos(self) -> Option<u64> {
+        if self.0 == 0 { None } else { Some(self.0) }
+    }
+
+    /// Returns how long the task has been ready at `now`, in nanoseconds, and whether an event made it
+    /// so.
+    pub(crate) const fn delay(self, now: u64) -> Option<(u64, bool)> {
+        if self.0 == 0 { None } else { Some((now.saturating_sub(self.0), self.0 & 1 == 1)) }
+    }
+}
+
+/// What a task is called, and what it begins with.
+#[derive(Clone, Debug)]
+pub(crate) struct Label {
+    pub(crate) site: &'static Location<'static>,
+    pub(crate) name: Option<Arc<str>>,
+    /// Known to the schedulers that ask for it.
+    pub(crate) kind: Option<Kind>,
+    pub(crate) credit: Credit,
+}
+
+impl From<&'static Location<'static>> for Label {
+    fn from(site: &'static Location<'static>) -> Self {
+        Self { site, name: None, kind: None, credit: Credit::FULL }
+    }
+}
+
+/// A task whose last poll slept in the kernel for so long will do so again, as far as is known. Less is a lock
+/// that is soon free, and no reason to have another thread ready.
+const SLEEP_NS: u64 = 300_000;
+
+impl TaskInfo {
+    pub(super) fn new(label: &Label, name_key: u32) -> Self {
+        Self {
+            site: label.site,
+            name_key,
+            ready: AtomicU64::new(0),
+            is_aborted: AtomicBool::new(false),
+            kind: label.kind,
+            account: Account::new(
+                label.credit,
+                label.kind.and_then(|kind| kind.expected_ns(Early::First)),
+            ),
+            trust: Trust::new(),
+            sleeps: AtomicBool::new(false),
+            was_late: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn note_ready(&self, time: ReadyTime) {
+        self.ready.store(time.0, RELAXED);
+    }
+
+    pub(crate) fn ready_time(&self) -> ReadyTime {
+        ReadyTime(self.ready.load(RELAXED))
+    }
+
+    pub(crate) fn abort(&self) {
+        self.is_aborted.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_aborted(&self) -> bool {
+        self.is_aborted.load(Ordering::Acquire)
+    }
+
+    /// Takes note of a poll.
+    pub(super) fn record_poll(&self, charge: Charge) {
+        self.account.charge(charge.credit, charge.used_ns.min(charge.most_ns));
+        let was_early = self.early();
+        if let Some((kind, early)) = was_early {
+            kind.note_poll(early, charge.used_ns);
+        }
+        self.trust.note_poll(charge.has_computed);
+        if was_early.is_some() {
+            self.account.expect(self.expected_ns());
+        }
+        let sleeps = charge.slept_ns >= SLEEP_NS && poll::was_asleep();
+        if sleeps != self.sleeps() {
+            self.sleeps.store(sleeps, Ordering::Relaxed);
+        }
+        if charge.was_long != self.was_late() {
+            self.was_late.store(charge.was_long, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns whether the last poll was long, for whatever reason.
+    pub(crate) fn was_late(&self) -> bool {
+        self.was_late.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the task will probably sleep in the kernel when it is polled.
+    pub(crate) fn sleeps(&self) -> bool {
+        self.sleeps.load(Ordering::Relaxed)
+    }
+
+    /// Returns the kind of the task and which poll comes next, if that is one of the first.
+    pub(crate) fn early(&self) -> Option<(Kind, Early)> {
+        self.kind.zip(self.trust.early())
+    }
+
+    /// Returns [`early`](Self::early) as one number for atomics, or zero.
+    pub(crate) fn early_word(&self) -> u64 {
+        self.early().map_or(0, |(kind, early)| kind.to_word(early))
+    }
+
+    /// Returns what others of its kind have used in the poll that comes next, in nanoseconds, if that is one of the
+    /// first.
+    pub(crate) fn expected_ns(&self) -> Option<u32> {
+        self.early().and_then(|(kind, early)| kind.expected_ns(early))
+    }
+
+    /// Returns whether the task has shown itself that it holds no thread for long.
+    pub(crate) fn is_proven(&self) -> bool {
+        self.trust.is_proven()
+    }
+}

@@ -1,0 +1,177 @@
+//! Waiting for a task, and ending it.
+
+use std::{
+    any::Any,
+    fmt,
+    future::Future,
+    io,
+    mem::ManuallyDrop,
+    pin::Pin,
+    task::{Context, Poll, Waker, ready},
+};
+
+use thiserror::Error;
+
+use super::{info::TaskInfo, outcome::Outcome};
+use crate::{
+    refusal::{self, Resource},
+    sync::{Mutex, lock},
+};
+
+/// The handle of a task: awaits its result, or aborts it. Dropping it lets the task go on by itself.
+///
+/// # Cancel safety
+/// Cancel safe: the result stays until it is taken.
+#[must_use = "the task's result, and its panic, are lost without the handle; `detach` says that this is meant"]
+pub struct JoinHandle<T> {
+    /// Gone once the handle is dropped.
+    task: Option<async_task::FallibleTask<Outcome<T>, TaskInfo>>,
+    /// Of the task, and valid as long as it is there (task-1).
+    info: &'static TaskInfo,
+    /// Lent: valid as long as the task is there, like `info`.
+    waker: ManuallyDrop<Waker>,
+    /// Why the task never ran.
+    refusal: Option<io::Error>,
+}
+
+impl<T> JoinHandle<T> {
+    pub(crate) fn new(
+        task: async_task::Task<Outcome<T>, TaskInfo>,
+        info: &'static TaskInfo,
+        waker: ManuallyDrop<Waker>,
+    ) -> Self {
+        Self { task: Some(task.fallible()), info, waker, refusal: None }
+    }
+
+    /// The task could not be given what it needs to run, and is cancelled.
+    pub(crate) fn refuse(&mut self, error: io::Error) {
+        self.refusal = Some(error);
+    }
+
+    /// Lets the task go on by itself.
+    pub fn detach(self) {
+        drop(self);
+    }
+
+    /// Asks for the end of the task: its future is dropped instead of being polled again, and the
+    /// handle returns [`JoinError::is_cancelled`]. A task that is inside a poll ends with that poll.
+    pub fn abort(&self) {
+        if self.task.is_some() {
+            self.info.abort();
+            self.waker.wake_by_ref();
+        }
+    }
+
+    /// Returns whether the task has ended.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.task.as_ref().is_none_or(async_task::FallibleTask::is_finished)
+    }
+}
+
+impl<T> Future for JoinHandle<T> {
+    type Output = Result<T, JoinError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let task = self.task.as_mut().expect("invariant: gone only in drop");
+        Poll::Ready(match ready!(Pin::new(task).poll(cx)).map(Outcome::into_result) {
+            Some(Ok(value)) => Ok(value),
+            Some(Err(payload)) => Err(JoinError { cause: Cause::Panicked(Mutex::new(payload)) }),
+            None => {
+                let cause = self.refusal.take().map_or(Cause::Cancelled, Cause::Refused);
+                Err(JoinError { cause })
+            }
+        })
+    }
+}
+
+impl<T> Drop for JoinHandle<T> {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.take() {
+            task.detach();
+        }
+    }
+}
+
+impl<T> fmt::Debug for JoinHandle<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JoinHandle")
+            .field("is_finished", &self.is_finished())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a task has no result.
+#[derive(Debug, Error)]
+#[error("{cause}")]
+pub struct JoinError {
+    cause: Cause,
+}
+
+#[derive(Debug)]
+enum Cause {
+    Cancelled,
+    Refused(io::Error),
+    /// In a lock, which is never contended, so that the error is `Sync`.
+    Panicked(Mutex<Box<dyn Any + Send>>),
+}
+
+impl JoinError {
+    /// Returns whether the task was aborted, its runtime shut down, or its thread [refused](Self::is_refused).
+    #[must_use]
+    pub const fn is_cancelled(&self) -> bool {
+        matches!(self.cause, Cause::Cancelled | Cause::Refused(_))
+    }
+
+    /// Returns whether the task panicked.
+    #[must_use]
+    pub const fn is_panic(&self) -> bool {
+        matches!(self.cause, Cause::Panicked(_))
+    }
+
+    /// Returns whether the task never ran, because there was no thread for it: a task of the kernel-level
+    /// flavor, or a closure of [`spawn_blocking`](crate::spawn_blocking) while there was no blocking thread
+    /// at all. The error's text says why; beside the kernel's limits there is
+    /// [`RuntimeBuilder::task_threads`](crate::RuntimeBuilder::task_threads).
+    #[must_use]
+    pub const fn is_refused(&self) -> bool {
+        matches!(self.cause, Cause::Refused(_))
+    }
+
+    /// Returns what the task panicked with.
+    ///
+    /// # Errors
+    /// Gives the error back if the task did not panic.
+    pub fn try_into_panic(self) -> Result<Box<dyn Any + Send>, Self> {
+        match self.cause {
+            Cause::Panicked(payload) => match payload.into_inner() {
+                Ok(payload) => Ok(payload),
+                Err(poisoned) => Ok(poisoned.into_inner()),
+            },
+            cause @ (Cause::Cancelled | Cause::Refused(_)) => Err(Self { cause }),
+        }
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cancelled => f.write_str("the task was cancelled"),
+            Self::Refused(error) => {
+                let cause = refusal::cause(Resource::Thread, error);
+                write!(f, "there is no thread for the task: {error}{cause}")
+            }
+            Self::Panicked(payload) => {
+                let payload = lock(payload);
+                let message = payload
+                    .downcast_ref::<&str>()
+                    .copied()
+                    .or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+                match message {
+                    Some(message) => write!(f, "the task panicked: {message}"),
+                    None => f.write_str("the task panicked"),
+                }
+            }
+        }
+    }
+}

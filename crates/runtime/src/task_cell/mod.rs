@@ -1,0 +1,214 @@
+//! The task cell: what a scheduler knows of a task beside its future.
+//!
+//! The cell is `async-task`'s: one allocation holds the future, its result, the waker's count and our
+//! [`TaskInfo`]. This module adds what makes a task of it: panics are caught, polls are timed, the
+//! runtime knows all of its live tasks, and an abort takes effect before the next poll.
+//!
+//! Invariant task-1: the information of a task stands in the same allocation as its future.
+//! `async-task` writes it first, lends it to the closure that makes the future, and drops it with the
+//! allocation: after the future, and not before the last `Runnable`, `Task` and `Waker` is gone. So a
+//! reference to it may be kept by the future and beside a `Task`, and nowhere else.
+
+#![expect(unsafe_code, reason = "the future borrows the information beside it: task-1")]
+
+mod info;
+mod join;
+pub(crate) mod kind;
+mod live_tasks;
+mod outcome;
+pub(crate) mod poll;
+
+use std::{
+    future::Future,
+    mem::{self, ManuallyDrop},
+    panic::{self, AssertUnwindSafe},
+    pin::Pin,
+    task::{Context, Poll, Waker},
+};
+
+use pin_project_lite::pin_project;
+
+pub use self::join::{JoinError, JoinHandle};
+pub(crate) use self::{
+    info::{Label, ReadyTime, TaskInfo},
+    kind::Kind,
+    live_tasks::LiveTasks,
+};
+use self::{
+    live_tasks::Membership,
+    outcome::Outcome,
+    poll::{Charge, EndedPoll},
+};
+use crate::{
+    panics::contained,
+    sync::{
+        Arc,
+        thread::{self, ThreadId},
+    },
+};
+
+/// A task that is ready to be polled.
+pub(crate) type Runnable = async_task::Runnable<TaskInfo>;
+
+/// Cancels a task: drops its future.
+pub(crate) fn drop_task(task: Runnable) {
+    contained("a cancelled task", || drop(task));
+}
+
+/// Makes a task of a future that may move between threads. The first `Runnable` is not scheduled yet;
+/// there is none if the runtime is shut down.
+pub(crate) fn spawn<F>(
+    live: &Arc<LiveTasks>,
+    label: Label,
+    future: F,
+    schedule: impl async_task::Schedule<TaskInfo> + Send + Sync + 'static,
+) -> (Option<Runnable>, JoinHandle<F::Output>)
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    insert(live, label, |info, membership, lent| {
+        let builder = async_task::Builder::new().metadata(info);
+        let make = |info| TaskFuture { future: Some(future), info: lent.insert(info), membership };
+        // SAFETY: the future and the schedule function are `Send` and `'static`, as `Builder::spawn`
+        // would ask; what the future borrows besides is the metadata, which outlives it (task-1).
+        unsafe { builder.spawn_unchecked(make, schedule) }
+    })
+}
+
+/// Like [`spawn`], for a future that stays on this thread.
+pub(crate) fn spawn_local<F>(
+    live: &Arc<LiveTasks>,
+    label: Label,
+    future: F,
+    schedule: impl async_task::Schedule<TaskInfo> + Send + Sync + 'static,
+) -> (Option<Runnable>, JoinHandle<F::Output>)
+where
+    F: Future + 'static,
+    F::Output: 'static,
+{
+    insert(live, label, |info, membership, lent| {
+        let builder = async_task::Builder::new().metadata(info);
+        let future = OnItsThread { thread: thread::current().id(), future: Some(Box::pin(future)) };
+        let make = |info| TaskFuture { future: Some(future), info: lent.insert(info), membership };
+        // SAFETY: the future need not be `Send`, since `OnItsThread` keeps it from being polled or
+        // dropped on any other thread; what it borrows is the metadata, which outlives it (task-1).
+        unsafe { builder.spawn_unchecked(make, schedule) }
+    })
+}
+
+fn insert<T>(
+    live: &Arc<LiveTasks>,
+    label: Label,
+    make: impl FnOnce(
+        TaskInfo,
+        Membership,
+        &mut Option<&'static TaskInfo>,
+    ) -> (Runnable, async_task::Task<Outcome<T>, TaskInfo>),
+) -> (Option<Runnable>, JoinHandle<T>) {
+    let name = label.name.clone();
+    let ((runnable, task, info, waker), is_accepted) = live.enter(name, |membership, key| {
+        let mut info = None;
+        let (runnable, task) = make(TaskInfo::new(&label, key), membership, &mut info);
+        let info = info.expect("invariant: the closure that makes the future was called");
+        let waker = runnable.waker();
+        let lent = lend(&waker);
+        ((runnable, task, info, lent), waker)
+    });
+    // Dropping a runnable cancels its task: the handle says so.
+    let runnable = is_accepted.then_some(runnable);
+    (runnable, JoinHandle::new(task, info, waker))
+}
+
+/// Returns the waker of a task without a reference of its own, for the task's handle: a handle keeps the
+/// cell by itself (task-1), and counting once more is two atomic operations for each task.
+fn lend(waker: &Waker) -> ManuallyDrop<Waker> {
+    // SAFETY: data and table are those of a waker. It is used while the `Task` beside it is there, hence
+    // the cell; only by reference, which takes a reference of its own where it needs one; and is never
+    // dropped.
+    ManuallyDrop::new(unsafe { Waker::new(waker.data(), waker.vtable()) })
+}
+
+pin_project! {
+    /// The future of a task, which never panics, is timed, and knows when the task ends.
+    struct TaskFuture<F> {
+        #[pin]
+        // Gone only in `drop`.
+        future: Option<F>,
+        info: &'static TaskInfo,
+        // Dropped after the future: a task is live until its future is gone.
+        membership: Membership,
+    }
+
+    impl<F> PinnedDrop for TaskFuture<F> {
+        fn drop(this: Pin<&mut Self>) {
+            contained("the destructor of a task", || this.project().future.set(None));
+        }
+    }
+}
+
+impl<F: Future> Future for TaskFuture<F> {
+    type Output = Outcome<F::Output>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        // The future is never polled again after a panic, and what it shares with others is theirs.
+        let future = this.future.as_pin_mut().expect("invariant: gone only in drop");
+        let polled = panic::catch_unwind(AssertUnwindSafe(|| future.poll(cx)));
+        let charge = poll::end_poll(|elapsed_ns, &Charge { has_computed, .. }| {
+            let (name, site) = (this.membership.name(), this.info.site);
+            poll::leave_long_poll(EndedPoll { has_computed, name, site, elapsed_ns });
+        });
+        if let Some(charge) = charge {
+            this.info.record_poll(charge);
+        }
+        match polled {
+            Ok(Poll::Pending) => {
+                // Whoever aborts the task, or closes the runtime, raises a flag and wakes the task. A
+                // wake-up between the scheduler's look at the flag and the beginning of this poll has
+                // no effect, since the task is ready already; but it stands before the beginning in
+                // the order of the cell's state, so that the flag is seen here.
+                if this.info.is_aborted() || this.membership.is_closing() {
+                    cx.waker().wake_by_ref();
+                }
+                Poll::Pending
+            }
+            Ok(Poll::Ready(value)) => Poll::Ready(Outcome::new(Ok(value))),
+            Err(payload) => {
+                tracing::error!(task = %this.info.site, "a task panicked");
+                Poll::Ready(Outcome::new(Err(payload)))
+            }
+        }
+    }
+}
+
+/// A future that is polled and dropped only on the thread that made it. Should a runtime be dropped
+/// on another thread, the future is leaked.
+struct OnItsThread<F> {
+    thread: ThreadId,
+    /// Boxed, so that it can be taken out and leaked; gone once it is.
+    future: Option<Pin<Box<F>>>,
+}
+
+impl<F: Future> Future for OnItsThread<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        // The scheduler queues it for its own thread; what the future holds depends on it.
+        assert!(
+            self.thread == thread::current().id(),
+            "invariant: a local task stays on its thread"
+        );
+        let future = self.future.as_mut().expect("invariant: leaked only in drop");
+        future.as_mut().poll(cx)
+    }
+}
+
+impl<F> Drop for OnItsThread<F> {
+    fn drop(&mut self) {
+        if self.thread != thread::current().id() {
+            tracing::warn!("a local task was leaked: its runtime was dropped on another thread");
+            mem::forget(self.future.take());
+        }
+    }
+}
