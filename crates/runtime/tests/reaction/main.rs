@@ -9,6 +9,7 @@ mod guard;
 mod settle;
 
 mod checkpoints;
+mod costs;
 mod delivery;
 mod growth;
 mod hogs;

@@ -451,6 +451,11 @@ impl Shared {
         metrics.latest_long_polls = self.hogs.latest();
     }
 
+    /// Returns how many threads sleep in the kernel inside a poll.
+    fn blocked_count(&self) -> usize {
+        self.blocked.count()
+    }
+
     /// Returns where the tasks that are polled at this moment were spawned.
     pub(crate) fn polled_sites(&self) -> Vec<&'static Location<'static>> {
         self.remotes.iter().filter_map(|remote| Some(remote.seat.current()?.1)).collect()
