@@ -10,7 +10,7 @@
 //! ```
 //! (1) is the supervisor's alone, when nobody else can watch or serve; (2) and (3) are the thread's.
 
-use std::time::Duration;
+use std::{panic::Location, time::Duration};
 
 use crate::{
     metrics::ReserveMetrics,
@@ -284,19 +284,19 @@ impl Reserves {
 /// How many of the threads that are caught the warning names.
 const NAMED_MAX: usize = 8;
 
-/// Says in what all threads are caught: where their tasks were spawned, and where they sleep in the kernel.
+/// Names some of the threads that are caught: where their tasks were spawned, and where they sleep in the kernel.
+pub(crate) fn examples(caught: &[(&'static Location<'static>, Option<String>)]) -> String {
+    let name = |(site, place): &(&'static Location<'static>, Option<String>)| match place {
+        Some(place) => format!("the task spawned at {site} sleeps in {place}"),
+        None => format!("the task spawned at {site} computes"),
+    };
+    caught.iter().take(NAMED_MAX).map(name).collect::<Vec<_>>().join("; ")
+}
+
+/// Says in what all threads are caught.
 fn tell_of_bound(shared: &Shared, reserve_threads: usize) {
-    let mut caught = shared.caught_in();
-    let count = caught.len();
+    let caught = shared.caught_in();
     let asleep = caught.iter().filter(|(_, place)| place.is_some()).count();
-    caught.truncate(NAMED_MAX);
-    let named: Vec<String> = caught
-        .iter()
-        .map(|(site, place)| match place {
-            Some(place) => format!("the task spawned at {site} sleeps in {place}"),
-            None => format!("the task spawned at {site} computes"),
-        })
-        .collect();
     let raise = if reserve_threads < RESERVES_MAX {
         "Raise `RuntimeBuilder::reserve_threads`, or call"
     } else {
@@ -304,9 +304,9 @@ fn tell_of_bound(shared: &Shared, reserve_threads: usize) {
     };
     tracing::warn!(
         reserve_threads,
-        caught = count,
+        caught = caught.len(),
         asleep,
-        examples = %named.join("; "),
+        examples = %examples(&caught),
         "every worker and every reserve thread is inside a long poll: tasks wait for the first of them \
          that ends; if all sleep for what only another task can do, they wait for ever. {raise} what blocks through \
          `spawn_blocking`"
