@@ -16,3 +16,4 @@ mod hogs;
 mod kernel;
 mod locks;
 mod shutdown;
+mod sleepers;
