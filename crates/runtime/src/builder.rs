@@ -162,8 +162,8 @@ impl RuntimeBuilder {
     }
 
     /// Sets the usual poll, 10 µs to 10 s of processor time, above which a task is known to compute for long.
-    /// Default 1 ms. When every worker computes for longer than this in one poll, reserve threads also run
-    /// tasks that are not known to; and a poll of ten quanta is told of as a hog.
+    /// Default 1 ms. When every worker computes for longer than four quanta in one poll, reserve threads also run
+    /// tasks of the compute lane that are known to compute for less than one; and a poll of ten quanta is told of as a hog.
     pub fn quantum(mut self, quantum: Duration) -> Self {
         self.options.quantum = quantum;
         self
