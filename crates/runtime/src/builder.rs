@@ -183,7 +183,10 @@ impl RuntimeBuilder {
     /// while every worker is inside a long poll, 0 to 512. Default 512. One is enough while those tasks
     /// are short. One more runs for each task that sleeps in the kernel (a lock, a file, `thread::sleep`),
     /// and takes its thread's place. With none, and where more are needed, tasks wait for the next thread
-    /// that switches; a warning names what all threads are caught in.
+    /// that switches; a warning names what all threads are caught in, and an error if that is a deadlock.
+    ///
+    /// A thread takes 2 MiB of addresses for its stack, and some 12 KiB of memory: 512 tasks that block made the
+    /// resident memory of a small process 9.7 MiB instead of 3.9 MiB.
     pub fn reserve_threads(mut self, count: usize) -> Self {
         self.options.reserve_threads = count;
         self
