@@ -152,8 +152,8 @@ impl RuntimeBuilder {
     }
 
     /// Sets the usual poll, 10 µs to 10 s of processor time, above which a task is known to compute for long.
-    /// Default 1 ms. When every worker computes for longer than this in one poll, reserve threads also run
-    /// tasks that are not known to; and a poll of ten quanta is told of as a hog.
+    /// Default 1 ms. When every worker computes for longer than four quanta in one poll, reserve threads also run
+    /// tasks of the compute lane that are known to compute for less than one; and a poll of ten quanta is told of as a hog.
     pub fn quantum(mut self, quantum: Duration) -> Self {
         self.options.quantum = quantum;
         self
@@ -173,7 +173,10 @@ impl RuntimeBuilder {
     /// while every worker is inside a long poll, 0 to 512. Default 512. One is enough while those tasks
     /// are short. One more runs for each task that sleeps in the kernel (a lock, a file, `thread::sleep`),
     /// and takes its thread's place. With none, and where more are needed, tasks wait for the next thread
-    /// that switches; a warning names what all threads are caught in.
+    /// that switches; a warning names what all threads are caught in, and an error if that is a deadlock.
+    ///
+    /// A thread takes 2 MiB of addresses for its stack, and some 12 KiB of memory: 512 tasks that block made the
+    /// resident memory of a small process 9.7 MiB instead of 3.9 MiB.
     pub fn reserve_threads(mut self, count: usize) -> Self {
         self.options.reserve_threads = count;
         self
@@ -194,7 +197,9 @@ impl RuntimeBuilder {
         self
     }
 
-    /// Sets how long a reserve thread that is not needed is kept. Default 1 s.
+    /// Sets how long a reserve thread that is not needed is kept. Default 1 s. Of the threads that took the places of
+    /// tasks that sleep in the kernel, half go in each such time, down to two, since such tasks often sleep again; other
+    /// ones beyond two go after 10 ms, or after this time if that is less.
     pub fn reserve_keep_alive(mut self, time: Duration) -> Self {
         self.options.reserve_keep_alive = time;
         self

@@ -108,7 +108,8 @@ pub struct LongPoll {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ThreadMetrics {
-    /// A reserve thread, which runs the reaction lane alone.
+    /// A reserve thread, which runs the reaction lane; the compute lane only in the place of a thread that sleeps
+    /// in the kernel, or for short tasks while every worker computes for long.
     pub is_reserve: bool,
     /// Polls that have ended, in both lanes.
     pub polls: u64,

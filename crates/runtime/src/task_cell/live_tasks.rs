@@ -7,6 +7,9 @@
 //!
 //! What holds for all tasks holds for each shard by itself, under its lock: a task is entered before the
 //! shard is closed, and then woken by [`LiveTasks::close`], or it is refused.
+//!
+//! Tasks leave in another order than they came, so a shard has holes after a burst; those at its end
+//! are given back.
 
 use std::task::Waker;
 
@@ -25,6 +28,9 @@ const SHARDS_MAX: usize = 256;
 /// Shards for each processor, so that two of as many busy threads rarely have the same one.
 const SHARDS_PER_PROCESSOR: usize = 4;
 
+/// So many places are kept in a shard, however few are in use.
+const KEPT: usize = 1024;
+
 /// The live tasks, by the waker that brings each of them to a worker.
 #[derive(Debug)]
 pub(crate) struct LiveTasks {
@@ -41,10 +47,66 @@ struct Shard {
 
 #[derive(Debug)]
 struct Live {
-    wakers: Slab<Waker>,
+    wakers: Places<Waker>,
     /// The names of those tasks that have one.
-    names: Slab<Arc<str>>,
+    names: Places<Arc<str>>,
     is_closed: bool,
+}
+
+/// A slab that gives memory back as it empties: when the places in its second half have become free.
+#[derive(Debug)]
+struct Places<T> {
+    slab: Slab<T>,
+    /// One more than the last place so far.
+    end: usize,
+    /// Where the second half begins, or a little earlier.
+    half: usize,
+    /// How many places are in use from there on.
+    upper: usize,
+}
+
+impl<T> Places<T> {
+    const fn new() -> Self {
+        Self { slab: Slab::new(), end: 0, half: 0, upper: 0 }
+    }
+
+    fn insert(&mut self, value: T) -> usize {
+        let key = self.slab.insert(value);
+        self.upper += usize::from(key >= self.half);
+        if key >= self.end {
+            self.end = key + 1;
+            if self.end >= 4 * self.half.max(KEPT / 4) {
+                self.halve();
+            }
+        }
+        key
+    }
+
+    fn remove(&mut self, key: usize) -> Option<T> {
+        let removed = self.slab.try_remove(key);
+        if removed.is_some() && key >= self.half {
+            self.upper -= 1;
+            if self.upper == 0 && self.end > KEPT {
+                self.trim();
+            }
+        }
+        removed
+    }
+
+    /// Gives back the free places at the end: half of all at least, so that all looks together cost less than
+    /// the burst.
+    #[cold]
+    fn trim(&mut self) {
+        self.slab.shrink_to_fit();
+        self.end = self.slab.iter().next_back().map_or(0, |(key, _)| key + 1);
+        self.halve();
+    }
+
+    #[cold]
+    fn halve(&mut self) {
+        self.half = self.end / 2;
+        self.upper = self.slab.iter().rev().take_while(|(key, _)| *key >= self.half).count();
+    }
 }
 
 /// A place among the live tasks, given up when it is dropped.
@@ -86,7 +148,7 @@ impl LiveTasks {
             let outside = Membership { shard: Arc::clone(shard), key: None, name: None };
             return (make(outside, 0).0, false);
         }
-        let key = live.wakers.vacant_key();
+        let key = live.wakers.slab.vacant_key();
         let name = name.map(|name| live.names.insert(name));
         let name_key = name.map_or(0, |name| self.name_key(index, name));
         let membership = Membership { shard: Arc::clone(shard), key: Some(key), name };
@@ -98,7 +160,7 @@ impl LiveTasks {
     /// Returns how many tasks have not ended. Tasks that come and go meanwhile may be counted or not;
     /// none comes after [`close`](Self::close), so that zero then means that all have ended.
     pub(crate) fn count(&self) -> usize {
-        self.shards.iter().map(|shard| lock(&shard.live).wakers.len()).sum()
+        self.shards.iter().map(|shard| lock(&shard.live).wakers.slab.len()).sum()
     }
 
     /// Accepts no task any more.
@@ -117,7 +179,7 @@ impl LiveTasks {
         for shard in &self.shards {
             let mut live = lock(&shard.live);
             live.is_closed = true;
-            wakers.extend(live.wakers.iter().map(|(_, waker)| waker.clone()));
+            wakers.extend(live.wakers.slab.iter().map(|(_, waker)| waker.clone()));
         }
         for waker in wakers {
             waker.wake();
@@ -128,7 +190,7 @@ impl LiveTasks {
     pub(crate) fn name(&self, name_key: u32) -> Option<Arc<str>> {
         let place = usize::try_from(name_key.checked_sub(1)?).ok()?;
         let (shard, name) = (place % self.shards.len(), place / self.shards.len());
-        lock(&self.shards[shard].live).names.get(name).cloned()
+        lock(&self.shards[shard].live).names.slab.get(name).cloned()
     }
 
     /// Zero for a name that stands too far back for a key.
@@ -139,7 +201,7 @@ impl LiveTasks {
 
 impl Shard {
     fn new() -> Self {
-        let live = Live { wakers: Slab::new(), names: Slab::new(), is_closed: false };
+        let live = Live { wakers: Places::new(), names: Places::new(), is_closed: false };
         Self {
             live: CachePadded::new(Mutex::new(live)),
             is_closing: CachePadded::new(AtomicBool::new(false)),
@@ -156,7 +218,7 @@ impl Membership {
 
     /// Returns the name of the task.
     pub(crate) fn name(&self) -> Option<Arc<str>> {
-        lock(&self.shard.live).names.get(self.name?).cloned()
+        lock(&self.shard.live).names.slab.get(self.name?).cloned()
     }
 }
 
@@ -164,8 +226,8 @@ impl Drop for Membership {
     fn drop(&mut self) {
         let Some(key) = self.key else { return };
         let mut live = lock(&self.shard.live);
-        let waker = live.wakers.try_remove(key);
-        let name = self.name.and_then(|name| live.names.try_remove(name));
+        let waker = live.wakers.remove(key);
+        let name = self.name.and_then(|name| live.names.remove(name));
         // A waker may be the last reference to a task.
         drop(live);
         drop((waker, name));
@@ -272,5 +334,93 @@ mod tests {
         assert!(enter(&live, Some("late")).0.is_none(), "refused");
         drop(living);
         assert_eq!(live.count(), 0);
+    }
+
+    /// Returns how many places the only shard has room for, with and without names.
+    fn room(live: &LiveTasks) -> [usize; 2] {
+        let live = lock(&live.shards[0].live);
+        [live.wakers.slab.capacity(), live.names.slab.capacity()]
+    }
+
+    /// Goal: after a burst the memory of its places is given back, and what is left is found by key as before.
+    /// Method: bursts that end from the front, from the back, and at random, but for a few tasks that came first.
+    #[test]
+    fn a_burst_is_forgotten() {
+        const BURST: usize = 50_000;
+        let live = LiveTasks::with_shards(1);
+        let early: Vec<_> = (0..10).map(|index| enter(&live, Some(&format!("{index}")))).collect();
+        for order in 0..3 {
+            let mut burst: Vec<_> = (0..BURST).map(|_| enter(&live, Some("burst"))).collect();
+            assert!(room(&live).iter().all(|&room| room >= BURST));
+            match order {
+                0 => burst.reverse(),
+                1 => fastrand::Rng::with_seed(7).shuffle(&mut burst),
+                _ => {}
+            }
+            while let Some(task) = burst.pop() {
+                drop(task);
+            }
+            assert_eq!(live.count(), early.len());
+            assert!(room(&live).iter().all(|&room| room <= KEPT), "{:?}", room(&live));
+            for (index, (membership, key, _)) in early.iter().enumerate() {
+                assert_eq!(live.name(*key).as_deref(), Some(index.to_string().as_str()));
+                assert!(membership.is_some());
+            }
+        }
+        // What came last keeps its place, and the others theirs, until it goes.
+        let mut burst: Vec<_> = (0..BURST).map(|_| enter(&live, None)).collect();
+        let last = burst.pop();
+        drop(burst);
+        assert!(room(&live)[0] >= BURST);
+        drop(last);
+        drop(early);
+        assert_eq!(live.count(), 0);
+        assert!(room(&live).iter().all(|&room| room <= KEPT), "{:?}", room(&live));
+    }
+
+    /// Goal: the count that tells when to give memory back is right, whatever comes and goes. Method: a slab of
+    /// a thousand and more places that grows and empties at random, beside a count by hand.
+    #[test]
+    fn upper_places_are_counted() {
+        let mut random = fastrand::Rng::with_seed(15);
+        let (mut places, mut keys) = (Places::new(), Vec::new());
+        for round in 0..10_000 {
+            let grows = round / 2_500 % 2 == 0;
+            if keys.is_empty() || random.u8(..10) < if grows { 9 } else { 1 } {
+                keys.push(places.insert(round));
+            } else {
+                let key = keys.swap_remove(random.usize(..keys.len()));
+                assert!(places.remove(key).is_some());
+                assert!(places.remove(key).is_none());
+            }
+            let upper = keys.iter().filter(|&&key| key >= places.half).count();
+            assert_eq!((places.upper, places.slab.len()), (upper, keys.len()));
+            assert!(keys.iter().all(|&key| key < places.end));
+            assert!(upper > 0 || places.end <= KEPT || keys.is_empty(), "{places:?}");
+        }
+    }
+
+    /// Goal: say what it takes to enter a task and to let it go, and how much of that are the two turns of the
+    /// lock. Method: many of them, on one thread; nothing is judged.
+    #[test]
+    #[ignore = "measures, and judges nothing"]
+    fn what_a_place_costs() {
+        const COUNT: u32 = 2_000_000;
+        let live = LiveTasks::new();
+        let waker = Waker::noop();
+        let each = |what: &str, turn: &mut dyn FnMut()| {
+            let began = vigie_detect::clock::monotonic_now();
+            (0..COUNT).for_each(|_| turn());
+            let took = vigie_detect::clock::monotonic_now() - began;
+            println!("{what}: {:.1} ns", took.as_secs_f64() * 1e9 / f64::from(COUNT));
+        };
+        each("a place, taken and given up", &mut || {
+            drop(live.enter(None, |membership, _| (membership, waker.clone())));
+        });
+        let mutex = Mutex::new(());
+        each("two turns of a lock", &mut || {
+            drop(lock(&mutex));
+            drop(lock(&mutex));
+        });
     }
 }

@@ -9,4 +9,5 @@ mod guard;
 
 mod allocations;
 mod idleness;
+mod supervision;
 mod system_calls;

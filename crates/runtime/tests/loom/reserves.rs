@@ -38,6 +38,11 @@ impl Shared {
         Vec::new()
     }
 
+    /// No thread of a model sleeps in the kernel inside a poll.
+    pub(crate) fn blocked_count(&self) -> usize {
+        0
+    }
+
     pub(crate) fn begin_thread(&self) {
         self.work.lock().expect("no panic").threads += 1;
     }
@@ -55,7 +60,7 @@ pub(crate) mod worker {
         loop {
             shared.work.lock().expect("no panic").calls = 0;
             shared.served.notify_one();
-            if !shared.reserves.rest(slot) || shared.fault == Fault::Deaf {
+            if !shared.reserves.rest(slot, 0) || shared.fault == Fault::Deaf {
                 break;
             }
         }

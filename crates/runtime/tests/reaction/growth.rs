@@ -4,7 +4,7 @@ use std::{
     io::{Read, Write},
     os::unix::net::UnixStream as StdUnixStream,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
@@ -13,7 +13,7 @@ use std::{
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use vigie_detect::{clock::monotonic_now, net::UnixStream};
-use vigie_runtime::{Runtime, yield_now};
+use vigie_runtime::{Runtime, time, yield_now};
 
 use crate::{
     child::in_child,
@@ -81,6 +81,74 @@ fn within_the_bound_and_back() {
         runtime.block_on(done).expect("no panic");
         // One may stay in the wait point, until an idle worker takes its place.
         eventually(|| threads_named(name) <= least + 1);
+    });
+}
+
+/// Returns how many reserve threads wait to be called, and how many were made.
+fn spare_and_made(runtime: &Runtime) -> (usize, u64) {
+    let reserve = runtime.handle().metrics().reserve.expect("the hybrid flavor has one");
+    (reserve.spare, reserve.new_threads)
+}
+
+/// Goal: threads that replaced sleepers are kept for the next burst of them, which makes no thread. Method: tasks
+/// that block on one lock, all at once, twice; in between as long as surplus threads of other kinds are kept for.
+#[test]
+fn substitutes_of_sleepers_are_kept() {
+    const SLEEPERS: usize = 20;
+    against_hang(|| {
+        let runtime = Runtime::builder()
+            .workers(1)
+            .reserve_keep_alive(Duration::from_secs(3600))
+            .build()
+            .expect("a runtime");
+        let burst = || {
+            let lock = Arc::new(Mutex::new(()));
+            let asleep = Arc::new(AtomicUsize::new(0));
+            let held = lock.lock().expect("not poisoned");
+            let tasks: Vec<_> = (0..SLEEPERS)
+                .map(|_| {
+                    let (lock, asleep) = (Arc::clone(&lock), Arc::clone(&asleep));
+                    runtime.spawn(async move {
+                        asleep.fetch_add(1, Ordering::SeqCst);
+                        drop(lock.lock());
+                    })
+                })
+                .collect();
+            settle::until(|| asleep.load(Ordering::SeqCst) == SLEEPERS);
+            drop(held);
+            for task in tasks {
+                runtime.block_on(task).expect("no panic");
+            }
+        };
+        burst();
+        // One of the sleepers had the worker's thread, one thread may be in the wait point, and what was needed is
+        // known as it was at the last call.
+        eventually(|| spare_and_made(&runtime).0 >= SLEEPERS - 4);
+        runtime.block_on(time::sleep(Duration::from_millis(100)));
+        let (spare, made) = spare_and_made(&runtime);
+        assert!(spare >= SLEEPERS - 4, "{spare} are left");
+        burst();
+        let again = spare_and_made(&runtime).1 - made;
+        assert!(again <= 4, "{again} threads were made again");
+    });
+}
+
+/// Goal: threads that were called for events alone go soon, however long spares are kept. Method: tasks that
+/// compute until as many threads are caught, and then end.
+#[test]
+fn threads_for_events_go_soon() {
+    const CAUGHT: usize = 8;
+    against_hang(|| {
+        let runtime = Runtime::builder()
+            .workers(1)
+            .reserve_keep_alive(Duration::from_secs(3600))
+            .build()
+            .expect("a runtime");
+        let hogs = Hogs::start(runtime.handle(), 2 * CAUGHT, CAUGHT);
+        drop(hogs);
+        runtime.block_on(runtime.spawn(async { yield_now().await })).expect("no panic");
+        let serving = || runtime.handle().metrics().reserve.map_or(0, |reserve| reserve.serving);
+        eventually(|| serving() <= 1 && spare_and_made(&runtime).0 <= 2);
     });
 }
 

@@ -260,13 +260,13 @@ fn more_comers_than_threads() {
     });
 }
 
-/// Keeps the text of each warning.
+/// Keeps the text of each warning and error.
 #[derive(Clone, Default)]
 struct Warnings(Arc<Mutex<Vec<String>>>);
 
 impl Subscriber for Warnings {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() == Level::WARN
+        *metadata.level() <= Level::WARN
     }
 
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
@@ -323,6 +323,65 @@ fn the_bound_is_told_of_once() {
         assert_eq!(told.len(), 1, "{told:?}");
         let named = told[0].matches("the task spawned at ").count();
         assert!(named == 2 && told[0].contains("computes"), "{told:?}");
+    });
+}
+
+/// Goal: a deadlock by the bound is an error of its own, which names who sleeps where, once for each time. Method: more
+/// tasks than threads block on a lock whose holder waits for a task that has no thread, until the error has come
+/// and somebody outside lets the holder go; twice. In a process of its own, as above.
+#[test]
+#[expect(clippy::await_holding_lock, reason = "the mistake that is to be named")]
+fn a_deadlock_by_the_bound_is_named() {
+    in_child("locks::a_deadlock_by_the_bound_is_named", || {
+        const THREADS: usize = 4;
+        let warnings = Warnings::default();
+        tracing::subscriber::set_global_default(warnings.clone()).expect("there was none");
+        let builder = Runtime::builder().workers(2).reserve_threads(THREADS - 2);
+        let runtime = builder.build().expect("a runtime");
+        let lock = Arc::new(Mutex::new(()));
+        for round in 1..=2 {
+            let (let_go, may_go) = tokio::sync::oneshot::channel();
+            let outside = {
+                let warnings = warnings.clone();
+                std::thread::spawn(move || {
+                    eventually(|| warnings.of("a deadlock").len() == round);
+                    let_go.send(()).expect("the holder waits");
+                })
+            };
+            runtime.block_on(async {
+                let held = lock.lock().expect("not poisoned");
+                let stuck = Arc::new(AtomicUsize::new(0));
+                let comers: Vec<_> = (0..2 * THREADS)
+                    .map(|_| {
+                        let (lock, stuck) = (Arc::clone(&lock), Arc::clone(&stuck));
+                        runtime.spawn(async move {
+                            stuck.fetch_add(1, Ordering::SeqCst);
+                            drop(lock.lock());
+                        })
+                    })
+                    .collect();
+                settle::until(|| stuck.load(Ordering::SeqCst) == THREADS);
+                let mut needed = runtime.spawn(async {});
+                tokio::select! {
+                    _ = &mut needed => panic!("there was a thread: this test shows nothing"),
+                    released = may_go => released.expect("not dropped"),
+                }
+                drop(held);
+                needed.await.expect("no panic");
+                for comer in comers {
+                    comer.await.expect("no panic");
+                }
+            });
+            outside.join().expect("no panic");
+        }
+        let told = warnings.of("a deadlock");
+        assert_eq!(told.len(), 2, "{told:?}");
+        for text in told {
+            let named = text.matches("the task spawned at ").count();
+            assert!(named == THREADS && text.contains("locks.rs"), "{text}");
+            assert!(!text.contains("computes"), "{text}");
+        }
+        assert_eq!(warnings.of("every reserve thread").len(), 1, "the bound is told of as before");
     });
 }
 

@@ -9,9 +9,11 @@ mod guard;
 mod settle;
 
 mod checkpoints;
+mod costs;
 mod delivery;
 mod growth;
 mod hogs;
 mod kernel;
 mod locks;
 mod shutdown;
+mod sleepers;

@@ -129,6 +129,11 @@ impl Census {
         census
     }
 
+    /// Returns how many tasks wait behind long polls or for any thread.
+    pub(crate) fn waiting_count(&self) -> usize {
+        self.waiting_count
+    }
+
     /// Decides whom to call; `is_unwatched` says whether nobody would see an event in time. Returns also
     /// whether to look again soon: somebody is called, or somebody is needed who may come by itself.
     pub(crate) fn decide(

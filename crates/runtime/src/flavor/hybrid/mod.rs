@@ -11,6 +11,7 @@
 
 mod baton;
 mod census;
+mod deadlock;
 mod need;
 mod order;
 mod reserve;

@@ -10,7 +10,7 @@
 //! ```
 //! (1) is the supervisor's alone, when nobody else can watch or serve; (2) and (3) are the thread's.
 
-use std::time::Duration;
+use std::{panic::Location, time::Duration};
 
 use crate::{
     measure::ReserveMetrics,
@@ -27,7 +27,8 @@ use super::{shared::Shared, worker};
 /// the kernel helps against hogs.
 pub(crate) const RESERVES_MAX: usize = 512;
 
-/// So many spare threads are kept for as long as the builder says; what is more, for so long.
+/// So many spare threads are kept for as long as the builder says, and as many as replaced sleepers of late; what is
+/// more, for so long.
 const SPARES: usize = 2;
 const SURPLUS: Duration = Duration::from_millis(10);
 
@@ -49,12 +50,45 @@ struct State {
     slots: Vec<Slot>,
     /// Threads that wait to be called; the last one first, so that the surplus times out.
     spares: Vec<usize>,
+    demand: Demand,
     threads: Vec<JoinHandle<()>>,
     is_shutdown: bool,
     /// The kernel refused a thread, which was reported.
     was_refused: bool,
     /// More threads were needed than there may be, which was reported.
     was_at_bound: bool,
+}
+
+/// How many threads slept in the kernel at a time of late: as many as that will probably do so again, so their
+/// substitutes are kept. Threads that were called for other reasons are not: they are few, and needed rarely.
+#[derive(Debug, Default)]
+struct Demand {
+    peak: usize,
+}
+
+impl Demand {
+    /// So many threads are asleep.
+    fn note(&mut self, blocked: usize) {
+        self.peak = self.peak.max(blocked);
+    }
+
+    /// A spare was not called before its time was over, and ends; so many threads are left.
+    fn forget_one(&mut self, left: usize) {
+        self.peak = self.peak.min(left + 1).saturating_sub(1);
+    }
+
+    /// Returns how long a thread is kept that is a spare now, the last one of `spares`. Half of those that are kept for
+    /// sleepers go in each `keep_alive`. These are a quarter more than were asleep, since threads that are on their way
+    /// into the kernel are not known to be.
+    fn keep_alive(&self, spares: usize, keep_alive: Duration) -> Duration {
+        if spares <= SPARES {
+            return keep_alive;
+        }
+        match ((self.peak + self.peak / 4) / spares).checked_ilog2() {
+            Some(halvings) => keep_alive.saturating_mul(halvings + 1),
+            None => keep_alive.min(SURPLUS),
+        }
+    }
 }
 
 enum Slot {
@@ -81,6 +115,7 @@ impl Reserves {
             state: RealMutex::new(State {
                 slots: (0..limit).map(|_| Slot::Empty).collect(),
                 spares: Vec::with_capacity(limit),
+                demand: Demand::default(),
                 threads: Vec::new(),
                 is_shutdown: false,
                 was_refused: false,
@@ -137,6 +172,7 @@ impl Reserves {
         if state.is_shutdown {
             return Activated::Refused;
         }
+        state.demand.note(shared.blocked_count());
         if let Some(slot) = state.spares.pop() {
             state.slots[slot] = Slot::Serving;
             self.begin_serving(slot);
@@ -188,16 +224,15 @@ impl Reserves {
         }
     }
 
-    /// The thread of `slot` has nothing to do. Returns whether it is called again before its
-    /// keep-alive is over; otherwise it must end, and give its queues back.
-    pub(crate) fn rest(&self, slot: usize) -> bool {
+    /// The thread of `slot` has nothing to do while `blocked` threads are asleep. Returns whether it is called again before
+    /// its keep-alive is over; otherwise it must end, and give its queues back.
+    pub(crate) fn rest(&self, slot: usize, blocked: usize) -> bool {
         let mut state = self.lock();
         self.end_serving(slot);
         state.slots[slot] = Slot::Spare;
         state.spares.push(slot);
-        // Those that came for a burst go soon after it.
-        let is_surplus = state.spares.len() > SPARES;
-        let keep_alive = if is_surplus { self.keep_alive.min(SURPLUS) } else { self.keep_alive };
+        state.demand.note(blocked);
+        let keep_alive = state.demand.keep_alive(state.spares.len(), self.keep_alive);
         let is_spare =
             |state: &mut State| matches!(state.slots[slot], Slot::Spare) && !state.is_shutdown;
         let (mut state, _) = self.called[slot]
@@ -208,6 +243,8 @@ impl Reserves {
         }
         if matches!(state.slots[slot], Slot::Spare) {
             state.spares.retain(|&spare| spare != slot);
+            let left = self.serving_count() + state.spares.len();
+            state.demand.forget_one(left);
             // Neither spare nor empty: nobody calls it any more.
             state.slots[slot] = Slot::Serving;
             return false;
@@ -247,19 +284,19 @@ impl Reserves {
 /// How many of the threads that are caught the warning names.
 const NAMED_MAX: usize = 8;
 
-/// Says in what all threads are caught: where their tasks were spawned, and where they sleep in the kernel.
+/// Names some of the threads that are caught: where their tasks were spawned, and where they sleep in the kernel.
+pub(crate) fn examples(caught: &[(&'static Location<'static>, Option<String>)]) -> String {
+    let name = |(site, place): &(&'static Location<'static>, Option<String>)| match place {
+        Some(place) => format!("the task spawned at {site} sleeps in {place}"),
+        None => format!("the task spawned at {site} computes"),
+    };
+    caught.iter().take(NAMED_MAX).map(name).collect::<Vec<_>>().join("; ")
+}
+
+/// Says in what all threads are caught.
 fn tell_of_bound(shared: &Shared, reserve_threads: usize) {
-    let mut caught = shared.caught_in();
-    let count = caught.len();
+    let caught = shared.caught_in();
     let asleep = caught.iter().filter(|(_, place)| place.is_some()).count();
-    caught.truncate(NAMED_MAX);
-    let named: Vec<String> = caught
-        .iter()
-        .map(|(site, place)| match place {
-            Some(place) => format!("the task spawned at {site} sleeps in {place}"),
-            None => format!("the task spawned at {site} computes"),
-        })
-        .collect();
     let raise = if reserve_threads < RESERVES_MAX {
         "Raise `RuntimeBuilder::reserve_threads`, or call"
     } else {
@@ -267,11 +304,56 @@ fn tell_of_bound(shared: &Shared, reserve_threads: usize) {
     };
     tracing::warn!(
         reserve_threads,
-        caught = count,
+        caught = caught.len(),
         asleep,
-        examples = %named.join("; "),
+        examples = %examples(&caught),
         "every worker and every reserve thread is inside a long poll: tasks wait for the first of them \
          that ends; if all sleep for what only another task can do, they wait for ever. {raise} what blocks through \
          `spawn_blocking`"
     );
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const KEEP: Duration = Duration::from_secs(1);
+
+    /// Goal: spares beyond two go at once, unless they replaced sleepers of late; of those, half go in each
+    /// keep-alive. Method: by their number, with and without sleepers.
+    #[test]
+    fn substitutes_of_sleepers_are_kept() {
+        let mut demand = Demand::default();
+        let kept = |demand: &Demand| {
+            [1, 2, 3, 9, 10, 18, 19, 37, 38, 75, 76]
+                .map(|spares| demand.keep_alive(spares, KEEP).as_millis())
+        };
+        let usual = [1000, 1000, 10, 10, 10, 10, 10, 10, 10, 10, 10];
+        assert_eq!(kept(&demand), usual);
+        demand.note(2);
+        assert_eq!(kept(&demand), usual, "no more than two");
+        demand.note(60);
+        demand.note(9);
+        assert_eq!(kept(&demand), [1000, 1000, 5000, 4000, 3000, 3000, 2000, 2000, 1000, 1000, 10]);
+        assert_eq!(demand.keep_alive(3, Duration::MAX), Duration::MAX);
+        assert_eq!(demand.keep_alive(76, Duration::ZERO), Duration::ZERO);
+    }
+
+    /// Goal: what was needed is forgotten as spares end that nobody called, also if there are fewer threads
+    /// by now. Method: as many ends, and one when most threads have gone in another way.
+    #[test]
+    fn demand_is_forgotten() {
+        let mut demand = Demand::default();
+        demand.note(60);
+        for left in (40..60).rev() {
+            demand.forget_one(left);
+        }
+        assert_eq!(demand.peak, 40);
+        demand.forget_one(4);
+        assert_eq!(demand.peak, 4);
+        for left in [3, 2, 1, 0, 0] {
+            demand.forget_one(left);
+        }
+        assert_eq!(demand.peak, 0);
+    }
 }

@@ -17,6 +17,7 @@ use vigie_detect::{Instant, Server, clock::monotonic_now};
 
 use super::{
     baton::Baton,
+    deadlock::Standstill,
     order::{self, Injected, Own, Parts, SOON, Serves, Waking, take},
     reserve::{Activated, Reserves},
     seat::{Blocked, Seat},
@@ -355,6 +356,36 @@ impl Shared {
         self.reserve_counters.fill(&mut reserve);
         metrics.reserve = Some(reserve);
         metrics.latest_long_polls = self.hogs.latest();
+    }
+
+    /// Returns whether all threads that there may be are inside polls in which they were found asleep.
+    pub(super) fn do_all_sleep(&self) -> bool {
+        self.reserves.serving_count() == self.reserves.limit()
+            && self.running().all(|remote| remote.seat.is_blocked())
+    }
+
+    /// Returns how all threads stand, if a task waits for one of them, or an event for somebody who looks.
+    pub(super) fn standstill(&self, waiting_count: usize, now: Instant) -> Option<Standstill> {
+        if waiting_count == 0 && !self.server.has_events(now) {
+            return None;
+        }
+        let mut standstill = Standstill::default();
+        for remote in self.running() {
+            let (began, _) = remote.seat.current()?;
+            let used = kernel_help::processor_time(remote.seat.thread()?)?;
+            standstill.add(began, used);
+        }
+        Some(standstill)
+    }
+
+    /// The workers and the reserve threads that serve.
+    fn running(&self) -> impl Iterator<Item = &Remote> {
+        self.workers().iter().chain(self.reserves.serving().map(|slot| self.reserve(slot)))
+    }
+
+    /// Returns how many threads sleep in the kernel inside a poll.
+    pub(super) fn blocked_count(&self) -> usize {
+        self.blocked.count()
     }
 
     /// Returns where the tasks that are polled at this moment were spawned.

@@ -9,12 +9,14 @@ use vigie_detect::{Instant, Lookout, clock::monotonic_now};
 
 use super::{
     census::{Census, Since},
+    deadlock::{self, DeadlockWatch},
     order::{self, Serves},
-    reserve::Activated,
+    reserve::{self, Activated},
     shared::{Remote, Shared},
 };
 use crate::{
     kernel_help,
+    panics::contained,
     sync::{Arc, Ordering},
     task_cell::Kind,
 };
@@ -25,6 +27,7 @@ pub(super) struct Supervisor {
     last_call: Instant,
     /// When a reserve thread was last allowed to take any task.
     last_any: Instant,
+    deadlock: DeadlockWatch,
 }
 
 impl Supervisor {
@@ -35,7 +38,9 @@ impl Supervisor {
             kernel_help::shorten_slice();
         }
         let long_ago = Instant::from_nanos(0);
-        let mut supervisor = Self { shared, lookout, last_call: long_ago, last_any: long_ago };
+        let (last_call, last_any) = (long_ago, long_ago);
+        let deadlock = DeadlockWatch::default();
+        let mut supervisor = Self { shared, lookout, last_call, last_any, deadlock };
         supervisor.work();
         // The last thread cancels what is left, which may use the runtime.
         let shared = Arc::clone(&supervisor.shared);
@@ -57,6 +62,7 @@ impl Supervisor {
             let census = Census::take(&*self.shared, now, options.long_poll);
             let needs_more = self.call(census, now);
             self.help_against_hogs(now);
+            self.look_for_deadlock(census, now);
             self.shared.has_long_polls.store(census.caught > 0, Ordering::Relaxed);
             let watched = (self.lookout.is_watched(), self.shared.options.long_poll);
             census.plan_next_look(&*self.shared, now, (needs_more, was_resting), watched);
@@ -138,6 +144,15 @@ impl Supervisor {
         }
     }
 
+    /// Tells if all threads sleep for what only a task can do for which there is no thread.
+    fn look_for_deadlock(&mut self, census: Census, now: Instant) {
+        let shared = &*self.shared;
+        let standstill = || shared.standstill(census.waiting_count(), now);
+        if self.deadlock.look(now, shared.do_all_sleep(), standstill) {
+            tell_of_deadlock(shared);
+        }
+    }
+
     /// Names the task that has held its thread since `began`, once it counts as a hog.
     fn tell_of_hog(&self, remote: &Remote, began: Instant, now: Instant) {
         let shared = &*self.shared;
@@ -149,4 +164,25 @@ impl Supervisor {
             shared.hogs.tell_lasting(poll.name, poll.site, poll.elapsed, now);
         }
     }
+}
+
+/// Says that all threads sleep, where their tasks were spawned, and where they sleep in the kernel.
+#[cold]
+fn tell_of_deadlock(shared: &Shared) {
+    let caught = shared.caught_in();
+    let mut places = caught.iter().filter_map(|(_, place)| place.as_deref());
+    if places.any(deadlock::ends_by_itself) {
+        return;
+    }
+    contained("a subscriber", || {
+        tracing::error!(
+            reserve_threads = shared.reserves.limit(),
+            asleep = caught.len(),
+            examples = %reserve::examples(&caught),
+            "a deadlock, unless somebody outside of the runtime lets go: all threads that it may have have been asleep in \
+             the kernel for a second, and none is left for the tasks that are ready. Hold no blocking lock across an \
+             `await` (an asynchronous one occupies no thread), raise `RuntimeBuilder::reserve_threads`, or call what blocks \
+             through `spawn_blocking`"
+        );
+    });
 }

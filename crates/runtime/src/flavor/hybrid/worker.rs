@@ -50,7 +50,7 @@ pub(super) fn run_reserve(shared: Arc<Shared>, slot: usize) {
     let shared = Arc::clone(&reserve.shared);
     loop {
         reserve.serve();
-        if !shared.reserves.rest(slot) {
+        if !shared.reserves.rest(slot, shared.blocked_count()) {
             break;
         }
     }

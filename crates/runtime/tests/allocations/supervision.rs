@@ -1,0 +1,112 @@
+//! What the supervisor and the reserve threads do in traffic of short polls: hardly anything.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::TcpStream,
+    path::PathBuf,
+    thread,
+};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use vigie_detect::net::TcpListener;
+use vigie_runtime::{Runtime, spawn};
+
+use crate::{
+    child::{command, is_child, run},
+    guard::against_hang,
+};
+
+const CLIENTS: usize = 2;
+const MESSAGES: usize = 10_000;
+
+/// On a machine with other work, polls are long now and then; but not in each of so many spans.
+const SPANS: usize = 8;
+
+/// The most wake-ups in a span of 10 000 messages. Some 3 are usual. If nobody put the alarm off, it would ring once in
+/// 0.2 to 0.4 ms: 100 to 400 times.
+const WAKE_UPS_MAX: u64 = 50;
+
+/// The kernel keeps fifteen bytes of a thread's name.
+const NAME: &str = "echo";
+const SUPERVISOR: &str = "echo-supervisor";
+
+/// Returns how often the supervisor has slept so far, and reserve threads were called.
+fn wake_ups(runtime: &Runtime) -> u64 {
+    let tasks = fs::read_dir("/proc/self/task").expect("mounted").flatten();
+    let is_supervisor = |path: &PathBuf| {
+        fs::read_to_string(path.join("comm")).is_ok_and(|name| name.trim_end() == SUPERVISOR)
+    };
+    let supervisor = tasks.map(|task| task.path()).find(is_supervisor).expect("it lives");
+    let status = fs::read_to_string(supervisor.join("status")).expect("it lives");
+    let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    let sleeps: u64 = count.expect("a line").trim().parse().expect("a number");
+    sleeps + runtime.handle().metrics().reserve.map_or(0, |reserve| reserve.calls)
+}
+
+/// Each client sends its part of the messages, one after the other is answered.
+fn exchange(clients: &mut [TcpStream]) {
+    thread::scope(|scope| {
+        for client in clients {
+            scope.spawn(|| {
+                for _ in 0..MESSAGES / CLIENTS {
+                    client.write_all(&[7; 64]).expect("open");
+                    client.read_exact(&mut [0; 64]).expect("echoed");
+                }
+            });
+        }
+    });
+}
+
+fn echo() {
+    let runtime = Runtime::builder().workers(2).thread_name(NAME).build().expect("a runtime");
+    let address = runtime.block_on(async {
+        let any = "127.0.0.1:0".parse().expect("an address");
+        let listener = TcpListener::bind(any).expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let accepting = async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.expect("no limit is reached");
+                stream.set_nodelay(true).expect("open");
+                let serving = async move {
+                    let mut message = [0; 64];
+                    while stream.read_exact(&mut message).await.is_ok() {
+                        stream.write_all(&message).await.expect("open");
+                    }
+                };
+                spawn(serving).detach();
+            }
+        };
+        spawn(accepting).detach();
+        address
+    });
+    let connect = |_| {
+        let stream = TcpStream::connect(address).expect("it listens");
+        stream.set_nodelay(true).expect("open");
+        stream
+    };
+    let mut clients: Vec<_> = (0..CLIENTS).map(connect).collect();
+    // What the first polls take is not known yet.
+    exchange(&mut clients);
+    let mut spans = Vec::new();
+    while spans.len() < SPANS && spans.iter().all(|&count| count > WAKE_UPS_MAX) {
+        let before = wake_ups(&runtime);
+        exchange(&mut clients);
+        spans.push(wake_ups(&runtime).saturating_sub(before));
+    }
+    println!("wake-ups of supervisor and reserve threads for {MESSAGES} messages: {spans:?}");
+    let least = spans.iter().min().expect("some");
+    assert!(*least <= WAKE_UPS_MAX, "{spans:?} wake-ups for {MESSAGES} messages each");
+}
+
+/// Goal: in plain traffic neither the supervisor nor a reserve thread is woken, but for rare moments. Method: clients echo
+/// over loopback TCP with two workers; the sleeps of the one and the calls of the others are counted, in a process of its own.
+#[test]
+fn plain_traffic_wakes_nobody_else() {
+    let test = "supervision::plain_traffic_wakes_nobody_else";
+    if is_child(test) {
+        against_hang(echo);
+    } else {
+        run(command(&[], test), test);
+    }
+}
