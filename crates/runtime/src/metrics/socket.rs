@@ -109,7 +109,7 @@ fn cause_of(error: &io::Error) -> &'static str {
 ///
 /// # Format
 /// The fields are those of [`Metrics`](super::Metrics), times in nanoseconds with the ending `_ns`;
-/// besides, `vigie_metrics` is the version of the format, [`FORMAT_VERSION`](super::FORMAT_VERSION),
+/// besides, `vigie_metrics` is the version of the format, [`FORMAT_VERSION`],
 /// and `pid` names the process. A version stays readable for those who know it: fields may be added.
 ///
 /// # Errors
