@@ -9,6 +9,10 @@ use super::Lane;
 const PERCENT_MIN: u64 = 5;
 const PERCENT_MAX: u64 = 25;
 
+/// Reactions run for so many times the limit before a computation that waits has a turn again, however long its last one was: five
+/// slices.
+const ALONE: i64 = 20;
+
 /// No poll counts for more, and no limit is larger: 17 minutes.
 const NANOS_MAX: i64 = 1 << 40;
 
@@ -37,13 +41,16 @@ impl Share {
                 let percent =
                     (100 * computing / (reacting + computing)).clamp(PERCENT_MIN, PERCENT_MAX);
                 let percent = i64::try_from(percent).unwrap_or(0);
-                self.owed_ns += nanos * percent / (100 - percent);
+                let part = |nanos: i64| nanos * percent / (100 - percent);
+                // What computation had in advance counts for so long only: it has its share of each window, not of a minute.
+                let least = self.limit_ns - part(ALONE * self.limit_ns);
+                self.owed_ns = self.owed_ns.max(least) + part(nanos);
             }
             // Nobody waits, so nothing is owed.
             Lane::Reaction => self.owed_ns = self.owed_ns.min(0),
             Lane::Compute => self.owed_ns -= nanos,
         }
-        self.owed_ns = self.owed_ns.clamp(-8 * self.limit_ns, 8 * self.limit_ns);
+        self.owed_ns = self.owed_ns.clamp(-ALONE * self.limit_ns, 8 * self.limit_ns);
     }
 
     /// Returns which lane to look into first.
@@ -75,10 +82,30 @@ mod tests {
                     time[lane as usize] += nanos;
                 }
                 let percent = 100 * time[1] / (time[0] + time[1]);
+                // A long turn comes after 5 ms, whatever the part.
+                let most = most.max(1 + 100 * compute_ns / (compute_ns + 5_000_000));
                 assert!(
                     (least..=most).contains(&percent),
                     "{percent} % with {reaction_ns}, {compute_ns} ns, {reacting}, {computing}"
                 );
+            }
+        }
+    }
+
+    /// Goal: computation has its share of each window: after a turn of any length, reactions run alone for five slices at most, and
+    /// for as long where the turn was long. Method: turns around what that bounds, and the reactions until the next one.
+    #[test]
+    fn long_turns_are_not_paid_back_for_ever() {
+        for (reacting, computing) in [(0, 5), (8, 2), (100, 1)] {
+            for (turn_ns, least) in [(20_000_000, 4_900), (3_600_000_000_000, 4_900), (0, 0)] {
+                let mut share = Share::new(Duration::from_millis(1));
+                share.record(Lane::Compute, turn_ns, reacting, computing);
+                let mut polls = 0;
+                while share.first() == Lane::Reaction {
+                    share.record(Lane::Reaction, 1_000, reacting, computing);
+                    polls += 1;
+                }
+                assert!((least..=5_100).contains(&polls), "{polls} us after {turn_ns} ns");
             }
         }
     }

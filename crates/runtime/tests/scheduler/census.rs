@@ -27,7 +27,7 @@ fn world() -> World {
 }
 
 /// The same, with the reaction lanes of its threads.
-fn world_and_queues() -> (World, Vec<Queue<usize>>) {
+pub(crate) fn world_and_queues() -> (World, Vec<Queue<usize>>) {
     let options = Options {
         seed: 0,
         workers: 2,
@@ -311,4 +311,33 @@ fn rest_delay() -> Duration {
     let world = world();
     world.alarm().begin_rest();
     world.alarm().timer.left()
+}
+
+/// Goal: while threads sleep in the kernel and more waits, the supervisor looks again soon at one that was called a moment ago, since it
+/// may sleep, too; and not later, nor if nothing waits or sleeps. Method: a worker that sleeps, whose place is taken by a
+/// reserve thread in a young poll.
+#[test]
+fn those_called_for_sleepers_are_looked_at_soon() {
+    for (call, waits, sleeps, again) in
+        [(0, true, true, true), (2, true, true, true), (3, true, true, false)]
+            .into_iter()
+            .chain([(0, false, true, false), (0, true, false, false)])
+    {
+        let (world, now) = (world(), Instant::from_nanos(1_000 * MS));
+        polls_for(&world, 0, now.as_nanos(), 900_000);
+        if sleeps {
+            let began = Instant::from_nanos(now.as_nanos() - 900_000);
+            world.seat(0).expect_sleep(began, world.blocked());
+            assert!(world.blocked().substitute());
+        }
+        world.serving.borrow_mut().push(2);
+        polls_for(&world, 2, now.as_nanos(), 50_000);
+        if waits {
+            world.computing()[0].push(0, Rank { place: 0, needs_ns: 0, is_short: false });
+        }
+        let census = Census::take(&world, now, LONG_POLL);
+        let since = Since { look: LONG_POLL, call, any: Duration::ZERO };
+        let (orders, needs_more) = census.decide(&world, false, since, QUANTUM);
+        assert_eq!((orders, needs_more), (Orders::default(), again), "{call} {waits} {sleeps}");
+    }
 }

@@ -19,8 +19,13 @@
 //! - `surprise` is four long polls if a task was polled for long whose polls were brief before, and nobody's were long
 //!   lately: then the alarm rings between three and six delays after the beginning.
 //!
-//! **Shares.** In a window of 50 ms throughout which a task of the compute lane waits, computation gets what
-//! one thread owes it: 5 %, less one debt of 0.25 ms. What exceeds a long poll is computation in either lane.
+//! **Shares.** Let `h` and `a` be the tasks of the compute and of the reaction lane at a moment, those that wait and
+//! those that run. While a task of the compute lane waits, the lane is owed `min(h, q * w)` of the `w` processors, where `q` is
+//! `h / (h + a)`, between 5 and 25 %. In each window of 10 ms it has that, times the part of its waiting that exceeds a latency of `5 ms + base`
+//! (in `share.rs`, reactions run alone for 5 ms at most). While one of the reaction lane has waited for longer than `base`, and no
+//! worker sleeps, that lane is owed `min(a, 0.75 * w)`. What exceeds a long poll counts for
+//! either lane, and so does a poll that sleeps in the kernel until it can be replaced, which takes `base`. Where the
+//! kernel divides the cores anew at a tick only, one tick in which threads that compute wait for a core counts, too.
 //!
 //! **Idle workers.** A worker sleeps no longer than ten alarms and two wake-ups while tasks are ready and
 //! nobody searches for them.
@@ -39,12 +44,16 @@ use std::collections::BTreeSet;
 
 use super::{
     hybrid::order::{self, Parts},
+    kernel::TICK_NS,
     lane::Lane,
     world::{Options, RESERVES, START_NS, World},
 };
 
 const MS: u64 = 1_000_000;
-const WINDOW_NS: u64 = 50 * MS;
+const WINDOW_NS: u64 = 10 * MS;
+
+/// How long reactions may keep computation waiting altogether: five times `reaction_slice`.
+const ALONE_NS: u64 = 5 * MS;
 
 /// Costs of switches and system calls on the way of an event.
 const SLACK_NS: u64 = 30_000;
@@ -74,8 +83,62 @@ struct PollSpan {
     ready_at: u64,
     /// The processor time that it takes.
     work: u64,
+    /// Since when it sleeps in the kernel.
+    asleep_from: u64,
     /// The task is brief as a rule, and no poll was long lately: if this one is, it is a surprise.
     is_vouched: bool,
+}
+
+/// What the lanes hold, and what computation is owed in the present window.
+#[derive(Debug, Default)]
+struct Lanes {
+    /// Tasks that wait, and those that run and do not sleep in the kernel, by lane.
+    waiting: [usize; 2],
+    running: [usize; 2],
+    /// Until when the rest is accounted for.
+    since: u64,
+    /// No worker sleeps for want of work.
+    is_everyone_awake: bool,
+    /// Since when a reaction waits without a pause.
+    busy_since: u64,
+    /// For how long a computation has waited.
+    waited_ns: u64,
+    /// What each lane is owed, in hundredths of a nanosecond of processor time.
+    owed: [u64; 2],
+}
+
+/// The parts of the processors that reactions and computations have at least, in percent.
+const REACTION_PERCENT: u64 = 75;
+const PERCENT_MIN: u64 = 5;
+
+impl Lanes {
+    /// Takes note of the time before anything changes.
+    fn advance(&mut self, now: u64, workers: usize, base: u64) {
+        let passed = now - std::mem::replace(&mut self.since, now);
+        let [a, h] = [0, 1].map(|lane| (self.waiting[lane] + self.running[lane]) as u64);
+        let [a_waits, h_waits] = self.waiting.map(|waiting| waiting > 0);
+        let owed = |ready: u64, percent: u64| (100 * ready).min(percent * workers as u64);
+        if h_waits {
+            let percent = (100 * h / (h + a)).clamp(PERCENT_MIN, 100 - REACTION_PERCENT);
+            self.waited_ns += passed;
+            self.owed[Lane::Compute as usize] += passed * owed(h, percent);
+        }
+        if a_waits && self.is_everyone_awake {
+            let late = now.saturating_sub(self.busy_since + base).min(passed);
+            self.owed[Lane::Reaction as usize] += late * owed(a, REACTION_PERCENT);
+        } else {
+            self.busy_since = now;
+        }
+    }
+
+    /// The present window is over. Returns what each lane must have had in it, if computation comes so much later.
+    fn end_window(&mut self, latency: u64) -> [u64; 2] {
+        let waited = std::mem::take(&mut self.waited_ns);
+        let [reactions, computations] = std::mem::take(&mut self.owed).map(|owed| owed / 100);
+        let in_time = u128::from(waited.saturating_sub(latency));
+        let least = u128::from(computations) * in_time / u128::from(waited.max(1));
+        [reactions, u64::try_from(least).expect("less than what is owed")]
+    }
 }
 
 #[derive(Debug)]
@@ -90,9 +153,7 @@ pub(crate) struct Checks {
     last_long: Option<u64>,
     /// When reserve threads were called.
     calls: Vec<u64>,
-    waiting_computations: usize,
-    /// The compute lane was empty in the present window.
-    was_empty: bool,
+    lanes: Lanes,
     /// Since when a worker sleeps although a task is ready.
     stranded_since: Option<u64>,
     pub(crate) failures: Vec<String>,
@@ -117,8 +178,7 @@ impl Checks {
             past: Vec::new(),
             last_long: None,
             calls: Vec::new(),
-            waiting_computations: 0,
-            was_empty: true,
+            lanes: Lanes::default(),
             stranded_since: None,
             failures: Vec::new(),
             waits: Vec::new(),
@@ -135,9 +195,20 @@ impl Checks {
         self.trace = (self.trace ^ value).wrapping_mul(0x0000_0100_0000_01B3);
     }
 
+    /// The lanes are about to change.
+    fn lanes(&mut self, now: u64) -> &mut Lanes {
+        self.lanes.advance(now, self.options.workers, self.base_ns());
+        &mut self.lanes
+    }
+
     pub(crate) fn note_queued(&mut self, now: u64, lane: Lane) {
         self.note(now);
-        self.waiting_computations += usize::from(lane == Lane::Compute);
+        self.lanes(now).waiting[lane as usize] += 1;
+    }
+
+    /// A task of the reaction lane is about to be queued in the other one.
+    pub(crate) fn note_put_back(&mut self, now: u64) {
+        self.lanes(now).waiting[Lane::Reaction as usize] -= 1;
     }
 
     /// The thread at `place` is inside no poll any more.
@@ -145,6 +216,9 @@ impl Checks {
         if let Some(poll) = self.current[place].take() {
             if poll.work < u64::MAX && poll.work > self.options.long_poll_ns() {
                 self.last_long = Some(now);
+            }
+            if poll.asleep_from == u64::MAX {
+                self.lanes(now).running[poll.lane as usize] -= 1;
             }
             self.past.push(PollSpan { end: now, ..poll });
         }
@@ -154,6 +228,15 @@ impl Checks {
     pub(crate) fn note_work(&mut self, place: usize, work: u64) {
         if let Some(poll) = &mut self.current[place] {
             poll.work = work;
+        }
+    }
+
+    /// The poll at `place` falls asleep in the kernel.
+    pub(crate) fn note_asleep(&mut self, place: usize, now: u64) {
+        if let Some(poll) = &mut self.current[place] {
+            poll.asleep_from = now;
+            let lane = poll.lane;
+            self.lanes(now).running[lane as usize] -= 1;
         }
     }
 
@@ -223,10 +306,9 @@ impl World {
         if lane != cell.lane.get() {
             checks.fail(format!("lane: task {task} is polled in another than it was queued in"));
         }
-        if cell.lane.get() == Lane::Compute {
-            checks.waiting_computations -= 1;
-            checks.was_empty |= checks.waiting_computations == 0;
-        }
+        let lanes = checks.lanes(now);
+        lanes.waiting[cell.lane.get() as usize] -= 1;
+        lanes.running[lane as usize] += 1;
         let ready_at = cell.ready_at.get();
         if let Some(happened) = cell.event_at.take() {
             if lane == Lane::Compute {
@@ -243,8 +325,9 @@ impl World {
             && !cell.sleeps.get()
             && !cell.was_late.get()
             && !checks.has_computed_lately(now);
-        let (end, work) = (u64::MAX, u64::MAX);
-        let span = PollSpan { place, lane, begin: now, end, ready_at, work, is_vouched };
+        let (end, work, asleep_from) = (u64::MAX, u64::MAX, u64::MAX);
+        let begin = now;
+        let span = PollSpan { place, lane, begin, end, ready_at, work, asleep_from, is_vouched };
         checks.current[place] = Some(span);
         drop(checks);
         self.note_idle();
@@ -339,6 +422,7 @@ impl World {
     /// Looks whether a worker sleeps although a task is ready; called when either may have changed.
     pub(crate) fn note_idle(&self) {
         let (now, mut checks) = (self.now(), self.checks.borrow_mut());
+        checks.lanes(now).is_everyone_awake = !self.idle().has_sleepers();
         let is_stranded = self.queued_count.get() > 0 && self.idle().may_need_waking();
         let since = checks.stranded_since;
         checks.stranded_since = is_stranded.then(|| since.unwrap_or(now));
@@ -369,10 +453,6 @@ impl World {
     pub(crate) async fn audit(self: std::rc::Rc<Self>) {
         loop {
             let begin = self.now();
-            {
-                let mut checks = self.checks.borrow_mut();
-                checks.was_empty = checks.waiting_computations == 0;
-            }
             self.kernel.wait_until(begin + WINDOW_NS).await;
             self.judge_window(begin);
         }
@@ -381,27 +461,46 @@ impl World {
     fn judge_window(&self, begin: u64) {
         let mut checks = self.checks.borrow_mut();
         let (end, long_poll) = (begin + WINDOW_NS, self.options.long_poll_ns());
-        if checks.was_empty {
+        let base = checks.base_ns();
+        let least = checks.lanes(end).end_window(ALONE_NS + base);
+        if least == [0, 0] {
             return;
         }
         let queued = self.kernel.queued_after(begin);
-        let mut computed = 0;
+        let (mut had, mut kept_off) = ([0; 2], 0);
         for poll in checks.polls_after(begin) {
-            let from = if poll.lane == Lane::Compute { poll.begin } else { poll.begin + long_poll };
-            let (from, to) = (from.max(begin), poll.end.min(end));
-            if from >= to {
-                continue;
-            }
-            let without_core = queued
-                .iter()
-                .filter(|queued| queued.thread == poll.place)
-                .map(|queued| queued.end.min(to).saturating_sub(queued.begin.max(from)));
-            computed += (to - from).saturating_sub(without_core.sum());
+            // As long as a thread that has fallen asleep cannot have been replaced, nobody else could have run on it.
+            let to = poll.end.min(poll.asleep_from.saturating_add(base)).min(end);
+            let part = |from: u64| {
+                let from = from.max(begin);
+                let without_core = queued
+                    .iter()
+                    .filter(|queued| queued.thread == poll.place)
+                    .map(|queued| queued.end.min(to).saturating_sub(queued.begin.max(from)));
+                let passed = to.saturating_sub(from);
+                let without_core = without_core.sum::<u64>().min(passed);
+                (passed - without_core, without_core)
+            };
+            let ((all, all_kept_off), (late, late_kept_off)) =
+                (part(poll.begin), part(poll.begin + long_poll));
+            let is_computation = poll.lane == Lane::Compute;
+            had[Lane::Reaction as usize] += if is_computation { late } else { all };
+            had[Lane::Compute as usize] += if is_computation { all } else { late };
+            kept_off += if is_computation { all_kept_off } else { late_kept_off };
+        }
+        if self.options.has_tick {
+            // The kernel divides the cores among the threads anew at each tick only.
+            had[Lane::Compute as usize] += kept_off.min(TICK_NS);
         }
         checks.windows += 1;
-        let owed = WINDOW_NS / 20 - DEBT_NS;
-        if computed < owed {
-            checks.fail(format!("share: {computed} ns of computation from {begin} to {end}"));
+        // Each thread settles what its lanes owe one another a slice later, which the window's ends may cut.
+        let tolerance = u64::try_from(self.options.workers).unwrap_or(1) * DEBT_NS;
+        for lane in [Lane::Reaction, Lane::Compute] {
+            let (had, least) = (had[lane as usize], least[lane as usize]);
+            if had + tolerance < least {
+                let what = format!("{had} ns from {begin} to {end}, at least {least}");
+                checks.fail(format!("share of {lane}: {what}"));
+            }
         }
     }
 }

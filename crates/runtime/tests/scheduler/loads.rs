@@ -294,10 +294,20 @@ impl Drawing<'_> {
                 // Each has credit for ever, and together they want more than there is.
                 let (cores, work) =
                     (self.world.options.workers as u64, self.draw(80 * US, 160 * US));
-                let count = (40 * cores).min(400);
+                // Several sources: one alone is no faster than an event each microsecond. Each event that waits is judged by
+                // all polls meanwhile, so few runs have more than 16 cores in use.
+                let is_large = cores == 64 && self.random.u32(..8) == 0;
+                let source_count = if is_large { 4 } else { 1 };
+                let count = (40 * cores).min(640) * source_count;
                 self.words += &format!(" crowd({count} of {work} ns)");
-                let targets = (0..count).map(|_| self.answers(work, work, None)).collect();
-                self.source(targets, (work * 10 / 13 / cores).max(4 * US));
+                for _ in 0..source_count {
+                    let count = count / source_count;
+                    let targets = (0..count).map(|_| self.answers(work, work, None)).collect();
+                    self.source(targets, (work * 10 / 13 / cores.min(16)).max(4 * US));
+                }
+                // Some windows in which every worker has more reactions than it can run.
+                let polls = if is_large || cores <= 16 { 250 * cores } else { 0 };
+                self.world.polls_max.set(self.world.polls_max.get().max(polls));
             }
             _ => {
                 let work = self.draw(100 * US, 10 * MS);

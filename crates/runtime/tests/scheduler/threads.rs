@@ -18,7 +18,7 @@ use super::{
 };
 
 /// As by default.
-const REACTION_SLICE: Duration = Duration::from_millis(1);
+pub(crate) const REACTION_SLICE: Duration = Duration::from_millis(1);
 
 pub(crate) struct Thread {
     world: Rc<World>,
@@ -156,6 +156,7 @@ impl Thread {
             return false;
         };
         cell.lane.set(Lane::Compute);
+        world.checks.borrow_mut().note_put_back(now);
         world.checks.borrow_mut().note_queued(now, Lane::Compute);
         let cause = Cause::Poll;
         let waking = Waking { cause, was_running: false, is_short: false, turn_began: now };
@@ -199,6 +200,7 @@ impl Thread {
         }
         self.kernel.compute(place, plan.work_ns + SWITCH_NS).await;
         if plan.block_ns > 0 {
+            world.checks.borrow_mut().note_asleep(place, world.now());
             self.kernel.block(place, plan.block_ns).await;
             world.checks.borrow_mut().note_sleeper(false);
         }

@@ -39,7 +39,7 @@ pub(crate) struct Options {
     pub(crate) look_ns: u64,
     /// How long the sources send events.
     pub(crate) length_ns: u64,
-    /// They end earlier after so many polls.
+    /// They end earlier after so many polls, unless a load needs more.
     pub(crate) polls_max: u64,
 }
 
@@ -137,6 +137,8 @@ pub(crate) struct World {
     pub(crate) tasks: RefCell<Vec<Rc<Task>>>,
     foreign_credit: SharedCredit,
     pub(crate) kinds: Kinds,
+    /// The sources end after so many polls, if not before.
+    pub(crate) polls_max: Cell<u64>,
     pub(crate) is_ending: Cell<bool>,
     pub(crate) is_traced: bool,
     pub(crate) queued_count: Cell<usize>,
@@ -254,6 +256,7 @@ impl World {
             tasks: RefCell::default(),
             foreign_credit: SharedCredit::new(),
             kinds: Kinds::new(),
+            polls_max: Cell::new(options.polls_max),
             is_ending: Cell::new(false),
             is_traced: std::env::var_os("VIGIE_TRACE").is_some(),
             queued_count: Cell::new(0),

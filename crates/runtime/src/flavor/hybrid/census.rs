@@ -17,6 +17,9 @@ const BACKSTOP: Duration = Duration::from_millis(2);
 /// The same while tasks wait that need no thread yet.
 const WAITING: Duration = Duration::from_millis(1);
 
+/// A thread that was called so many long polls ago may have fallen asleep since in its first poll.
+const CALLED_LATELY: u128 = 3;
+
 /// Where every worker has been computing for so many quanta in one poll, a reserve thread takes any one task, lest
 /// it wait for ever; another one when that poll has ended and is paid for, or else after the same time. So a few endless
 /// tasks make no crowd. 2 s by default.
@@ -177,7 +180,15 @@ impl Census {
         if orders.wakes_sentinel {
             parts.call_sentinel();
         }
-        (orders, orders.calls_anybody() || situation.needs_somebody())
+        let grows = self.may_have_to_grow(parts, since.call);
+        (orders, orders.calls_anybody() || situation.needs_somebody() || grows)
+    }
+
+    /// Returns whether threads that were called a moment ago run what may sleep in the kernel as others do, while more waits for them:
+    /// if each of them were noticed only at the next usual look, a burst of blocking calls would wait for one look for each.
+    fn may_have_to_grow(self, parts: &impl Parts, looks_since_call: u128) -> bool {
+        let sleeps = parts.blocked().count() > 0;
+        sleeps && self.has_young_poll && self.waiting_count > 0 && looks_since_call < CALLED_LATELY
     }
 
     /// Returns what reserve threads run now.

@@ -380,8 +380,10 @@ pub(crate) struct Turns {
     is_searching: bool,
     /// When it last looked for reactions at other threads.
     robbed_at: Instant,
-    /// When it last looked for those behind polls that are late.
+    /// When it last looked for those behind polls that are late, and how much computation waits anywhere.
     relieved_at: Instant,
+    /// How many tasks waited in all compute lanes then: a worker's part of them, since each owes its part of what all owe together.
+    computing: usize,
     /// Which other thread's reaction lane it looks into first.
     victim: usize,
     /// A reserve thread that computes in the place of one that sleeps.
@@ -404,6 +406,7 @@ impl Turns {
             is_searching: false,
             robbed_at: Instant::from_nanos(0),
             relieved_at: Instant::from_nanos(0),
+            computing: 0,
             victim: 0,
             is_substitute: false,
             rings_at: 0,
@@ -429,12 +432,13 @@ impl Turns {
             let _ = take(|| parts.injected().reaction.steal_batch(reacting));
         }
         if self.share.first() == Lane::Compute
-            && let Some(task) = compute(parts, own)
+            && let Some(task) = compute(parts, own).or_else(|| self.take_computation(parts, own))
         {
             return Some((task, Lane::Compute));
         }
         if now - self.relieved_at >= ROB_EVERY {
             self.relieved_at = now;
+            self.computing = count_computing(parts).div_ceil(parts.computing().len());
             self.relieve(parts, own, now);
         }
         if let Some(task) = reacting.pop() {
@@ -449,6 +453,20 @@ impl Turns {
             }
         }
         Some((compute(parts, own)?, Lane::Compute))
+    }
+
+    /// A worker without computation of its own pays what its reactions owe to that of others.
+    #[cold]
+    fn take_computation<P: Parts>(&mut self, parts: &P, own: &Own<'_, P::Task>) -> Option<P::Task> {
+        let own = own.computing(parts)?;
+        let begin = self.random.usize(..parts.computing().len());
+        let (before, after) = parts.computing().split_at(begin);
+        let task = after.iter().chain(before).find_map(|queue| queue.steal_batch_and_pop(own));
+        if task.is_none() {
+            // Nothing is owed to nobody, until the next look.
+            self.computing = 0;
+        }
+        task
     }
 
     /// Takes half of the reactions that wait behind another worker's poll which is late, as where the kernel has given its
@@ -591,6 +609,10 @@ impl Turns {
     ) -> Option<(P::Task, Lane)> {
         if self.is_substitute && parts.blocked().is_overfull() {
             self.end_substitution(parts);
+        }
+        if now - self.relieved_at >= ROB_EVERY {
+            self.relieved_at = now;
+            self.computing = count_computing(parts);
         }
         parts.seat(self.index).set_extra(!self.is_substitute);
         let computes_first = self.share.first() == Lane::Compute;
@@ -744,8 +766,10 @@ impl Turns {
         }
         let injected = &parts.injected().compute;
         let computing = match own.computing(parts) {
-            Some(own) => own.len(),
-            None if self.is_substitute || parts.blocked().vacancies() > 0 => injected.len(),
+            Some(own) => own.len().max(self.computing),
+            None if self.is_substitute || parts.blocked().vacancies() > 0 => {
+                self.computing.max(injected.len())
+            }
             // It owes nothing to those that it does not run.
             None => {
                 usize::from(parts.serves().load() != Serves::Nothing && injected.short_len() > 0)
@@ -754,6 +778,12 @@ impl Turns {
         let reacting = if computing > 0 { own.reacting.len() } else { 0 };
         self.share.record(lane, nanos, reacting, computing);
     }
+}
+
+/// Returns how many tasks wait in all compute lanes.
+fn count_computing(parts: &impl Parts) -> usize {
+    let injected = &parts.injected().compute;
+    parts.computing().iter().chain([injected]).map(ComputeQueue::len).sum()
 }
 
 /// A reserve thread has run a short task for `nanos` beside workers that compute: so many short tasks get together the
