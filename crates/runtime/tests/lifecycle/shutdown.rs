@@ -104,9 +104,12 @@ fn waiting_tasks(runtime: &Runtime) -> Vec<Boxed> {
         }),
         Box::pin(async move {
             let _ = inner.await;
+            // Those whom it waits for may be cancelled first, and it is polled once more.
+            pending().await
         }),
         Box::pin(async {
             let _ = spawn(spawn(pending::<()>())).await;
+            pending().await
         }),
         Box::pin(async {
             loop {
