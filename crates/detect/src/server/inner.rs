@@ -30,21 +30,6 @@ use crate::{
     sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, lock, try_lock},
 };
 
-/// How often the present thread has taken a lock that all requests of a handle share: for tests which show that a wait
-/// does without.
-#[cfg(test)]
-pub(crate) mod lock_count {
-    use std::cell::Cell;
-
-    crate::sync::thread_local! {
-        pub(super) static CORES: Cell<u64> = const { Cell::new(0) };
-    }
-
-    pub(crate) fn cores() -> u64 {
-        CORES.with(Cell::get)
-    }
-}
-
 /// How often a poll is timed: once in so many rounds.
 const POLLS_TIMED_ONE_IN: u64 = 16;
 
@@ -637,8 +622,7 @@ impl<D: Detector> Registered for Inner<D> {
     fn poll_deadline(&self, now: Instant, batch: &mut Batch) -> (usize, Option<Due>) {
         let mut guard = self.lock_core();
         // A poll meets a panic again, and ends what is pending.
-        let next =
-            |core: &Core<D>| core.due().unwrap_or_else(|_| Some(Due { soft: now, hard: now }));
+        let next = |core: &Core<D>| core.due().unwrap_or(Some(Due { soft: now, hard: now }));
         let Some(due) = next(&guard).filter(|_| is_known(&guard)) else { return (0, None) };
         if due.soft > now {
             return (0, Some(due));
@@ -852,4 +836,19 @@ fn stakes(policy: &dyn Policy, costs: &Costs) -> Stakes {
 /// Returns why a handle takes no request any more.
 fn why_ended(ended_by: Option<&WaitError>) -> WaitError {
     ended_by.map_or(WaitError::ServerClosed, WaitError::duplicate)
+}
+
+/// How often the present thread has taken a lock that all requests of a handle share: for tests which show that a wait
+/// does without.
+#[cfg(test)]
+pub(crate) mod lock_count {
+    use std::cell::Cell;
+
+    crate::sync::thread_local! {
+        pub(super) static CORES: Cell<u64> = const { Cell::new(0) };
+    }
+
+    pub(crate) fn cores() -> u64 {
+        CORES.with(Cell::get)
+    }
 }
