@@ -284,7 +284,7 @@ impl<D: Detector> Inner<D> {
         // All of them are dropped outside the lock.
         let mut unwanted = Vec::new();
         let mut batch = Batch::default();
-        for event in leftover.events.by_ref() {
+        for event in leftover.events.by_ref().rev() {
             let Some(detector) = &mut core.detector else {
                 unwanted.push(event);
                 continue;
