@@ -56,6 +56,7 @@ mod builtin;
 pub mod clock;
 mod detector;
 pub mod docs;
+mod engine;
 mod error;
 mod fork;
 #[cfg(loom)]
@@ -68,6 +69,12 @@ mod server;
 pub mod stock;
 mod sync;
 mod testing;
+
+/// The lock around an engine, for those of this workspace that have one of their own.
+#[doc(hidden)]
+pub mod engine_lock {
+    pub use crate::engine::{Guard, Lock};
+}
 
 pub use builtin::Timers;
 pub use clock::{Clock, Instant, VirtualClock};

@@ -52,7 +52,6 @@ pub mod datagram;
 pub mod ether;
 mod hosted;
 pub mod link;
-mod lock;
 #[cfg(loom)]
 #[doc(hidden)]
 pub mod loom_exports;

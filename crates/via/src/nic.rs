@@ -22,10 +22,10 @@ use thiserror::Error;
 use vigie_detect::{
     Armed, Bell, Detector, Handle, Instant, Interest, Key, Methods, Mode, Notice, RegisterError,
     Registration, Round, Server, Site, Submitted, Wait, WaitError,
+    engine_lock::{Guard, Lock},
 };
 
 use crate::{
-    lock::{Guard, Lock},
     spin::Spin,
     vi::{Address, Completion, CqId, NicEvent, Provider, Reason, RequestId, ViError, ViId},
 };

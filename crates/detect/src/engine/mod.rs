@@ -1,0 +1,5 @@
+//! Engines: devices and protocols that never wait themselves.
+
+mod lock;
+
+pub use lock::{Guard, Lock};
