@@ -23,6 +23,8 @@
 //! - [`Handle`]: a registered detector. [`wait`](Handle::wait) for one event, or
 //!   [`stream`](Handle::stream) many from one request.
 //! - [`Strategy`] and [`Policy`]: what the server does for a handle, and who decides.
+//! - [`Engine`] and [`EngineHost`]: a device or a protocol that never waits itself, and the host that waits for it: the way
+//!   to [bring your own](docs::bring_a_device).
 //! - [`net`], [`AsyncFd`], [`stock`]: sockets, descriptors, timers, channels, doorbells, io_uring: all
 //!   of them detectors, through the public trait.
 //!
@@ -56,6 +58,7 @@ mod builtin;
 pub mod clock;
 mod detector;
 pub mod docs;
+mod engine;
 mod error;
 mod fork;
 #[cfg(loom)]
@@ -69,12 +72,19 @@ pub mod stock;
 mod sync;
 mod testing;
 
+/// The lock around an engine, for those of this workspace that do not stand on [`EngineHost`] yet.
+#[doc(hidden)]
+pub mod engine_lock {
+    pub use crate::engine::{Guard, Lock};
+}
+
 pub use builtin::Timers;
 pub use clock::{Clock, Instant, VirtualClock};
 pub use detector::{
     Armed, Arming, Bell, Blocker, Cancel, Detector, Emitted, Flavor, Interest, Key, Methods, Mode,
     Notice, Pending, Ready, Round, Site, Submitted,
 };
+pub use engine::{Engine, EngineEvents, EngineHost, EngineWait, Progress, Turn, WatchedDescriptor};
 pub use error::{RegisterError, WaitError};
 pub use policy::{
     Adaptive, Costs, Decision, Fixed, Frequency, History, Load, Policy, Reactivity, Situation,

@@ -29,6 +29,8 @@ use vigie_detect::{
 
 #[path = "loom/helper_thread.rs"]
 mod helper_thread;
+#[path = "loom/lock.rs"]
+mod lock;
 #[path = "loom/own_sleep.rs"]
 mod own_sleep;
 #[path = "loom/waiters.rs"]

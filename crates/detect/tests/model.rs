@@ -333,7 +333,8 @@ impl World {
     fn leave(&mut self, id: u64) {
         let cancel = self.cancel;
         let model = self.models.get_mut(&id).expect("it was made");
-        self.unclaimed.extend(model.events.drain(..));
+        // Newest first.
+        self.unclaimed.extend(model.events.drain(..).rev());
         model.is_live = false;
         model.is_waiting = false;
         if model.is_known && cancel == Cancel::Released {

@@ -50,9 +50,7 @@
 pub mod conformance;
 pub mod datagram;
 pub mod ether;
-mod hosted;
 pub mod link;
-mod lock;
 #[cfg(loom)]
 #[doc(hidden)]
 pub mod loom_exports;
@@ -72,3 +70,7 @@ pub mod vi;
 pub mod world;
 
 pub use nic::{ConnectError, Nic};
+
+/// Announcements in a row for which nobody waited, after which a host of links or datagrams wants none: whoever looks by
+/// itself at what comes would be disturbed by a host that looks too.
+const VAIN_ANNOUNCEMENTS_MAX: u32 = 2;

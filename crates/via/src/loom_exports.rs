@@ -1,40 +1,8 @@
 //! Doors to the parts that `tests/loom.rs` checks, open under `--cfg loom` only.
 
-use std::{fmt, io};
+use std::io;
 
-use loom::sync::atomic::{AtomicU64, Ordering};
-
-use crate::{lock, shm::sleep};
-
-/// A lock around a counter.
-pub struct Lock(lock::Lock<AtomicU64>);
-
-impl fmt::Debug for Lock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lock").finish_non_exhaustive()
-    }
-}
-
-impl Lock {
-    /// Returns a lock that leans to nobody.
-    #[expect(clippy::new_without_default, reason = "made on purpose, inside a model")]
-    pub fn new() -> Self {
-        Self(lock::Lock::new(AtomicU64::new(0)))
-    }
-
-    /// Adds one, in two steps without any order of their own: whoever is not kept out gets lost, and so does
-    /// what one does not see. Returns whether the calling thread entered by the bias.
-    pub fn add(&self) -> bool {
-        let value = self.0.lock();
-        value.store(value.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        value.is_by_bias()
-    }
-
-    /// Returns the sum.
-    pub fn sum(&self) -> u64 {
-        self.0.lock().load(Ordering::Relaxed)
-    }
-}
+use crate::shm::sleep;
 
 /// A sleep word of a model.
 pub trait SleepWord {

@@ -9,24 +9,16 @@ use std::{
     fmt,
     future::Future,
     io,
-    os::fd::{AsFd, OwnedFd},
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    task::{Context, Poll},
 };
 
 use thiserror::Error;
 use vigie_detect::{
-    Armed, Bell, Detector, Handle, Instant, Interest, Key, Methods, Mode, Notice, RegisterError,
-    Registration, Round, Server, Site, Submitted, Wait, WaitError,
+    Armed, Engine, Instant, Notice, Progress, RegisterError, Server, Turn, WaitError,
+    WatchedDescriptor,
 };
 
 use crate::{
-    lock::{Guard, Lock},
-    spin::Spin,
+    spin::SpinHost,
     vi::{Address, Completion, CqId, NicEvent, Provider, Reason, RequestId, ViError, ViId},
 };
 
@@ -57,12 +49,12 @@ enum Want {
 
 #[derive(Debug)]
 enum Found {
-    Completion(CqId, Completion),
+    Completion(Completion),
     Event(NicEvent),
 }
 
-/// What the lock of a NIC guards.
-struct Guarded<P> {
+/// A provider as an engine.
+struct NicEngine<P> {
     provider: P,
     /// Events of connections that somebody waits for by their VI, and others.
     connections: BTreeMap<ViId, NicEvent>,
@@ -70,37 +62,9 @@ struct Guarded<P> {
     events: VecDeque<NicEvent>,
     /// Taken by a waiter that left.
     unclaimed: VecDeque<(CqId, Completion)>,
-    /// The host has armed the NIC, and may sleep.
-    is_asleep: bool,
 }
 
-impl<P: Provider> Guarded<P> {
-    /// Takes what is wanted, if it is there.
-    #[inline]
-    fn take(&mut self, want: Want) -> Option<Found> {
-        match want {
-            Want::Completion(cq) => {
-                if !self.unclaimed.is_empty()
-                    && let Some(at) = self.unclaimed.iter().position(|(whose, _)| *whose == cq)
-                {
-                    return self
-                        .unclaimed
-                        .remove(at)
-                        .map(|(_, found)| Found::Completion(cq, found));
-                }
-                self.provider.poll(cq).map(|found| Found::Completion(cq, found))
-            }
-            Want::Connection(vi) => {
-                self.sort_events();
-                self.connections.remove(&vi).map(Found::Event)
-            }
-            Want::Event => {
-                self.sort_events();
-                self.events.pop_front().map(Found::Event)
-            }
-        }
-    }
-
+impl<P: Provider> NicEngine<P> {
     fn sort_events(&mut self) {
         while let Some(event) = self.provider.event() {
             match event {
@@ -115,36 +79,78 @@ impl<P: Provider> Guarded<P> {
     }
 }
 
-struct Shared<P> {
-    guarded: Lock<Guarded<P>>,
-    /// Somebody else's work may have made what a pending wait wants: the host has to look.
-    has_waiters: AtomicBool,
-    bell: std::sync::OnceLock<Bell>,
-}
+impl<P: Provider> Engine for NicEngine<P> {
+    type Want = Want;
+    type Found = Found;
 
-impl<P> Shared<P> {
-    /// Nothing behind the lock is left half done by a panic: providers do not call foreign code.
     #[inline]
-    fn lock(&self) -> Guard<'_, Guarded<P>> {
-        self.guarded.lock()
+    fn take(&mut self, want: &Want) -> Option<Found> {
+        match *want {
+            Want::Completion(cq) => {
+                if !self.unclaimed.is_empty()
+                    && let Some(at) = self.unclaimed.iter().position(|(whose, _)| *whose == cq)
+                {
+                    return self.unclaimed.remove(at).map(|(_, found)| Found::Completion(found));
+                }
+                self.provider.poll(cq).map(Found::Completion)
+            }
+            Want::Connection(vi) => {
+                self.sort_events();
+                self.connections.remove(&vi).map(Found::Event)
+            }
+            Want::Event => {
+                self.sort_events();
+                self.events.pop_front().map(Found::Event)
+            }
+        }
     }
 
-    /// Makes the host look, if anybody waits.
-    fn tell(&self) {
-        if self.has_waiters.load(Ordering::Relaxed)
-            && let Some(bell) = self.bell.get()
-        {
-            bell.ring();
+    fn put_back(&mut self, want: &Want, found: Found) -> Option<Found> {
+        match (want, found) {
+            (Want::Completion(cq), Found::Completion(found)) => {
+                self.unclaimed.push_back((*cq, found));
+                None
+            }
+            (_, Found::Event(event)) => {
+                self.events.push_front(event);
+                None
+            }
+            (_, found @ Found::Completion(_)) => Some(found),
         }
+    }
+
+    fn progress(&mut self, turn: &Turn<'_>) -> Progress {
+        self.provider.progress(turn.now());
+        Progress::Done
+    }
+
+    fn arm(&mut self, _: &Turn<'_>) -> io::Result<Armed> {
+        self.provider.arm()
+    }
+
+    fn announced(&mut self, _: &[Notice]) {
+        self.provider.quiet();
+    }
+
+    fn descriptors(&self, each: &mut dyn FnMut(WatchedDescriptor<'_>)) {
+        if let Some(descriptor) = self.provider.descriptor() {
+            each(WatchedDescriptor::readable(descriptor));
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.provider.next_deadline()
+    }
+
+    fn can_announce(&self) -> bool {
+        self.provider.descriptor().is_some()
     }
 }
 
 /// A provider whose completions and events can be awaited. Clones are the same NIC; the provider is dropped
 /// with the last of them and of their waits.
 pub struct Nic<P: Provider> {
-    shared: Arc<Shared<P>>,
-    handle: Handle<Watch<P>>,
-    spin: Spin,
+    host: SpinHost<NicEngine<P>>,
 }
 
 impl<P: Provider> Nic<P> {
@@ -155,53 +161,28 @@ impl<P: Provider> Nic<P> {
     /// As [`Server::register`].
     pub fn new(server: &Server, provider: P) -> Result<Self, RegisterError> {
         let name = provider.attributes().name;
-        let descriptor = provider.descriptor().map(|descriptor| descriptor.try_clone_to_owned());
-        let guarded = Guarded {
+        let engine = NicEngine {
             provider,
             connections: BTreeMap::new(),
             connecting: Vec::new(),
             events: VecDeque::new(),
             unclaimed: VecDeque::new(),
-            is_asleep: false,
         };
-        let shared = Arc::new(Shared {
-            guarded: Lock::new(guarded),
-            has_waiters: AtomicBool::new(false),
-            bell: std::sync::OnceLock::new(),
-        });
-        let watch = Watch {
-            shared: Arc::clone(&shared),
-            descriptor: descriptor.transpose(),
-            site: None,
-            is_armed: false,
-        };
-        let handle = server.register(watch, Registration::named(name))?;
-        Ok(Self { shared, handle, spin: Spin::default() })
+        Ok(Self { host: SpinHost::new(server, name, engine)? })
     }
 
     /// Calls `f` with the provider, under the NIC's lock: for everything that does not wait.
     #[inline]
     pub fn with<T>(&self, f: impl FnOnce(&mut P) -> T) -> T {
-        let mut guarded = self.shared.lock();
-        let result = f(&mut guarded.provider);
-        drop(guarded);
         // Work done here may have been what others wait for.
-        self.shared.tell();
-        result
+        self.host.with(|engine| f(&mut engine.provider))
     }
 
     /// Like [`with`](Self::with), for what completes nothing that others wait for: posting descriptors.
     #[inline]
     pub fn post<T>(&self, f: impl FnOnce(&mut P) -> T) -> T {
-        let mut guarded = self.shared.lock();
-        let result = f(&mut guarded.provider);
         // What was posted may fail at once, or wait for the peer, which tells only those who have armed since.
-        let must_look = std::mem::take(&mut guarded.is_asleep);
-        drop(guarded);
-        if must_look {
-            self.shared.tell();
-        }
-        result
+        self.host.post(|engine| f(&mut engine.provider))
     }
 
     /// Waits for the next completion of a completion queue. With several waiters each gets another one.
@@ -212,10 +193,10 @@ impl<P: Provider> Nic<P> {
     /// # Errors
     /// [`WaitError`] when the server ends.
     pub fn completion(&self, cq: CqId) -> impl Future<Output = Result<Completion, WaitError>> + '_ {
-        let found = self.wait(Want::Completion(cq));
+        let found = self.host.wait(Want::Completion(cq));
         async move {
             match found.await? {
-                Found::Completion(_, completion) => Ok(completion),
+                Found::Completion(completion) => Ok(completion),
                 Found::Event(_) => unreachable!("invariant: a wait gets what it wants"),
             }
         }
@@ -230,9 +211,9 @@ impl<P: Provider> Nic<P> {
     /// # Errors
     /// [`WaitError`] when the server ends.
     pub async fn event(&self) -> Result<NicEvent, WaitError> {
-        match self.wait(Want::Event).await? {
+        match self.host.wait(Want::Event).await? {
             Found::Event(event) => Ok(event),
-            Found::Completion(..) => unreachable!("invariant: a wait gets what it wants"),
+            Found::Completion(_) => unreachable!("invariant: a wait gets what it wants"),
         }
     }
 
@@ -298,176 +279,43 @@ impl<P: Provider> Nic<P> {
         vi: ViId,
         connect: impl FnOnce(&mut P) -> Result<(), ViError>,
     ) -> Result<(), ViError> {
-        let mut guarded = self.shared.lock();
-        // What came of earlier calls is for everybody.
-        guarded.sort_events();
-        connect(&mut guarded.provider)?;
-        guarded.connecting.push(vi);
-        Ok(())
+        self.host.with(|engine| {
+            // What came of earlier calls is for everybody.
+            engine.sort_events();
+            connect(&mut engine.provider)?;
+            engine.connecting.push(vi);
+            Ok(())
+        })
     }
 
     async fn connected(&self, vi: ViId) -> Result<Vec<u8>, ConnectError> {
         /// Later events of the VI are for everybody again.
-        struct Forget<'a, P: Provider>(&'a Shared<P>, ViId);
+        struct Forget<'a, P: Provider>(&'a Nic<P>, ViId);
         impl<P: Provider> Drop for Forget<'_, P> {
             fn drop(&mut self) {
-                let mut guarded = self.0.lock();
-                guarded.connecting.retain(|vi| *vi != self.1);
-                if let Some(event) = guarded.connections.remove(&self.1) {
-                    guarded.events.push_back(event);
-                    drop(guarded);
-                    self.0.tell();
-                }
+                self.0.host.with(|engine| {
+                    engine.connecting.retain(|vi| *vi != self.1);
+                    engine.events.extend(engine.connections.remove(&self.1));
+                });
             }
         }
-        let _forget = Forget(&self.shared, vi);
-        match self.wait(Want::Connection(vi)).await? {
+        let _forget = Forget(self, vi);
+        match self.host.wait(Want::Connection(vi)).await? {
             Found::Event(NicEvent::Connected { greeting, .. }) => Ok(greeting),
             Found::Event(NicEvent::Refused { reason, .. }) => Err(ConnectError::Refused(reason)),
             other => unreachable!("invariant: {other:?} is no answer to a connect"),
         }
     }
-
-    fn wait(&self, want: Want) -> Waiting<'_, P> {
-        Waiting { nic: self, want, wait: None }
-    }
 }
 
 impl<P: Provider> Clone for Nic<P> {
     fn clone(&self) -> Self {
-        let handle = self.handle.clone();
-        Self { shared: Arc::clone(&self.shared), handle, spin: Spin::default() }
+        Self { host: self.host.clone() }
     }
 }
 
 impl<P: Provider> fmt::Debug for Nic<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Nic").field("handle", &self.handle).finish_non_exhaustive()
-    }
-}
-
-/// A wait that looks inline before it hands over.
-struct Waiting<'a, P: Provider> {
-    nic: &'a Nic<P>,
-    want: Want,
-    wait: Option<Wait<Watch<P>, &'a Handle<Watch<P>>>>,
-}
-
-impl<P: Provider> Future for Waiting<'_, P> {
-    type Output = Result<Found, WaitError>;
-
-    #[inline]
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.get_mut();
-        if let Some(wait) = &mut this.wait {
-            return Pin::new(wait).poll(cx);
-        }
-        let nic = this.nic;
-        if let Some(found) = nic.spin.until(|| nic.shared.lock().take(this.want)) {
-            return Poll::Ready(Ok(found));
-        }
-        Pin::new(this.wait.insert(nic.handle.wait(this.want))).poll(cx)
-    }
-}
-
-/// The NIC as a detector.
-struct Watch<P: Provider> {
-    shared: Arc<Shared<P>>,
-    descriptor: io::Result<Option<OwnedFd>>,
-    site: Option<Site>,
-    /// Armed just now: the poll that follows must not end that.
-    is_armed: bool,
-}
-
-impl<P: Provider> Watch<P> {
-    fn note_waiters(&self, has_waiters: bool) {
-        self.shared.has_waiters.store(has_waiters, Ordering::Relaxed);
-    }
-}
-
-impl<P: Provider> Detector for Watch<P> {
-    type Request = Want;
-    type Event = Found;
-
-    fn methods(&self) -> Methods {
-        match &self.descriptor {
-            Ok(None) => Methods::GROUP,
-            _ => Methods::GROUP | Methods::NOTIFY,
-        }
-    }
-
-    fn attach(&mut self, site: &Site) -> io::Result<()> {
-        match &self.descriptor {
-            Ok(Some(descriptor)) => site.watch(descriptor.as_fd(), 0, Interest::Readable)?,
-            Ok(None) => {}
-            Err(error) => return Err(io::Error::new(error.kind(), error.to_string())),
-        }
-        let _ = self.shared.bell.set(site.bell());
-        self.site = Some(site.clone());
-        Ok(())
-    }
-
-    fn submit(&mut self, _: Key, want: &mut Want, _: Mode) -> Submitted<Found> {
-        self.note_waiters(true);
-        match self.shared.lock().take(*want) {
-            Some(found) => Submitted::Ready(found),
-            // A software NIC may have to work for what is wanted.
-            None => Submitted::Queued,
-        }
-    }
-
-    fn poll(&mut self, round: &mut Round<'_, Self>) {
-        let shared = Arc::clone(&self.shared);
-        let mut guarded = shared.lock();
-        // Arming looks by itself, and whoever is armed may sleep: progress would end that.
-        if !std::mem::take(&mut self.is_armed)
-            && let Some(site) = &self.site
-        {
-            guarded.provider.progress(site.now());
-            guarded.is_asleep = false;
-        }
-        let mut key = round.oldest();
-        while let Some(waiter) = key {
-            if round.is_full() {
-                round.more();
-                return;
-            }
-            let next = round.next_after(waiter);
-            if let Some(want) = round.request_mut(waiter).copied()
-                && let Some(found) = guarded.take(want)
-            {
-                round.complete(waiter, found);
-            }
-            key = next;
-        }
-        drop(guarded);
-        self.note_waiters(round.oldest().is_some());
-    }
-
-    fn notified(&mut self, _: &[Notice], round: &mut Round<'_, Self>) {
-        self.shared.lock().provider.quiet();
-        self.is_armed = false;
-        self.poll(round);
-    }
-
-    fn arm(&mut self) -> io::Result<Armed> {
-        let mut guarded = self.shared.lock();
-        let armed = guarded.provider.arm()?;
-        self.is_armed = armed == Armed::Armed;
-        guarded.is_asleep = self.is_armed;
-        Ok(armed)
-    }
-
-    fn unclaimed(&mut self, found: Found) -> Option<Found> {
-        let mut guarded = self.shared.lock();
-        match found {
-            Found::Completion(cq, found) => guarded.unclaimed.push_back((cq, found)),
-            Found::Event(event) => guarded.events.push_front(event),
-        }
-        None
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        self.shared.lock().provider.next_deadline()
+        f.debug_struct("Nic").field("host", &self.host).finish_non_exhaustive()
     }
 }

@@ -8,12 +8,20 @@
 //! Which of both is the case, the clock says: a core that nobody wants comes back at once.
 
 use std::{
+    fmt,
+    future::Future,
+    ops::Deref,
+    pin::Pin,
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    task::{Context, Poll},
     thread,
     time::Duration,
 };
 
-use vigie_detect::clock::monotonic_now;
+use vigie_detect::{
+    Engine, EngineHost, EngineWait, RegisterError, Registration, Server, WaitError,
+    clock::monotonic_now,
+};
 
 /// Looks in a row of one wait: many times what an answer from another core takes, and less than a sleep and
 /// a wake-up.
@@ -306,6 +314,77 @@ impl<T> From<Option<T>> for Look<T> {
     #[inline]
     fn from(found: Option<T>) -> Self {
         found.map_or(Self::Nothing, Self::Found)
+    }
+}
+
+/// An engine at a detection server, whose waits look by themselves before they hand over. Clones are the same one; each
+/// learns for itself how long to look.
+pub(crate) struct SpinHost<E: Engine> {
+    host: EngineHost<E>,
+    spin: Spin,
+}
+
+impl<E: Engine> SpinHost<E> {
+    pub(crate) fn new(
+        server: &Server,
+        name: &'static str,
+        engine: E,
+    ) -> Result<Self, RegisterError> {
+        let host = EngineHost::new(server, engine, Registration::named(name))?;
+        Ok(Self { host, spin: Spin::default() })
+    }
+
+    /// As [`EngineHost::wait`]. Cancel safe: what came for it goes to others.
+    #[inline]
+    pub(crate) const fn wait(&self, want: E::Want) -> SpinWait<'_, E> {
+        SpinWait { host: self, want, wait: None }
+    }
+}
+
+impl<E: Engine> Deref for SpinHost<E> {
+    type Target = EngineHost<E>;
+
+    #[inline]
+    fn deref(&self) -> &EngineHost<E> {
+        &self.host
+    }
+}
+
+impl<E: Engine> Clone for SpinHost<E> {
+    fn clone(&self) -> Self {
+        Self { host: self.host.clone(), spin: Spin::default() }
+    }
+}
+
+impl<E: Engine> fmt::Debug for SpinHost<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.host.fmt(f)
+    }
+}
+
+/// A wait that looks inline before it hands over.
+pub(crate) struct SpinWait<'a, E: Engine> {
+    host: &'a SpinHost<E>,
+    want: E::Want,
+    wait: Option<EngineWait<'a, E>>,
+}
+
+impl<E: Engine> Unpin for SpinWait<'_, E> {}
+
+impl<E: Engine> Future for SpinWait<'_, E> {
+    type Output = Result<E::Found, WaitError>;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        if let Some(wait) = &mut this.wait {
+            return Pin::new(wait).poll(cx);
+        }
+        let SpinHost { host, spin } = this.host;
+        if let Some(found) = spin.until(|| host.look(&this.want)) {
+            return Poll::Ready(Ok(found));
+        }
+        Pin::new(this.wait.insert(host.wait(this.want.clone()))).poll(cx)
     }
 }
 

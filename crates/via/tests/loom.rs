@@ -1,11 +1,11 @@
-//! The lock that leans and the sleep word, in every interleaving that loom finds with a bounded number of
+//! The sleep word, in every interleaving that loom finds with a bounded number of
 //! preemptions:
 //!
 //! ```text
 //! RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=2 cargo test --release -p vigie-via --test loom
 //! ```
 //!
-//! Both rest on `membarrier`, which loom does not know: `src/sync.rs` says what stands for it and why that
+//! It rests on `membarrier`, which loom does not know: `src/sync.rs` says what stands for it and why that
 //! takes nothing for ordered that is not. One thread of each model executes light fences, and no fence is
 //! there beside the pair.
 //!
@@ -16,8 +16,6 @@
 
 use std::panic::{self, AssertUnwindSafe};
 
-#[path = "loom/lock.rs"]
-mod lock;
 #[path = "loom/sleep.rs"]
 mod sleep;
 

@@ -182,7 +182,8 @@ pub trait Detector: Sized + Send + 'static {
     }
 
     /// Takes back an event that was reported to a request whose waiter left without taking it, so
-    /// that another request gets it; or gives it back to be dropped, as by default.
+    /// that another request gets it; or gives it back to be dropped, as by default. Of several events of a
+    /// stream the newest comes first: put in front of those that are left, they stand in their order.
     fn unclaimed(&mut self, event: Self::Event) -> Option<Self::Event> {
         Some(event)
     }

@@ -284,7 +284,7 @@ impl<D: Detector> Inner<D> {
         // All of them are dropped outside the lock.
         let mut unwanted = Vec::new();
         let mut batch = Batch::default();
-        for event in leftover.events.by_ref() {
+        for event in leftover.events.by_ref().rev() {
             let Some(detector) = &mut core.detector else {
                 unwanted.push(event);
                 continue;
@@ -622,8 +622,7 @@ impl<D: Detector> Registered for Inner<D> {
     fn poll_deadline(&self, now: Instant, batch: &mut Batch) -> (usize, Option<Due>) {
         let mut guard = self.lock_core();
         // A poll meets a panic again, and ends what is pending.
-        let next =
-            |core: &Core<D>| core.due().unwrap_or_else(|_| Some(Due { soft: now, hard: now }));
+        let next = |core: &Core<D>| core.due().unwrap_or(Some(Due { soft: now, hard: now }));
         let Some(due) = next(&guard).filter(|_| is_known(&guard)) else { return (0, None) };
         if due.soft > now {
             return (0, Some(due));

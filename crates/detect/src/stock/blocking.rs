@@ -143,8 +143,8 @@ impl<T: Send + 'static> Detector for Blocking<T> {
     }
 
     fn unclaimed(&mut self, value: io::Result<T>) -> Option<io::Result<T>> {
-        // In the order in which they are given back: oldest first.
-        self.returned.lock().push_back(value);
+        // Newest first.
+        self.returned.lock().push_front(value);
         None
     }
 }

@@ -153,8 +153,10 @@ impl<T: Send + 'static> Detector for Receiver<T> {
     }
 
     fn unclaimed(&mut self, event: Option<T>) -> Option<Option<T>> {
-        // In the order in which they are given back: oldest first, and before the queue's.
-        self.held.extend(event);
+        // Newest first; they go before the queue's.
+        if let Some(event) = event {
+            self.held.push_front(event);
+        }
         None
     }
 
@@ -173,7 +175,9 @@ impl<T: Send + 'static> Detector for Receiver<T> {
             match round.emit(key, value) {
                 Emitted::Kept | Emitted::Ended => {}
                 Emitted::Full(value) | Emitted::Gone(value) => {
-                    self.held.extend(value);
+                    if let Some(value) = value {
+                        self.held.push_front(value);
+                    }
                     return;
                 }
             }

@@ -1,10 +1,10 @@
 //! A forwarder whose interfaces a detection server watches.
 
-use std::{fmt, io, os::fd::AsFd};
+use std::{fmt, io};
 
 use vigie_detect::{
-    Armed, Detector, Emitted, EventStream, Handle, Instant, Interest, Methods, Notice,
-    RegisterError, Registration, Round, Server, Site, WaitError,
+    Armed, Engine, EngineEvents, EngineHost, Instant, Progress, RegisterError, Registration,
+    Server, Turn, WaitError, WatchedDescriptor,
 };
 
 use super::{Forwarder, HostEvent};
@@ -29,13 +29,13 @@ const TURNS_MAX: usize = 8;
 /// ```
 #[derive(Clone)]
 pub struct Hosted {
-    handle: Handle<Watch>,
+    host: EngineHost<HostEngine>,
 }
 
 /// What happens to the interfaces of a [`Hosted`] forwarder, which forwards as long as this lives.
 #[must_use = "nothing is forwarded once it is dropped"]
 pub struct HostEvents {
-    stream: EventStream<Watch>,
+    events: EngineEvents<HostEngine>,
 }
 
 impl Hosted {
@@ -58,9 +58,8 @@ impl Hosted {
         forwarder: Forwarder,
         registration: Registration,
     ) -> Result<Self, RegisterError> {
-        let count = forwarder.ports.len();
-        let watch = Watch { forwarder, site: None, watched: vec![None; count] };
-        Ok(Self { handle: server.register(watch, registration)? })
+        let engine = HostEngine { forwarder: Some(forwarder) };
+        Ok(Self { host: EngineHost::new(server, engine, registration)? })
     }
 
     /// Begins to forward, for as long as what is returned lives.
@@ -68,13 +67,13 @@ impl Hosted {
     /// # Errors
     /// [`WaitError`] if the server is closed.
     pub fn start(&self) -> Result<HostEvents, WaitError> {
-        Ok(HostEvents { stream: self.handle.stream(())? })
+        Ok(HostEvents { events: self.host.events(())? })
     }
 
     /// Calls `f` with the forwarder, under its lock: for counters and settings. `None` once the server is
     /// closed.
     pub fn with<T>(&self, f: impl FnOnce(&mut Forwarder) -> T) -> Option<T> {
-        self.handle.with_detector(|watch| f(&mut watch.forwarder))
+        self.host.post(|engine| engine.forwarder.as_mut().map(f))
     }
 }
 
@@ -87,7 +86,7 @@ impl HostEvents {
     /// # Errors
     /// [`WaitError`].
     pub async fn next(&mut self) -> Option<Result<HostEvent, WaitError>> {
-        self.stream.next().await
+        self.events.next().await
     }
 }
 
@@ -103,107 +102,67 @@ impl fmt::Debug for HostEvents {
     }
 }
 
-/// The forwarder as a detector.
-struct Watch {
-    forwarder: Forwarder,
-    site: Option<Site>,
-    /// Of each port, the descriptor that is watched, and the number of its interface.
-    watched: Vec<Option<(std::sync::Arc<std::os::fd::OwnedFd>, u32)>>,
+/// The forwarder as an engine.
+struct HostEngine {
+    /// Gone once the server has ended, with its interfaces.
+    forwarder: Option<Forwarder>,
 }
 
-impl Watch {
-    /// Watches the links that are open, and no others.
-    fn follow_links(&mut self) -> io::Result<()> {
-        let Some(site) = &self.site else { return Ok(()) };
-        for (number, attachment) in self.forwarder.ports.iter_mut().enumerate() {
-            let Some(place) = self.watched.get_mut(number) else { continue };
-            let generation = attachment.generation();
-            if place.as_ref().map(|(_, seen)| *seen) == attachment.link().map(|_| generation) {
-                continue;
-            }
-            if let Some((descriptor, _)) = place.take() {
-                site.unwatch(descriptor.as_fd())?;
-            }
-            if let Some(link) = attachment.link() {
-                let descriptor = link.descriptor().try_clone_to_owned()?;
-                let key = u32::try_from(number).map_err(io::Error::other)?;
-                site.watch(descriptor.as_fd(), key, Interest::Readable)?;
-                *place = Some((std::sync::Arc::new(descriptor), generation));
-            }
-        }
-        Ok(())
+impl Engine for HostEngine {
+    type Want = ();
+    type Found = HostEvent;
+
+    fn take(&mut self, (): &()) -> Option<HostEvent> {
+        self.forwarder.as_mut()?.event()
     }
 
-    /// Gives events to the oldest stream.
-    fn report(&mut self, round: &mut Round<'_, Self>) {
-        while let Some(key) = round.oldest() {
-            let Some(event) = self.forwarder.event() else { return };
-            if let Emitted::Full(event) = round.emit(key, event) {
-                self.forwarder.events.push_front(event);
-                return;
+    fn put_back(&mut self, (): &(), event: HostEvent) -> Option<HostEvent> {
+        match &mut self.forwarder {
+            Some(forwarder) => {
+                forwarder.events.push_front(event);
+                None
             }
+            None => Some(event),
         }
     }
-}
 
-impl Detector for Watch {
-    type Request = ();
-    type Event = HostEvent;
-
-    fn methods(&self) -> Methods {
-        Methods::GROUP | Methods::NOTIFY
-    }
-
-    fn attach(&mut self, site: &Site) -> io::Result<()> {
-        self.site = Some(site.clone());
-        self.follow_links()
-    }
-
-    fn poll(&mut self, round: &mut Round<'_, Self>) {
-        if round.oldest().is_none() {
-            return;
-        }
-        let mut turns = 0;
-        while self.forwarder.turn(round.now()) > 0 {
-            turns += 1;
-            if turns == TURNS_MAX {
-                round.more();
-                break;
+    fn progress(&mut self, turn: &Turn<'_>) -> Progress {
+        // It forwards for those alone who have started it.
+        let Some(forwarder) = self.forwarder.as_mut().filter(|_| turn.has_waiters()) else {
+            return Progress::Done;
+        };
+        let now = turn.now();
+        for _ in 0..TURNS_MAX {
+            if forwarder.turn(now) == 0 {
+                return Progress::Done;
             }
         }
-        self.report(round);
+        Progress::More
     }
 
-    fn notified(&mut self, _: &[Notice], round: &mut Round<'_, Self>) {
-        self.poll(round);
-    }
-
-    fn arm(&mut self) -> io::Result<Armed> {
-        self.follow_links()?;
-        let now = self.site.as_ref().map_or(Instant::from_nanos(0), Site::now);
-        self.forwarder.watch(now);
-        self.follow_links()?;
-        let is_ready = self.forwarder.arm().map_err(io::Error::other)?;
+    fn arm(&mut self, turn: &Turn<'_>) -> io::Result<Armed> {
+        let Some(forwarder) = &mut self.forwarder else { return Ok(Armed::Armed) };
+        forwarder.watch(turn.now());
+        let is_ready = forwarder.arm().map_err(io::Error::other)?;
         Ok(if is_ready { Armed::Ready } else { Armed::Armed })
     }
 
-    fn unclaimed(&mut self, event: HostEvent) -> Option<HostEvent> {
-        self.forwarder.events.push_front(event);
-        None
+    /// Those of the links that are open, under the numbers of their ports.
+    fn descriptors(&self, each: &mut dyn FnMut(WatchedDescriptor<'_>)) {
+        let ports = self.forwarder.iter().flat_map(|forwarder| &forwarder.ports);
+        for (key, attachment) in (0..).zip(ports) {
+            if let Some(link) = attachment.link() {
+                let named = WatchedDescriptor::readable(link.descriptor());
+                each(named.key(key).generation(attachment.generation()));
+            }
+        }
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.forwarder.next_deadline()
+        self.forwarder.as_ref()?.next_deadline()
     }
-}
 
-impl Drop for Watch {
-    fn drop(&mut self) {
-        if let Some(site) = &self.site {
-            for (descriptor, _) in self.watched.iter().flatten() {
-                // The server may be gone.
-                let _ = site.unwatch(descriptor.as_fd());
-            }
-        }
+    fn closed(&mut self) {
+        self.forwarder = None;
     }
 }

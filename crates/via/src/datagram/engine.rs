@@ -6,13 +6,15 @@ use std::{
     os::fd::BorrowedFd,
 };
 
+use vigie_detect::{Armed, Engine, Turn, WatchedDescriptor};
+
 use super::{
     Counters, PortCounters, Received,
     error::{DatagramError, Node, PostError, SendFailed},
     over_link::OverLink,
     over_udp::OverUdp,
 };
-use crate::hosted::Engine;
+use crate::VAIN_ANNOUNCEMENTS_MAX;
 
 /// Buffers of one port.
 const BUFFERS_MAX: usize = 1024;
@@ -360,13 +362,35 @@ impl DatagramEngine {
     }
 }
 
+impl DatagramEngine {
+    /// Prepares for sleep. Returns whether something may be there already.
+    pub(super) fn prepare(&mut self) -> io::Result<bool> {
+        self.pump();
+        let waits = self.sending.front().map(|one| one.from_port);
+        let has_arrived = self.ports.states.values().any(|port| !port.arrived.is_empty());
+        let is_ready = match &mut self.carrier {
+            Carrier::Link(link) => link.arm(waits.is_some()),
+            Carrier::Udp(udp) => udp.arm(waits),
+        };
+        Ok(is_ready.map_err(io::Error::other)? || has_arrived)
+    }
+
+    /// The descriptor that is readable then, the same for life.
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        match &self.carrier {
+            Carrier::Link(link) => link.descriptor(),
+            Carrier::Udp(udp) => udp.descriptor(),
+        }
+    }
+}
+
 impl Engine for DatagramEngine {
     type Want = Want;
     type Found = Found;
 
-    fn take(&mut self, want: Want) -> Option<Found> {
+    fn take(&mut self, want: &Want) -> Option<Found> {
         self.pump();
-        match want {
+        match *want {
             Want::Received(number) => match self.receive(number) {
                 Ok(received) => received.map(Found::Received),
                 Err(error) => Some(Found::Failed(error)),
@@ -379,29 +403,28 @@ impl Engine for DatagramEngine {
         }
     }
 
-    fn put_back(&mut self, want: Want, found: Found) {
-        if let (Want::Received(number), Found::Received(received)) = (want, found)
-            && let Some(port) = self.ports.state(number)
-        {
-            port.arrived.push_front(received);
+    fn put_back(&mut self, want: &Want, found: Found) -> Option<Found> {
+        match (want, found) {
+            (Want::Received(number), Found::Received(received)) => {
+                let Some(port) = self.ports.state(*number) else {
+                    return Some(Found::Received(received));
+                };
+                port.arrived.push_front(received);
+                None
+            }
+            (_, found) => Some(found),
         }
     }
 
-    fn arm(&mut self) -> io::Result<bool> {
-        self.pump();
-        let waits = self.sending.front().map(|one| one.from_port);
-        let has_arrived = self.ports.states.values().any(|port| !port.arrived.is_empty());
-        let is_ready = match &mut self.carrier {
-            Carrier::Link(link) => link.arm(waits.is_some()),
-            Carrier::Udp(udp) => udp.arm(waits),
-        };
-        Ok(is_ready.map_err(io::Error::other)? || has_arrived)
+    fn arm(&mut self, _: &Turn<'_>) -> io::Result<Armed> {
+        Ok(if self.prepare()? { Armed::Ready } else { Armed::Armed })
     }
 
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        match &self.carrier {
-            Carrier::Link(link) => link.descriptor(),
-            Carrier::Udp(udp) => udp.descriptor(),
-        }
+    fn descriptors(&self, each: &mut dyn FnMut(WatchedDescriptor<'_>)) {
+        each(WatchedDescriptor::readable(self.descriptor()));
+    }
+
+    fn vain_announcements_max(&self) -> Option<u32> {
+        Some(VAIN_ANNOUNCEMENTS_MAX)
     }
 }

@@ -71,8 +71,8 @@ pub use self::{
     unhosted::Unhosted,
 };
 use crate::{
-    hosted::{Hosted, Waiting},
     link::Link,
+    spin::{SpinHost, SpinWait},
 };
 
 /// What went through a device.
@@ -158,7 +158,7 @@ impl UdpSettings {
 /// An interface with 256 ports. Clones are the same one.
 #[derive(Clone, Debug)]
 pub struct Device {
-    hosted: Hosted<DatagramEngine>,
+    host: SpinHost<DatagramEngine>,
 }
 
 impl Device {
@@ -179,7 +179,7 @@ impl Device {
     }
 
     fn new(server: &Server, carrier: Carrier) -> Result<Self, DatagramError> {
-        Ok(Self { hosted: Hosted::new(server, "datagram", DatagramEngine::new(carrier))? })
+        Ok(Self { host: SpinHost::new(server, "datagram", DatagramEngine::new(carrier))? })
     }
 
     /// Acquires a port until it is dropped.
@@ -187,8 +187,8 @@ impl Device {
     /// # Errors
     /// [`DatagramError::PortTaken`], by this process or another.
     pub fn acquire(&self, number: u8) -> Result<Port, DatagramError> {
-        self.hosted.with(|engine| engine.acquire(number))?;
-        Ok(Port { hosted: self.hosted.clone(), number })
+        self.host.with(|engine| engine.acquire(number))?;
+        Ok(Port { host: self.host.clone(), number })
     }
 
     /// Receives what is sent to a group, at all ports.
@@ -196,19 +196,19 @@ impl Device {
     /// # Errors
     /// [`DatagramError::WrongNode`] for what is no group of the device's kind; the kernel's.
     pub fn join(&self, group: Node) -> Result<(), DatagramError> {
-        self.hosted.with(|engine| engine.join(group))
+        self.host.with(|engine| engine.join(group))
     }
 
     /// Returns this interface's node, to which others send.
     #[must_use]
     pub fn node(&self) -> Node {
-        self.hosted.with(|engine| engine.node())
+        self.host.with(|engine| engine.node())
     }
 
     /// Returns the longest datagram in bytes.
     #[must_use]
     pub fn payload_max(&self) -> usize {
-        self.hosted.with(|engine| engine.payload_max())
+        self.host.with(|engine| engine.payload_max())
     }
 
     /// Returns what went through.
@@ -216,7 +216,7 @@ impl Device {
     /// # Errors
     /// The kernel's.
     pub fn counters(&self) -> Result<Counters, DatagramError> {
-        self.hosted.with(DatagramEngine::counters)
+        self.host.with(DatagramEngine::counters)
     }
 }
 
@@ -224,7 +224,7 @@ impl Device {
 #[derive(Debug)]
 #[must_use = "a port that is dropped is free for others"]
 pub struct Port {
-    hosted: Hosted<DatagramEngine>,
+    host: SpinHost<DatagramEngine>,
     number: u8,
 }
 
@@ -240,7 +240,7 @@ impl Port {
     /// # Errors
     /// [`PostError`] beyond 1024 buffers, those with datagrams that nobody took among them.
     pub fn post(&self, buffer: Vec<u8>) -> Result<(), PostError> {
-        self.hosted.with(|engine| engine.post(self.number, buffer))
+        self.host.with(|engine| engine.post(self.number, buffer))
     }
 
     /// Waits for the next datagram. Post buffers first: without one there is nothing to wait for.
@@ -251,7 +251,7 @@ impl Port {
     /// # Errors
     /// [`DatagramError::Removed`]. While the interface is down it waits.
     pub async fn receive(&self) -> Result<Received, DatagramError> {
-        match self.hosted.wait(Want::Received(self.number)).await? {
+        match self.host.wait(Want::Received(self.number)).await? {
             Found::Received(received) => Ok(received),
             Found::Failed(error) => Err(error),
             found @ Found::Sent(_) => unreachable!("invariant: {found:?} is no datagram"),
@@ -263,21 +263,20 @@ impl Port {
     /// # Errors
     /// As [`receive`](Self::receive).
     pub fn try_receive(&self) -> Result<Option<Received>, DatagramError> {
-        self.hosted.with(|engine| engine.receive(self.number))
+        self.host.with(|engine| engine.receive(self.number))
     }
 
     /// Sends a datagram to a port of a node or of a group, without waiting. What is returned completes when
     /// the buffer may be used again, and gives it back; the datagram goes out whether or not that is waited
     /// for.
     pub fn send(&self, to: Node, to_port: u8, payload: Vec<u8>) -> Sending<'_> {
-        let started =
-            self.hosted.with(|engine| engine.start_send(self.number, to, to_port, payload));
-        let hosted = &self.hosted;
+        let started = self.host.with(|engine| engine.start_send(self.number, to, to_port, payload));
+        let host = &self.host;
         match started {
-            Ok(sent) => Sending { hosted, state: SendingState::Done(Some(sent)) },
+            Ok(sent) => Sending { host, state: SendingState::Done(Some(sent)) },
             Err(ticket) => {
-                let wait = hosted.wait(Want::Sent(ticket));
-                Sending { hosted, state: SendingState::Waits(ticket, wait) }
+                let wait = host.wait(Want::Sent(ticket));
+                Sending { host, state: SendingState::Waits(ticket, wait) }
             }
         }
     }
@@ -288,19 +287,19 @@ impl Port {
     /// [`DatagramError::Full`], [`DatagramError::TooLong`], [`DatagramError::Down`],
     /// [`DatagramError::Removed`].
     pub fn try_send(&self, to: Node, to_port: u8, payload: &[u8]) -> Result<(), DatagramError> {
-        self.hosted.with(|engine| engine.try_send(self.number, to, to_port, payload))
+        self.host.with(|engine| engine.try_send(self.number, to, to_port, payload))
     }
 
     /// Returns what arrived.
     #[must_use]
     pub fn counters(&self) -> PortCounters {
-        self.hosted.with(|engine| engine.port_counters(self.number))
+        self.host.with(|engine| engine.port_counters(self.number))
     }
 }
 
 impl Drop for Port {
     fn drop(&mut self) {
-        self.hosted.with(|engine| engine.release(self.number));
+        self.host.with(|engine| engine.release(self.number));
     }
 }
 
@@ -310,13 +309,13 @@ impl Drop for Port {
 /// The datagram goes out all the same; its buffer is dropped.
 #[must_use = "the datagram goes out all the same, and its buffer is lost"]
 pub struct Sending<'a> {
-    hosted: &'a Hosted<DatagramEngine>,
+    host: &'a SpinHost<DatagramEngine>,
     state: SendingState<'a>,
 }
 
 enum SendingState<'a> {
     Done(Option<Result<Vec<u8>, SendFailed>>),
-    Waits(u64, Waiting<'a, DatagramEngine>),
+    Waits(u64, SpinWait<'a, DatagramEngine>),
 }
 
 impl std::fmt::Debug for Sending<'_> {
@@ -352,7 +351,7 @@ impl Future for Sending<'_> {
 impl Drop for Sending<'_> {
     fn drop(&mut self) {
         if let SendingState::Waits(ticket, _) = self.state {
-            self.hosted.with(|engine| engine.forget(ticket));
+            self.host.with(|engine| engine.forget(ticket));
         }
     }
 }

@@ -140,12 +140,12 @@ impl Unhosted {
     /// # Errors
     /// The kernel's.
     pub fn arm(&mut self) -> io::Result<bool> {
-        crate::hosted::Engine::arm(&mut self.engine)
+        self.engine.prepare()
     }
 
     /// Returns the descriptor to sleep on, the same for life. Its edges alone count: it may stay readable.
     #[must_use]
     pub fn descriptor(&self) -> BorrowedFd<'_> {
-        crate::hosted::Engine::descriptor(&self.engine)
+        self.engine.descriptor()
     }
 }

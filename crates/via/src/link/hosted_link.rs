@@ -1,13 +1,13 @@
 //! A link whose frames are awaited.
 
-use std::{collections::VecDeque, io, os::fd::BorrowedFd};
+use std::{collections::VecDeque, io};
 
-use vigie_detect::{RegisterError, Server};
+use vigie_detect::{Armed, Engine, RegisterError, Server, Turn, WatchedDescriptor};
 
 use super::{
     Checksum, Frame, FrameError, Header, Link, LinkError, LinkEvent, MacAddress, Statistics,
 };
-use crate::hosted::{Engine, Hosted};
+use crate::{VAIN_ANNOUNCEMENTS_MAX, spin::SpinHost};
 
 /// Frames that are taken in with one look.
 const LOOK_FRAMES: usize = 32;
@@ -80,7 +80,7 @@ impl Engine for LinkEngine {
     type Want = Want;
     type Found = Found;
 
-    fn take(&mut self, want: Want) -> Option<Found> {
+    fn take(&mut self, want: &Want) -> Option<Found> {
         match want {
             Want::Frame => {
                 if self.arrived.is_empty() {
@@ -112,33 +112,39 @@ impl Engine for LinkEngine {
         }
     }
 
-    fn put_back(&mut self, _: Want, found: Found) {
+    fn put_back(&mut self, _: &Want, found: Found) -> Option<Found> {
         match found {
             Found::Frame(frame) => self.arrived.push_front(frame),
             Found::Event(event) => self.link.put_back(event),
-            Found::Room | Found::Failed(_) => {}
+            Found::Room | Found::Failed(_) => return Some(found),
         }
+        None
     }
 
-    fn arm(&mut self) -> io::Result<bool> {
+    fn arm(&mut self, _: &Turn<'_>) -> io::Result<Armed> {
         self.link.look().map_err(io::Error::other)?;
         let _ = self.link.flush();
         // While it is down, nothing but the news that it is up again makes room.
         let awaits_room = !self.link.has_room() || self.link.has_unsent();
         let awaits_room = awaits_room && self.link.is_up();
         self.link.await_room(awaits_room).map_err(io::Error::other)?;
-        Ok(!self.arrived.is_empty() || self.link.is_removed() || self.link.is_ready())
+        let is_ready = !self.arrived.is_empty() || self.link.is_removed() || self.link.is_ready();
+        Ok(if is_ready { Armed::Ready } else { Armed::Armed })
     }
 
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        self.link.descriptor()
+    fn descriptors(&self, each: &mut dyn FnMut(WatchedDescriptor<'_>)) {
+        each(WatchedDescriptor::readable(self.link.descriptor()));
+    }
+
+    fn vain_announcements_max(&self) -> Option<u32> {
+        Some(VAIN_ANNOUNCEMENTS_MAX)
     }
 }
 
 /// A [`Link`] at a detection server. Clones are the same one.
 #[derive(Clone, Debug)]
 pub struct HostedLink {
-    hosted: Hosted<LinkEngine>,
+    host: SpinHost<LinkEngine>,
 }
 
 impl HostedLink {
@@ -149,12 +155,12 @@ impl HostedLink {
     /// As [`Server::register`].
     pub fn new(server: &Server, link: Link) -> Result<Self, RegisterError> {
         let engine = LinkEngine { link, arrived: VecDeque::new() };
-        Ok(Self { hosted: Hosted::new(server, "link", engine)? })
+        Ok(Self { host: SpinHost::new(server, "link", engine)? })
     }
 
     /// Calls `f` with the link, under its lock: for everything that does not wait.
     pub fn with<T>(&self, f: impl FnOnce(&mut Link) -> T) -> T {
-        self.hosted.with(|engine| f(&mut engine.link))
+        self.host.with(|engine| f(&mut engine.link))
     }
 
     /// Waits for the next frame. With several waiters each gets another one.
@@ -165,7 +171,7 @@ impl HostedLink {
     /// # Errors
     /// [`LinkError::Removed`]. While the interface is down it waits.
     pub async fn receive(&self) -> Result<OwnedFrame, LinkError> {
-        match self.hosted.wait(Want::Frame).await? {
+        match self.host.wait(Want::Frame).await? {
             Found::Frame(frame) => Ok(frame),
             Found::Failed(error) => Err(error),
             found => unreachable!("invariant: {found:?} is no frame"),
@@ -189,7 +195,7 @@ impl HostedLink {
                 Err(LinkError::Full) => {}
                 sent => return sent,
             }
-            match self.hosted.wait(Want::Room).await? {
+            match self.host.wait(Want::Room).await? {
                 Found::Failed(error) => return Err(error),
                 _room => {}
             }
@@ -204,7 +210,7 @@ impl HostedLink {
     /// # Errors
     /// [`LinkError::Removed`] after that was told once.
     pub async fn event(&self) -> Result<LinkEvent, LinkError> {
-        match self.hosted.wait(Want::Event).await? {
+        match self.host.wait(Want::Event).await? {
             Found::Event(event) => Ok(event),
             Found::Failed(error) => Err(error),
             found => unreachable!("invariant: {found:?} is no event"),

@@ -13,11 +13,11 @@ use std::{
 use vigie_detect::{
     Armed, Bell, Cancel, Detector, EventStream, Handle, Instant, Interest, Key, Methods, Mode,
     Notice, RegisterError, Registration, Round, Server, Site, Submitted, WaitError,
+    engine_lock::{Guard, Lock},
 };
 
 use super::Communicator;
 use crate::{
-    lock::{Guard, Lock},
     protocol::{Engine, EngineEvent, Pattern, RequestError, RequestId, Status},
     spin::Spin,
     vi::Provider,

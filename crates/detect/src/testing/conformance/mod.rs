@@ -23,6 +23,7 @@
 //! The tutorial [`docs::write_a_detector`](crate::docs::write_a_detector) ends with a harness.
 
 mod cases;
+mod engines;
 mod harness;
 mod ledger;
 mod simulated;
@@ -33,6 +34,7 @@ mod suite;
 mod violation;
 mod walk;
 
+pub use engines::{EngineHarness, check_engine, check_engine_with};
 pub use harness::{
     Delivery, Harness, Hosts, Memory, Profile, Recognised, SetupError, Trigger, Unclaimed, World,
 };

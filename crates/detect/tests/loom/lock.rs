@@ -9,7 +9,7 @@ use loom::{
     },
     thread,
 };
-use vigie_via::loom_exports::Lock;
+use vigie_detect::loom_exports::Lock;
 
 use crate::fails;
 

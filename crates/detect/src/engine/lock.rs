@@ -41,8 +41,8 @@ use crate::sync::{
 /// So often a thread takes the lock in a row before the lock leans to it.
 const STREAK: u32 = if cfg!(loom) { 1 } else { 256 };
 
-/// See the module's page.
-pub(crate) struct Lock<T> {
+/// A lock that leans to the thread which takes it most: see the module's page.
+pub struct Lock<T> {
     /// To which thread the lock leans: written once, with the mutex held.
     owner: AtomicU64,
     /// The owner has entered without the mutex. The owner's alone.
@@ -68,7 +68,7 @@ struct Streak {
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 /// The value, while the lock is held.
-pub(crate) struct Guard<'a, T> {
+pub struct Guard<'a, T> {
     lock: &'a Lock<T>,
     /// `None`: by the bias.
     mutex: Option<MutexGuard<'a, Streak>>,
@@ -99,7 +99,7 @@ fn abort_without_fence(error: &io::Error) -> ! {
     eprintln!(
         "vigie: membarrier(2) is refused after it was allowed ({error}). A lock that relies on it cannot be \
          handed to another thread safely, so the process ends. A seccomp filter must allow membarrier, or be \
-         installed before the first NIC or communicator is made: without it a plain mutex is used"
+         installed before the first engine, NIC or communicator is made: without it a plain mutex is used"
     );
     std::process::abort()
 }
@@ -130,7 +130,9 @@ const fn has_fence() -> bool {
 }
 
 impl<T> Lock<T> {
-    pub(crate) fn new(value: T) -> Self {
+    /// Returns a lock that leans to nobody yet.
+    #[must_use]
+    pub fn new(value: T) -> Self {
         Self {
             owner: AtomicU64::new(NOBODY),
             is_inside: AtomicBool::new(false),
@@ -146,7 +148,7 @@ impl<T> Lock<T> {
     /// # Panics
     /// If the calling thread holds it.
     #[inline]
-    pub(crate) fn lock(&self) -> Guard<'_, T> {
+    pub fn lock(&self) -> Guard<'_, T> {
         if self.owner.load(Ordering::Relaxed) == thread_number() {
             assert!(!self.is_inside.load(Ordering::Relaxed), "{RE_ENTERED}");
             self.is_inside.store(true, Ordering::Relaxed);
@@ -244,6 +246,12 @@ impl<T> DerefMut for Guard<'_, T> {
     }
 }
 
+impl<T: fmt::Debug> fmt::Debug for Guard<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Guard").field(&**self).finish()
+    }
+}
+
 impl<T> fmt::Debug for Lock<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lock").field("owner", &self.owner).finish_non_exhaustive()
@@ -304,7 +312,7 @@ mod tests {
     /// seccomp filter between the two, in a process of its own.
     #[test]
     fn a_fence_refused_before_the_bias() {
-        const NAME: &str = "lock::tests::a_fence_refused_before_the_bias";
+        const NAME: &str = "engine::lock::tests::a_fence_refused_before_the_bias";
         if !is_child(NAME) {
             let Output { status, stderr, .. } = child(NAME);
             assert!(status.success(), "{status}: {}", String::from_utf8_lossy(&stderr));
@@ -323,7 +331,7 @@ mod tests {
     /// filter, in a process of its own, before another thread takes the lock.
     #[test]
     fn a_fence_refused_during_the_bias() {
-        const NAME: &str = "lock::tests::a_fence_refused_during_the_bias";
+        const NAME: &str = "engine::lock::tests::a_fence_refused_during_the_bias";
         if !is_child(NAME) {
             if !has_fence() {
                 eprintln!("SKIPPED a_fence_refused_during_the_bias: this kernel has no membarrier");
@@ -398,7 +406,7 @@ mod tests {
     /// process of its own, which would hang.
     #[test]
     fn entering_again_panics() {
-        const NAME: &str = "lock::tests::entering_again_panics";
+        const NAME: &str = "engine::lock::tests::entering_again_panics";
         if !is_child(NAME) {
             let Output { status, stderr, .. } = child(NAME);
             assert!(status.success(), "{status}: {}", String::from_utf8_lossy(&stderr));

@@ -1,0 +1,314 @@
+//! Engines on their host: the contract, by the suite; and what goes wrong.
+//!
+//! Method: four small engines, each of which uses another part of what a host offers, run through
+//! `conformance::check_engine`; and one that fails where it is told to.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    io,
+    os::{fd::AsFd, unix::net::UnixDatagram},
+    sync::Arc,
+};
+
+use vigie_detect::{
+    Armed, Engine, EngineHost, Instant, Progress, Registration, Turn, VirtualClock,
+    WatchedDescriptor,
+    conformance::{self, EngineHarness, Hosts, Profile, Recognised, SetupError, Trigger, World},
+};
+
+#[path = "engine/faults.rs"]
+mod faults;
+
+/// Runs the suite.
+fn pass<H: EngineHarness>(mut factory: impl FnMut(&World) -> Result<H, SetupError>) {
+    match conformance::check_engine(&mut factory) {
+        Ok(report) => println!("{report}"),
+        Err(violation) => panic!("{violation}\nreplay: SIM_SEED={}", violation.at().seed),
+    }
+}
+
+fn recognise(found: u64) -> Recognised {
+    Recognised::Events(vec![usize::try_from(found).expect("a number of ours")])
+}
+
+/// Numbers that are handed in by calls. What is posted is there only once the engine has worked.
+#[derive(Default)]
+struct Numbers {
+    posted: VecDeque<u64>,
+    ready: VecDeque<u64>,
+}
+
+impl Engine for Numbers {
+    type Want = ();
+    type Found = u64;
+
+    fn take(&mut self, (): &()) -> Option<u64> {
+        self.ready.pop_front()
+    }
+
+    fn put_back(&mut self, (): &(), number: u64) -> Option<u64> {
+        self.ready.push_front(number);
+        None
+    }
+
+    fn progress(&mut self, _: &Turn<'_>) -> Progress {
+        self.ready.append(&mut self.posted);
+        Progress::Done
+    }
+
+    fn arm(&mut self, _: &Turn<'_>) -> io::Result<Armed> {
+        Ok(if self.posted.is_empty() { Armed::Armed } else { Armed::Ready })
+    }
+}
+
+struct NumbersHarness {
+    host: EngineHost<Numbers>,
+    is_posted: bool,
+}
+
+impl EngineHarness for NumbersHarness {
+    type Engine = Numbers;
+
+    fn host(&self) -> &EngineHost<Numbers> {
+        &self.host
+    }
+
+    fn want(&mut self, _: usize) {}
+
+    fn trigger(&mut self, index: usize) -> Trigger {
+        let (host, number) = (self.host.clone(), index as u64);
+        if self.is_posted {
+            Box::new(move || host.post(|engine| engine.posted.push_back(number)))
+        } else {
+            Box::new(move || host.with(|engine| engine.ready.push_back(number)))
+        }
+    }
+
+    fn recognise(&mut self, _: usize, number: u64) -> Recognised {
+        recognise(number)
+    }
+
+    fn want_of_events(&mut self) -> Option<()> {
+        Some(())
+    }
+}
+
+/// Goal: what a call brings reaches its waiter, on every host. Method: the suite; events come by `with`.
+#[test]
+fn calls_conform() {
+    pass(|world: &World| {
+        let registration = Registration::named("numbers");
+        let host = EngineHost::new(world.server(), Numbers::default(), registration)?;
+        Ok(NumbersHarness { host, is_posted: false })
+    });
+}
+
+/// Goal: work that a call gives is done, also by a host that has armed the engine and sleeps. Method: the suite; events
+/// come by `post`.
+#[test]
+fn posted_work_conforms() {
+    pass(|world: &World| {
+        let registration = Registration::named("numbers");
+        let host = EngineHost::new(world.server(), Numbers::default(), registration)?;
+        Ok(NumbersHarness { host, is_posted: true })
+    });
+}
+
+/// Numbers in datagrams. It counts how often it was told of some.
+struct Datagrams {
+    socket: UnixDatagram,
+    arrived: VecDeque<u64>,
+    vain_max: Option<u32>,
+    told: u32,
+}
+
+impl Datagrams {
+    fn pair() -> io::Result<(Self, Arc<UnixDatagram>)> {
+        let (socket, peer) = UnixDatagram::pair()?;
+        socket.set_nonblocking(true)?;
+        let engine = Self { socket, arrived: VecDeque::new(), vain_max: None, told: 0 };
+        Ok((engine, Arc::new(peer)))
+    }
+
+    fn receive(&mut self) {
+        let mut bytes = [0; 8];
+        while let Ok(8) = self.socket.recv(&mut bytes) {
+            self.arrived.push_back(u64::from_le_bytes(bytes));
+        }
+    }
+}
+
+impl Engine for Datagrams {
+    type Want = ();
+    type Found = u64;
+
+    fn take(&mut self, (): &()) -> Option<u64> {
+        if self.arrived.is_empty() {
+            self.receive();
+        }
+        self.arrived.pop_front()
+    }
+
+    fn put_back(&mut self, (): &(), number: u64) -> Option<u64> {
+        self.arrived.push_front(number);
+        None
+    }
+
+    fn arm(&mut self, _: &Turn<'_>) -> io::Result<Armed> {
+        self.receive();
+        Ok(if self.arrived.is_empty() { Armed::Armed } else { Armed::Ready })
+    }
+
+    fn announced(&mut self, _: &[vigie_detect::Notice]) {
+        self.told += 1;
+    }
+
+    fn descriptors(&self, each: &mut dyn FnMut(WatchedDescriptor<'_>)) {
+        each(WatchedDescriptor::readable(self.socket.as_fd()));
+    }
+
+    fn vain_announcements_max(&self) -> Option<u32> {
+        self.vain_max
+    }
+}
+
+fn send(peer: &UnixDatagram, number: u64) {
+    let sent = peer.send(&number.to_le_bytes());
+    assert_eq!(sent.expect("room for a datagram"), 8);
+}
+
+struct DatagramsHarness {
+    host: EngineHost<Datagrams>,
+    peer: Arc<UnixDatagram>,
+}
+
+impl EngineHarness for DatagramsHarness {
+    type Engine = Datagrams;
+    const HOSTS: Hosts = Hosts::Real;
+
+    fn host(&self) -> &EngineHost<Datagrams> {
+        &self.host
+    }
+
+    fn want(&mut self, _: usize) {}
+
+    fn trigger(&mut self, index: usize) -> Trigger {
+        let peer = Arc::clone(&self.peer);
+        // Where a queue is full, the kernel keeps the sender until the engine has read.
+        Box::new(move || send(&peer, index as u64))
+    }
+
+    fn recognise(&mut self, _: usize, number: u64) -> Recognised {
+        recognise(number)
+    }
+}
+
+fn check_datagrams(vain_max: Option<u32>) {
+    pass(move |world: &World| {
+        let (mut engine, peer) = Datagrams::pair()?;
+        engine.vain_max = vain_max;
+        let host = EngineHost::new(world.server(), engine, Registration::named("datagrams"))?;
+        Ok(DatagramsHarness { host, peer })
+    });
+}
+
+/// Goal: what a descriptor announces reaches its waiter. Method: the suite, with a socket.
+#[test]
+fn descriptors_conform() {
+    check_datagrams(None);
+}
+
+/// Goal: nothing is lost although the host stops to watch. Method: the suite, with an engine that allows no announcement in
+/// vain.
+#[test]
+fn a_host_that_stops_to_watch_conforms() {
+    check_datagrams(Some(1));
+}
+
+/// Times: each want is one, and is found once the engine has seen that time.
+#[derive(Default)]
+struct Alarms {
+    now: Option<Instant>,
+    wanted: BTreeSet<Instant>,
+}
+
+impl Engine for Alarms {
+    type Want = Instant;
+    type Found = ();
+
+    fn take(&mut self, due: &Instant) -> Option<()> {
+        let is_due = self.now.is_some_and(|now| now >= *due);
+        if !is_due {
+            self.wanted.insert(*due);
+        }
+        is_due.then_some(())
+    }
+
+    fn progress(&mut self, turn: &Turn<'_>) -> Progress {
+        let now = turn.now();
+        self.now = Some(now);
+        self.wanted.retain(|due| *due > now);
+        Progress::Done
+    }
+
+    fn arm(&mut self, turn: &Turn<'_>) -> io::Result<Armed> {
+        let is_due = self.wanted.first().is_some_and(|due| *due <= turn.now());
+        Ok(if is_due { Armed::Ready } else { Armed::Armed })
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.wanted.first().copied()
+    }
+}
+
+struct AlarmsHarness {
+    host: EngineHost<Alarms>,
+    clock: Arc<VirtualClock>,
+}
+
+impl AlarmsHarness {
+    fn due(index: usize) -> Instant {
+        Instant::from_nanos((index as u64 + 1) * 1_000_000_000)
+    }
+}
+
+impl EngineHarness for AlarmsHarness {
+    type Engine = Alarms;
+    const HOSTS: Hosts = Hosts::Virtual;
+
+    fn host(&self) -> &EngineHost<Alarms> {
+        &self.host
+    }
+
+    fn want(&mut self, index: usize) -> Instant {
+        Self::due(index)
+    }
+
+    fn trigger(&mut self, index: usize) -> Trigger {
+        let clock = Arc::clone(&self.clock);
+        Box::new(move || clock.advance_to(Self::due(index)))
+    }
+
+    fn recognise(&mut self, _: usize, (): ()) -> Recognised {
+        Recognised::Unmarked
+    }
+
+    fn profile(&self) -> Profile {
+        Profile::addressed()
+    }
+
+    fn happens_at(&self, index: usize) -> Option<Instant> {
+        Some(Self::due(index))
+    }
+}
+
+/// Goal: what time alone brings comes at its time. Method: the suite, in virtual time.
+#[test]
+fn deadlines_conform() {
+    pass(|world: &World| {
+        let clock = Arc::clone(world.clock().ok_or("times are tried in virtual time")?);
+        let registration = Registration::named("alarms");
+        let host = EngineHost::new(world.server(), Alarms::default(), registration)?;
+        Ok(AlarmsHarness { host, clock })
+    });
+}
