@@ -28,6 +28,12 @@ const RANDOM: Goal = Goal {
     ..LOADS
 };
 
+const HOGS_10: Goal = Goal {
+    case: "ten tasks that never yield",
+    command: "vigie-bench loads --case hogs-10",
+    ..LOADS
+};
+
 const ECHO_64: Goal = Goal {
     case: "64 clients, one message in flight each",
     command: "vigie-bench loads --case echo-64,echo-64x16",
@@ -72,6 +78,21 @@ pub(super) static GOALS: &[Goal] = &[
             ratios.into_iter().min_by(|a, b| a.value.total_cmp(&b.value))
         },
         ..LOADS
+    },
+    Goal {
+        figure: "p99 of a new connection's first answer (µs)",
+        bound: Bound::AtMost(1_000.0),
+        measure: |rows| {
+            let taken = of_named(rows, System::Vigie, "hogs-10", "new_p99_us")?;
+            Some(Figure::new(taken, 1))
+        },
+        ..HOGS_10
+    },
+    Goal {
+        figure: "computation / threads' computation",
+        bound: Bound::AtLeast(0.95),
+        measure: |rows| ratio(rows, "hogs-10", "compute_cores", System::Threads),
+        ..HOGS_10
     },
     Goal {
         case: "100 tasks with timers of 1 ms",
@@ -153,12 +174,15 @@ fn worst_of_random(rows: &[Row]) -> Option<Figure> {
     Some(Figure::new(worst, factors.len() as u64))
 }
 
+/// A system's figure of a named load.
+fn of_named(rows: &[Row], system: System, case: &str, key: &str) -> Option<f64> {
+    let mut named = rows.iter().filter(|row| row.case == loads::CASE && name(row) == case);
+    named.find(|row| row.system == system)?.figure(key)
+}
+
 /// vigie's figure of a named load, by that of a peer.
 fn ratio(rows: &[Row], case: &str, key: &str, peer: System) -> Option<Figure> {
-    let of = |system| {
-        let mut named = rows.iter().filter(|row| row.case == loads::CASE && name(row) == case);
-        named.find(|row| row.system == system)?.figure(key)
-    };
+    let of = |system| of_named(rows, system, case, key);
     Some(Figure::new(of(System::Vigie)? / of(peer)?, 1))
 }
 

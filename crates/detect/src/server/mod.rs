@@ -85,7 +85,7 @@ pub struct Server {
 
 /// So many timers fire in one round while more are due: events of others stand behind those that a look has woken, and
 /// before the rest.
-const TIMERS_BATCH: usize = 128;
+const TIMERS_BATCH: usize = 64;
 
 /// Apart from [`Shared`], which handles keep alive: so the last user's drop is noticed.
 struct Owner {
