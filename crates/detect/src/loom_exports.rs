@@ -9,6 +9,7 @@ use crate::{
     builtin::{Direction, Readable, Source},
     clock::Instant,
     detector::{Blocker, Detector, Ready},
+    engine,
     error::WaitError,
     request::{End, Taken, Waiter, slot},
     server::{
@@ -282,7 +283,7 @@ impl Control {
 }
 
 /// A lock around a counter.
-pub struct Lock(engine_lock::Lock<AtomicU64>);
+pub struct Lock(engine::Lock<AtomicU64>);
 
 impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -294,7 +295,7 @@ impl Lock {
     /// Returns a lock that leans to nobody.
     #[expect(clippy::new_without_default, reason = "made on purpose, inside a model")]
     pub fn new() -> Self {
-        Self(engine_lock::Lock::new(AtomicU64::new(0)))
+        Self(engine::Lock::new(AtomicU64::new(0)))
     }
 
     /// Adds one, in two steps without any order of their own: whoever is not kept out gets lost, and so does

@@ -111,6 +111,10 @@ impl<E> Shared<E> {
 ///
 /// # Lock order
 /// Driver, handle, engine, slot. A host calls wakers once all of them are released.
+///
+/// # Fork without exec
+/// In a forked child waits end in [`WaitError::ServerClosed`], and everything may be dropped. Calls and looks must not be made
+/// there: the engine's lock may have been held at the fork, by a thread that the child does not have.
 pub struct EngineHost<E: Engine> {
     shared: Arc<Shared<E>>,
     handle: Handle<EngineWatch<E>>,
