@@ -16,7 +16,8 @@ use std::{
 };
 
 use vigie_detect::{
-    AsyncFd, Detected, Detector, Flavor, Handle, Lookout, Server, WaitError, net,
+    Armed, AsyncFd, Detected, Detector, Engine, EngineHost, Flavor, Handle, Lookout, Registration,
+    Server, Turn, WaitError, net,
     stock::{channel::channel, doorbell::doorbell, readiness::Direction, signal},
 };
 
@@ -171,6 +172,44 @@ fn a_child_waits_for_no_lock() {
     far.write_all(b"ahoy").expect("there is room");
     assert!(matches!(lookout.detect(), Detected::Events(_)));
     assert_eq!(poll(&mut reading(near)), Poll::Ready(true));
+}
+
+struct Mailbox(Vec<u8>);
+
+impl Engine for Mailbox {
+    type Want = ();
+    type Found = u8;
+
+    fn take(&mut self, (): &()) -> Option<u8> {
+        self.0.pop()
+    }
+
+    fn arm(&mut self, _: &Turn<'_>) -> io::Result<Armed> {
+        Ok(Armed::Armed)
+    }
+}
+
+/// Goal: a child knows an engine that it must not call, and waits for nothing of it. Method: fork under the lock of an
+/// engine; the child asks, waits, and drops everything.
+#[test]
+fn a_child_knows_the_engines_of_its_parent() {
+    let (server, _lookout) = server();
+    let registration = Registration::named("mailbox");
+    let mailbox = EngineHost::new(&server, Mailbox(vec![7]), registration).expect("registered");
+    assert!(!mailbox.is_inherited());
+    let mut held = Some((mailbox.clone(), server));
+    let ended = mailbox.with(|_| {
+        ends_in_fork(|| {
+            let (mailbox, server) = held.take().expect("copied");
+            assert!(mailbox.is_inherited());
+            let waiter = mailbox.clone();
+            let mut waiting: Waiting = Box::pin(async move { waiter.wait(()).await.is_ok() });
+            assert_eq!(poll(&mut waiting), Poll::Ready(false));
+            drop((waiting, mailbox, server));
+        })
+    });
+    assert!(ended, "the child hangs or panics");
+    assert_eq!(mailbox.look(&()), Some(7), "it is still the parent's");
 }
 
 /// Goal: a child joins no thread that it does not have, nor ends the parent's. Method: it drops the thread

@@ -114,7 +114,8 @@ impl<E> Shared<E> {
 ///
 /// # Fork without exec
 /// In a forked child waits end in [`WaitError::ServerClosed`], and everything may be dropped. Calls and looks must not be made
-/// there: the engine's lock may have been held at the fork, by a thread that the child does not have.
+/// there, which [`is_inherited`](Self::is_inherited) tells: the engine's lock may have been held at the fork, by a thread that the
+/// child does not have.
 pub struct EngineHost<E: Engine> {
     shared: Arc<Shared<E>>,
     handle: Handle<EngineWatch<E>>,
@@ -197,6 +198,13 @@ impl<E: Engine> EngineHost<E> {
     pub fn events(&self, want: E::Want) -> Result<EngineEvents<E>, WaitError> {
         let stream = self.handle.stream(want)?;
         Ok(EngineEvents { stream, _shared: Arc::clone(&self.shared) })
+    }
+
+    /// Returns whether this is a forked child's copy, whose engine must not be called: its lock may have been held at the
+    /// fork, and is then never released.
+    #[must_use]
+    pub fn is_inherited(&self) -> bool {
+        self.shared.is_inherited()
     }
 
     /// Returns how many wait.

@@ -71,8 +71,11 @@ impl Hosted {
     }
 
     /// Calls `f` with the forwarder, under its lock: for counters and settings. `None` once the server is
-    /// closed.
+    /// closed, and in a forked child.
     pub fn with<T>(&self, f: impl FnOnce(&mut Forwarder) -> T) -> Option<T> {
+        if self.host.is_inherited() {
+            return None;
+        }
         self.host.post(|engine| engine.forwarder.as_mut().map(f))
     }
 }
