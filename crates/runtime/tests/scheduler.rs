@@ -533,4 +533,7 @@ fn long_early_polls_teach_their_kind_once() {
     assert_eq!(lesson(9_000_000), None, "it is none of the first");
     begin(10_000_000, 8);
     assert_eq!(lesson(12_000_000), Some((8, 4_000_000)), "another poll");
+    let is_alike =
+        |word, nanos| seat.is_long_like(word, vigie_detect::Instant::from_nanos(nanos), 200_000);
+    assert!(is_alike(8, 12_000_000) && !is_alike(7, 12_000_000) && !is_alike(8, 10_200_000));
 }

@@ -76,14 +76,17 @@ impl Level {
         Some((f64::from(steps) / Self::STEPS).exp2().round() as u32)
     }
 
-    /// Moves an eighth of the way up to `other`, from [`PRIOR_NS`] if nothing is known, or all the way down.
+    /// Moves an eighth of the way up to `other`, from [`PRIOR_NS`] if nothing is known, or all the way down. It is a quarter if
+    /// another such poll lasts at the same time (`beside`), and half of the way if there are several.
     ///
+    /// Each of them holds a thread. If it took twelve to find out, a burst of tasks that compute would cost twelve threads.
     /// A long poll that was taken for a short one costs a thread for a moment. A short one that was taken for long waits
     /// behind long ones, and then it also comes too seldom to change what is known: a service that computes for some of
     /// its connections would answer all the others after a second.
-    fn follow(self, other: Self) -> Self {
+    fn follow(self, other: Self, beside: usize) -> Self {
         let before = if self == Self::UNKNOWN { Self::of(PRIOR_NS) } else { self };
-        if other.0 < before.0 { other } else { Self(before.0 - before.0 / 8 + other.0 / 8) }
+        let part = 8 >> beside.min(2);
+        if other.0 < before.0 { other } else { Self(before.0 - before.0 / part + other.0 / part) }
     }
 }
 
@@ -132,7 +135,12 @@ impl Kind {
 
     /// Takes note of what such a poll of such a task has used, in nanoseconds.
     pub(crate) fn note_poll(self, early: Early, used_ns: u64) {
-        KINDS.note_poll(self, early, used_ns);
+        KINDS.note_poll(self, early, used_ns, 0);
+    }
+
+    /// Takes note that such a poll lasts, and will probably use so much, while as many others of the kind as `beside` last, too.
+    pub(crate) fn note_lasting(self, early: Early, nanos: u64, beside: usize) {
+        KINDS.note_poll(self, early, nanos, beside);
     }
 
     /// Returns the two as a number that is not zero.
@@ -183,11 +191,11 @@ impl Kinds {
         self.slot(kind).credit.pay_short(now, first?.max(later.unwrap_or(0)))
     }
 
-    /// See [`Kind::note_poll`].
-    pub(crate) fn note_poll(&self, kind: Kind, early: Early, used_ns: u64) {
+    /// See [`Kind::note_poll`] and [`Kind::note_lasting`].
+    pub(crate) fn note_poll(&self, kind: Kind, early: Early, used_ns: u64, beside: usize) {
         let mut levels = self.levels(kind);
         let level = &mut levels[early as usize];
-        let after = level.follow(Level::of(used_ns));
+        let after = level.follow(Level::of(used_ns), beside);
         // Many threads spawn the same: the slot's cache line stays shared while it says enough.
         if after.0.abs_diff(level.0) <= Level::NEWS {
             return;
@@ -241,19 +249,34 @@ mod tests {
     fn several_long_polls_make_a_kind_long() {
         let (short, long) = (Level::of(5_000), Level::of(2_000_000));
         let is_long = |level: Level| level.nanos() > Some(500_000);
-        let mut level = short.follow(long);
+        let mut level = short.follow(long, 0);
         assert!(!is_long(level), "{level:?}");
         for _ in 0..12 {
-            level = level.follow(long);
+            level = level.follow(long, 0);
         }
         assert!(is_long(level), "{level:?}");
-        assert_eq!(level.follow(short), short);
+        assert_eq!(level.follow(short, 2), short);
         for nanos in [0, 1, 1_000, u64::MAX] {
             assert_eq!(
-                Level::of(nanos).follow(Level::of(nanos)).0.abs_diff(Level::of(nanos).0) / 4,
+                Level::of(nanos).follow(Level::of(nanos), 0).0.abs_diff(Level::of(nanos).0) / 4,
                 0
             );
         }
+    }
+
+    /// Goal: a burst of tasks that compute is known after a few of them, each of which holds a thread; one short poll ends
+    /// that, too. Method: polls that begin one after another, and last.
+    #[test]
+    fn long_polls_at_the_same_time_make_a_kind_long_soon() {
+        let (kinds, kind) = (Kinds::new(), Kind::of_hash(7));
+        let is_long = || kinds.expected_ns(kind, Early::Later) > Some(500_000);
+        let first = (0..8).find(|&beside| {
+            kinds.note_poll(kind, Early::Later, 1_000_000, beside);
+            is_long()
+        });
+        assert_eq!(first, Some(3), "the fourth");
+        kinds.note_poll(kind, Early::Later, 5_000, 0);
+        assert!(!is_long());
     }
 
     /// Goal: kinds whose hashes fall into one set are all known as long as it has slots; one more displaces another, and
@@ -268,7 +291,7 @@ mod tests {
             || many.iter().filter(|kind| kinds.expected_ns(**kind, Early::First).is_some()).count();
         for (number, kind) in many.iter().enumerate() {
             assert_eq!(kinds.expected_ns(*kind, Early::First), None);
-            kinds.note_poll(*kind, Early::First, 1_000);
+            kinds.note_poll(*kind, Early::First, 1_000, 0);
             assert!(kinds.expected_ns(*kind, Early::First).is_some());
             assert_eq!(known(), (number + 1).min(WAYS));
         }
@@ -281,12 +304,12 @@ mod tests {
         let (kinds, kind, now) = (Kinds::new(), Kind::of_hash(7), 1_000_000_000);
         assert_eq!(kinds.pay(kind, now), None, "nobody knows");
         for _ in 0..20 {
-            kinds.note_poll(kind, Early::First, 2_000);
-            kinds.note_poll(kind, Early::Later, 15_000);
+            kinds.note_poll(kind, Early::First, 2_000, 0);
+            kinds.note_poll(kind, Early::Later, 15_000, 0);
         }
         let paid = kinds.pay(kind, now).expect("short");
         assert!(paid.after(now, 2_000 + 4 * 15_000).is_sufficient(now));
-        (0..20).for_each(|_| kinds.note_poll(kind, Early::Later, 900_000));
+        (0..20).for_each(|_| kinds.note_poll(kind, Early::Later, 900_000, 0));
         assert_eq!(kinds.pay(kind, now), None, "it computes after the first poll");
     }
 

@@ -8,7 +8,7 @@ use vigie_detect::Instant;
 
 use super::{
     hybrid::{
-        census::{Census, Since},
+        census::{self, Census, Since},
         order::{self, Parts, Serves, Turns, Waking},
     },
     kernel::Kernel,
@@ -350,13 +350,14 @@ pub(crate) async fn supervise(world: Rc<World>) {
 /// What `Supervisor::help_against_hogs` does with kinds.
 fn teach(world: &World, now: Instant) {
     for place in (0..world.options.workers).chain(world.serving()) {
-        let seat = world.seat(place);
-        if seat.is_caught(now, world.options.long_poll_ns())
+        let (seat, long_poll) = (world.seat(place), world.options.long_poll_ns());
+        if seat.is_caught(now, long_poll)
             && !seat.is_blocked()
             && let Some((word, nanos)) = seat.lesson(now, world.options.quantum)
             && let Some((kind, early)) = super::kind::Kind::from_word(word)
         {
-            world.kinds.note_poll(kind, early, nanos);
+            let beside = census::caught_beside(world, place, word, now, long_poll);
+            world.kinds.note_poll(kind, early, nanos, beside);
         }
     }
 }

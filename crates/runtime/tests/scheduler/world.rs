@@ -316,7 +316,7 @@ impl World {
     pub(crate) fn note_poll(&self, task: &Task, used: u64) {
         let early = task.trust.early();
         if let Some(early) = early {
-            self.kinds.note_poll(task.kind.borrow().of_future(), early, used);
+            self.kinds.note_poll(task.kind.borrow().of_future(), early, used, 0);
         }
         task.trust.note_poll(used > self.options.long_poll_ns());
         if early.is_some() {

@@ -66,6 +66,20 @@ pub(crate) struct Census {
     sleeping_workers: usize,
 }
 
+/// Returns how many threads beside the one at `place` are inside long polls like its own, an early one of its kind.
+pub(crate) fn caught_beside(
+    parts: &impl Parts,
+    place: usize,
+    word: u64,
+    now: Instant,
+    long_poll: u64,
+) -> usize {
+    (0..parts.computing().len())
+        .chain(parts.serving())
+        .filter(|&other| other != place && parts.seat(other).is_long_like(word, now, long_poll))
+        .count()
+}
+
 impl Census {
     /// Looks at all threads, and asks of those inside long polls whether they sleep in the kernel.
     pub(crate) fn take(parts: &impl Parts, now: Instant, long_poll: Duration) -> Self {

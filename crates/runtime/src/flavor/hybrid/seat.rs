@@ -363,6 +363,13 @@ impl Seat {
         self.told.swap(began.as_nanos(), Ordering::Relaxed) != began.as_nanos()
     }
 
+    /// Returns whether such an early poll as [`lesson`](Self::lesson) names runs here, is long, and was not found asleep.
+    pub(crate) fn is_long_like(&self, word: u64, now: Instant, long_poll: u64) -> bool {
+        self.early.load(Ordering::Relaxed) == word
+            && self.is_caught(now, long_poll)
+            && !self.is_blocked()
+    }
+
     /// Returns the task's kind and which poll runs, as a word, and how many nanoseconds it will probably take: once, if
     /// it is one of the first polls, and longer than half a `quantum`, and computes. What has lasted for so long will
     /// last for as long again, as far as is known. The supervisor's.

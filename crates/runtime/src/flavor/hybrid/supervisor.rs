@@ -8,9 +8,9 @@
 use vigie_detect::{Instant, Lookout, clock::monotonic_now};
 
 use super::{
-    census::{Census, Since},
+    census::{self, Census, Since},
     deadlock::{self, DeadlockWatch},
-    order::{self, Serves},
+    order::{self, Parts, Serves},
     reserve::{self, Activated},
     shared::{Remote, Shared},
 };
@@ -110,9 +110,9 @@ impl Supervisor {
         let long_poll = shared.long_poll_ns();
         // It was called a moment ago by the thread that set the alarm: long enough to run by itself.
         let is_somebody_called = kernel_help::is_somebody_called();
-        let reserves = shared.reserves.serving().map(|slot| (shared.reserve(slot), true));
-        let workers = shared.workers().iter().map(|worker| (worker, false));
-        for (remote, is_reserve) in workers.chain(reserves) {
+        let workers = shared.workers().len();
+        for place in (0..workers).chain(shared.serving()) {
+            let (remote, is_reserve) = (&shared.remotes[place], place >= workers);
             let Some((began, _)) = remote.seat.current() else { continue };
             if !remote.seat.is_caught(now, long_poll) {
                 continue;
@@ -124,7 +124,8 @@ impl Supervisor {
             if let Some((word, nanos)) = remote.seat.lesson(now, shared.options.quantum)
                 && let Some((kind, early)) = Kind::from_word(word)
             {
-                kind.note_poll(early, nanos);
+                let beside = census::caught_beside(shared, place, word, now, long_poll);
+                kind.note_lasting(early, nanos, beside);
             }
             if remote.seat.tell_once(began)
                 && is_reserve
