@@ -8,7 +8,10 @@ use std::{
 };
 
 use super::*;
-use crate::{Clock, Flavor, Server, VirtualClock, server::inner::REST_AFTER};
+use crate::{
+    Clock, Flavor, Server, VirtualClock,
+    server::inner::{BURST_ROUNDS, REST_AFTER, REST_OF_FLOOD},
+};
 
 /// Goal: what is over ends no sleep, and what is left does. Method: in virtual time, a host with two timers makes
 /// ready for a sleep, after the earlier one was given up, and then the other one too.
@@ -72,4 +75,41 @@ fn timers_fire_a_few_at_a_time() {
     while few == fire(&mut lookout) {}
     assert_eq!(timers.pending_count(), 0);
     assert_eq!(lookout.prepare(), Ok(None));
+}
+
+/// Goal: where timers fall due faster than they are seen to, also a host without tasks leaves the processor to others between full
+/// rounds; with a round that is not full, that is over. Method: timers that are set again and again in virtual time, then fewer.
+#[test]
+fn a_flood_of_timers_leaves_time() {
+    const TICK: Duration = Duration::from_nanos(1);
+    let clock = Arc::new(VirtualClock::new());
+    let server = Server::new_virtual(Flavor::UserLevel, Arc::clone(&clock) as Arc<_>)
+        .expect("a virtual server");
+    let (mut lookout, timers) = (server.lookout(), server.timers());
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut waits = Vec::new();
+    let mut set = |count: usize| {
+        let from = waits.len();
+        waits.extend((0..count).map(|_| timers.wait(clock.now() + TICK)));
+        assert!(waits[from..].iter_mut().all(|wait| Pin::new(wait).poll(&mut cx).is_pending()));
+        clock.advance(TICK);
+    };
+    for round in 1..=2 * BURST_ROUNDS {
+        set(100);
+        let _ = lookout.detect();
+        let now = clock.now();
+        let is_flood = round > BURST_ROUNDS;
+        let rest = if is_flood { REST_OF_FLOOD } else { Duration::ZERO };
+        assert_eq!(lookout.prepare(), Ok(Some(now + rest)), "{round}");
+        assert!(!lookout.is_due(now));
+        clock.advance(if is_flood { REST_OF_FLOOD } else { REST_AFTER });
+        assert!(lookout.is_due(clock.now()), "{round}");
+    }
+    while timers.pending_count() > 0 {
+        let _ = lookout.detect();
+        clock.advance(REST_OF_FLOOD);
+    }
+    set(70);
+    let _ = lookout.detect();
+    assert_eq!(lookout.prepare(), Ok(Some(clock.now())), "a burst again");
 }
