@@ -130,6 +130,10 @@ pub(crate) struct Account {
     expected_ns: AtomicU32,
     /// How often in a row the task was woken while it ran.
     self_wakes: AtomicU8,
+    /// Where in the compute lane its present turn began, or zero, and what it has used since. Written by the thread that queues the
+    /// task, and by the one that polls it.
+    turn_place: AtomicU64,
+    turn_ns: AtomicU32,
 }
 
 /// How often in a row a task may wake itself before it counts as computing. One `yield_now` for fairness is
@@ -148,6 +152,8 @@ impl Account {
             usual_ns: AtomicU32::new(UNKNOWN),
             expected_ns: AtomicU32::new(expected_ns.unwrap_or(UNKNOWN)),
             self_wakes: AtomicU8::new(0),
+            turn_place: AtomicU64::new(0),
+            turn_ns: AtomicU32::new(0),
         }
     }
 
@@ -164,6 +170,25 @@ impl Account {
             before => before - before / 4 + used / 4,
         };
         self.usual_ns.store(usual, Ordering::Relaxed);
+        if self.turn_place.load(Ordering::Relaxed) != 0 {
+            let before = self.turn_ns.load(Ordering::Relaxed);
+            self.turn_ns.store(before.saturating_add(used), Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the place in the compute lane of the task, which is queued at `now`. If it woke itself, it keeps the place at which its
+    /// turn began until it has used `turn_ns`: otherwise one that yields often, as an acceptor does, would have a small part of what
+    /// others have that yield seldom.
+    pub(crate) fn place(&self, was_running: bool, now: u64, turn_ns: u64) -> u64 {
+        let began = self.turn_place.load(Ordering::Relaxed);
+        let has_turn = || u64::from(self.turn_ns.load(Ordering::Relaxed)) < turn_ns;
+        if was_running && began != 0 && has_turn() {
+            return began;
+        }
+        let place = self.credit().place(now);
+        self.turn_place.store(place, Ordering::Relaxed);
+        self.turn_ns.store(0, Ordering::Relaxed);
+        place
     }
 
     /// Others of the task's kind have shown what the next poll will probably use, or nothing is expected of it.
@@ -204,6 +229,9 @@ impl Account {
             self.self_wakes.store(self_wakes, Ordering::Relaxed);
         }
         let reacts = self_wakes <= SELF_WAKES_MAX && self.is_credit_sufficient(now);
+        if reacts && self.turn_place.load(Ordering::Relaxed) != 0 {
+            self.turn_place.store(0, Ordering::Relaxed);
+        }
         if reacts { Lane::Reaction } else { Lane::Compute }
     }
 
@@ -342,6 +370,32 @@ mod tests {
         let shared = SharedCredit::new();
         let paid = std::iter::from_fn(|| shared.pay_short(now, 500_000)).count();
         assert_eq!(paid, 9, "100 µs each");
+    }
+
+    /// Goal: a task that wakes itself keeps its place until it has used a turn's time; one that an event wakes begins a new turn,
+    /// and so does one that has reacted since. Method: polls of a fifth of a turn, and who wakes it after them.
+    #[test]
+    fn turns_take_time_and_not_polls() {
+        let (turn, now) = (MS / 2, 1_000 * MS);
+        let account = Account::new(Credit::FULL, None);
+        let polled = |account: &Account, now| {
+            account.charge(account.credit().after(now, turn / 5), turn / 5);
+        };
+        polled(&account, now);
+        assert_eq!(account.place(false, now, turn), now + 2 * MS, "by what it has used");
+        for poll in 1..5 {
+            polled(&account, now + poll * MS);
+            assert_eq!(account.place(true, now + poll * MS, turn), now + 2 * MS, "{poll}");
+        }
+        polled(&account, now + 5 * MS);
+        let second = account.place(true, now + 5 * MS, turn);
+        assert!(second > now + 10 * MS, "its time is over");
+        polled(&account, now + 6 * MS);
+        assert_eq!(account.place(true, now + 6 * MS, turn), second);
+        assert!(account.place(false, now + 6 * MS, turn) > second, "woken by an event");
+        let third = account.place(true, now + 6 * MS, turn);
+        assert_eq!(account.choose_lane(false, now + 100 * MS), Lane::Reaction);
+        assert!(account.place(true, now + 100 * MS, turn) > third, "it has reacted");
     }
 
     /// Goal: what is expected of a task counts beside what it has shown, until nothing is expected any more. Method:

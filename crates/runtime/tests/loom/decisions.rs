@@ -622,7 +622,8 @@ fn tasks_that_come_back_have_their_share() {
 fn tasks_are_ranked_by_what_they_used() {
     loom::model(|| {
         let (now, quantum) = (NOW.as_nanos(), Duration::from_micros(500));
-        let choose = |account: &Account| order::choose_rank(account, None, false, now, quantum);
+        let choose =
+            |account: &Account| order::choose_rank(account, None, false, now, (u64::MAX, quantum));
         let account = Account::new(Credit::FULL, None);
         assert_eq!(choose(&account), None);
         assert!(!order::has_short_polls(&account, true), "nobody knows");
@@ -676,7 +677,8 @@ fn who_wakes_itself_passes_nobody_who_has_waited() {
         let (now, quantum) = (NOW.as_nanos(), Duration::from_micros(500));
         let place_after = |wakes: usize, credit: Credit, now: u64| {
             let account = Account::new(credit, None);
-            let ranks = (0..wakes).map(|_| order::choose_rank(&account, None, true, now, quantum));
+            let ranks = (0..wakes)
+                .map(|_| order::choose_rank(&account, None, true, now, (u64::MAX, quantum)));
             ranks.last().flatten().map(|rank| rank.place)
         };
         assert_eq!(place_after(2, Credit::FULL, now), None);
@@ -696,14 +698,19 @@ fn a_broadcast_goes_first_in_part() {
     loom::model(|| {
         let (now, quantum) = (NOW.as_nanos(), Duration::from_micros(500));
         let (woken_ns, account) = (Cell::new(0), Account::new(Credit::FULL, Some(249_000)));
-        let choose = || order::choose_rank(&account, Some(&woken_ns), false, now, quantum);
+        let choose =
+            || order::choose_rank(&account, Some(&woken_ns), false, now, (u64::MAX, quantum));
         for _ in 0..5 {
             assert_eq!(choose(), None);
         }
         let place = Credit::FULL.place(now);
         let rank = Some(Rank { place, needs_ns: 249_000, is_short: true });
         assert_eq!(choose(), rank);
-        assert_eq!(order::choose_rank(&account, None, false, now, quantum), None, "events do");
+        assert_eq!(
+            order::choose_rank(&account, None, false, now, (u64::MAX, quantum)),
+            None,
+            "events do"
+        );
         woken_ns.set(0);
         assert_eq!(choose(), None, "the next poll's");
     });
@@ -719,12 +726,16 @@ fn kinds_that_compute_are_put_back() {
             [(None, false), (Some(1_000_000), false), (Some(1_000_001), true)]
         {
             let account = Account::new(Credit::FULL, None);
-            assert_eq!(order::choose_rank(&account, None, false, now, quantum), None);
+            assert_eq!(order::choose_rank(&account, None, false, now, (u64::MAX, quantum)), None);
             let (place, needs_ns) = (Credit::FULL.place(now), expected.unwrap_or(0));
             let rank = Rank { place, needs_ns, is_short: false };
             let rank = Some(rank).filter(|_| is_put_back);
             assert_eq!(order::rank_of_late(&account, expected, now, quantum), rank);
-            assert_eq!(order::choose_rank(&account, None, false, now, quantum), rank, "known");
+            assert_eq!(
+                order::choose_rank(&account, None, false, now, (u64::MAX, quantum)),
+                rank,
+                "known"
+            );
         }
     });
 }

@@ -10,10 +10,10 @@ use super::{
     hybrid::{
         census::{Census, Since},
         need::Orders,
-        order::{Parts, Serves},
+        order::{self, Own, Parts, Serves, Turns},
     },
     kernel::Kernel,
-    lane::Rank,
+    lane::{Account, Credit, Lane, Rank},
     task_cell::TaskInfo,
     world::{RESERVES, World},
 };
@@ -339,5 +339,57 @@ fn those_called_for_sleepers_are_looked_at_soon() {
         let since = Since { look: LONG_POLL, call, any: Duration::ZERO };
         let (orders, needs_more) = census.decide(&world, false, since, QUANTUM);
         assert_eq!((orders, needs_more), (Orders::default(), again), "{call} {waits} {sleeps}");
+    }
+}
+
+/// Goal: where the reaction lane does not run empty for 5 ms, brief tasks alone react, the briefer the longer that lasts; a lane
+/// that ran empty, or a thread that was away, is no crowd. Method: a worker with two reactions at each of its looks; at one of them, or
+/// at none, it finds nothing, or comes a second late.
+#[test]
+fn brief_tasks_alone_react_in_a_crowd() {
+    #[derive(Clone, Copy, PartialEq)]
+    enum Look {
+        Usual,
+        Empty,
+        Late,
+    }
+    for (odd, begins) in [(Look::Usual, 100), (Look::Empty, 150), (Look::Late, 81)] {
+        {
+            let (world, queues) = world_and_queues();
+            let (model, own) = (&world, Own { reacting: &queues[0], worker: Some(0) });
+            let (mut turns, mut now) =
+                (Turns::new(0, Duration::from_millis(1)), Instant::from_nanos(1_000 * MS));
+            assert_eq!(turns.next(model, &own, now), None);
+            let reacts = |usual_ns: u64, now: Instant| {
+                let account = Account::new(Credit::FULL, None);
+                account.charge(Credit::FULL, usual_ns);
+                let limits = (model.injected().brief_ns(now.as_nanos()), Duration::from_millis(1));
+                order::choose_rank(&account, None, false, now.as_nanos(), limits).is_none()
+            };
+            for look in 1..=800 {
+                let is_odd = look == 50;
+                let late = odd == Look::Late && is_odd;
+                now = now + if late { Duration::from_secs(1) } else { Duration::from_micros(50) };
+                if is_odd && odd == Look::Empty {
+                    while turns.next(model, &own, now).is_some() {}
+                } else {
+                    queues[0].push(0);
+                    queues[0].push(0);
+                    assert!(turns.next(model, &own, now).is_some());
+                }
+                while queues[0].len() > 1 {
+                    let _ = queues[0].pop();
+                }
+                assert!(reacts(10_000, now), "the briefest always do");
+                assert_eq!(reacts(101_000, now), look < begins, "{look}");
+                assert_eq!(reacts(40_000, now), look < begins + 300, "{look}");
+            }
+            assert_eq!(turns.next(model, &own, now).map(|next| next.1), Some(Lane::Reaction));
+            assert_eq!(turns.next(model, &own, now), None, "it has run empty");
+            now = now + Duration::from_micros(4_999);
+            assert!(!reacts(101_000, now));
+            now = now + Duration::from_micros(1);
+            assert!(reacts(500_000, now), "the crowd is over");
+        }
     }
 }

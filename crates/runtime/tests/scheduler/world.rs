@@ -347,7 +347,8 @@ impl World {
         let woken_ns =
             local.filter(|local| local.cause.get() == Cause::Poll).map(|local| &local.woken_ns);
         let quantum = self.options.quantum;
-        let rank = order::choose_rank(&cell.account, woken_ns, was_running, now, quantum);
+        let limits = (self.injected().brief_ns(now), quantum);
+        let rank = order::choose_rank(&cell.account, woken_ns, was_running, now, limits);
         let lane = if rank.is_some() { Lane::Compute } else { Lane::Reaction };
         cell.lane.set(lane);
         self.checks.borrow_mut().note_queued(self.now(), lane);

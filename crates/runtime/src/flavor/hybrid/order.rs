@@ -44,6 +44,15 @@ fn late_ns(long_poll_ns: u64) -> u64 {
     long_poll_ns.min(2 * BRIEF_NS)
 }
 
+/// Where the reaction lane has not run empty for so long, more is asked of it than it can do. Then brief tasks alone react.
+const CROWDED_NS: u64 = 5_000_000;
+
+/// A worker that was away counts for no more than this.
+const AWAY_NS: u64 = 1_000_000;
+
+/// The longer the lane is crowded, the briefer must be who reacts, down to this.
+const BRIEFEST_NS: u64 = 10_000;
+
 /// How long looks must have come regularly before workers are trusted to look by themselves.
 const STEADY: Duration = Duration::from_millis(2);
 
@@ -70,6 +79,9 @@ pub(crate) struct Injected<T> {
     short_until: AtomicU64,
     /// When it is the turn of another task that need not be short, or zero while none is known.
     any_from: AtomicU64,
+    /// The reaction lane is crowded until this time, and what the usual poll of those takes that react meanwhile, at most.
+    crowded_until: AtomicU64,
+    brief_ns: AtomicU64,
 }
 
 impl<T> Injected<T> {
@@ -79,7 +91,24 @@ impl<T> Injected<T> {
             compute: ComputeQueue::new(),
             short_until: AtomicU64::new(0),
             any_from: AtomicU64::new(0),
+            crowded_until: AtomicU64::new(0),
+            brief_ns: AtomicU64::new(u64::MAX),
         }
+    }
+
+    /// A thread's reaction lane has not run empty for `busy_ns`.
+    fn note_busy(&self, now: u64, busy_ns: u64) {
+        if busy_ns >= CROWDED_NS {
+            let halvings = (busy_ns / CROWDED_NS).ilog2();
+            self.brief_ns.store((BRIEF_NS >> halvings.min(63)).max(BRIEFEST_NS), Ordering::Relaxed);
+            self.crowded_until.store(now.saturating_add(CROWDED_NS), Ordering::Relaxed);
+        }
+    }
+
+    /// Returns what the usual poll of a task takes at most that reacts at `now`.
+    pub(crate) fn brief_ns(&self, now: u64) -> u64 {
+        let is_crowded = now < self.crowded_until.load(Ordering::Relaxed);
+        if is_crowded { self.brief_ns.load(Ordering::Relaxed) } else { u64::MAX }
     }
 
     /// It is the turn of another task that need not be short from this time on, or of nobody if it is zero.
@@ -249,13 +278,13 @@ const WOKEN_MOST_NS: u64 = 1_000_000;
 const SWITCH_NS: u64 = 1_000;
 
 /// Returns where a task that becomes ready stands in the compute lane, or none if it reacts. If a poll wakes it,
-/// `woken_ns` is what those use that the poll has woken before.
+/// `woken_ns` is what those use that the poll has woken before. `brief_ns` is the longest usual poll of those that react.
 pub(crate) fn choose_rank(
     account: &Account,
     woken_ns: Option<&Cell<u64>>,
     was_running: bool,
     now: u64,
-    quantum: Duration,
+    (brief_ns, quantum): (u64, Duration),
 ) -> Option<Rank> {
     let lane = account.choose_lane(was_running, now);
     let usual = account.usual_ns();
@@ -263,14 +292,17 @@ pub(crate) fn choose_rank(
         let cost = SWITCH_NS + u64::from(usual.unwrap_or(0));
         woken_ns.replace(woken_ns.get().saturating_add(cost)) > WOKEN_MOST_NS
     });
-    (lane == Lane::Compute || is_one_of_many).then(|| rank(account, now, quantum))
+    let is_too_long = usual.is_some_and(|usual| u64::from(usual) > brief_ns);
+    (lane == Lane::Compute || is_one_of_many || is_too_long)
+        .then(|| rank(account, was_running, now, quantum))
 }
 
-fn rank(account: &Account, now: u64, quantum: Duration) -> Rank {
+fn rank(account: &Account, was_running: bool, now: u64, quantum: Duration) -> Rank {
     let is_short = |usual: u32| u128::from(usual) <= quantum.as_nanos();
+    let turn_ns = u64::try_from(quantum.as_nanos() / 2).unwrap_or(u64::MAX);
     let usual = account.usual_ns();
     Rank {
-        place: account.credit().place(now),
+        place: account.place(was_running, now, turn_ns),
         needs_ns: usual.unwrap_or(0),
         is_short: usual.is_some_and(is_short),
     }
@@ -285,7 +317,7 @@ pub(crate) fn rank_of_late(
     quantum: Duration,
 ) -> Option<Rank> {
     account.expect(expected_ns);
-    (!account.is_credit_sufficient(now)).then(|| rank(account, now, quantum))
+    (!account.is_credit_sufficient(now)).then(|| rank(account, false, now, quantum))
 }
 
 /// Returns whether a task's polls have shown that they end before anybody would look.
@@ -382,6 +414,8 @@ pub(crate) struct Turns {
     robbed_at: Instant,
     /// When it last looked for those behind polls that are late, and how much computation waits anywhere.
     relieved_at: Instant,
+    /// For how long its reaction lane has not run empty.
+    busy_ns: u64,
     /// How many tasks waited in all compute lanes then: a worker's part of them, since each owes its part of what all owe together.
     computing: usize,
     /// Which other thread's reaction lane it looks into first.
@@ -406,6 +440,7 @@ impl Turns {
             is_searching: false,
             robbed_at: Instant::from_nanos(0),
             relieved_at: Instant::from_nanos(0),
+            busy_ns: 0,
             computing: 0,
             victim: 0,
             is_substitute: false,
@@ -437,13 +472,14 @@ impl Turns {
             return Some((task, Lane::Compute));
         }
         if now - self.relieved_at >= ROB_EVERY {
-            self.relieved_at = now;
+            self.note_busy(parts, now);
             self.computing = count_computing(parts).div_ceil(parts.computing().len());
             self.relieve(parts, own, now);
         }
         if let Some(task) = reacting.pop() {
             return Some((task, Lane::Reaction));
         }
+        self.busy_ns = 0;
         if now - self.robbed_at >= ROB_EVERY
             && own.computing(parts).is_some_and(|own| !own.is_empty())
         {
@@ -453,6 +489,14 @@ impl Turns {
             }
         }
         Some((compute(parts, own)?, Lane::Compute))
+    }
+
+    /// Takes note of the time since the last look at the others, in which the reaction lane has not run empty.
+    fn note_busy(&mut self, parts: &impl Parts, now: Instant) {
+        let passed = u64::try_from((now - self.relieved_at).as_nanos()).unwrap_or(u64::MAX);
+        self.relieved_at = now;
+        self.busy_ns = self.busy_ns.saturating_add(passed.min(AWAY_NS));
+        parts.injected().note_busy(now.as_nanos(), self.busy_ns);
     }
 
     /// A worker without computation of its own pays what its reactions owe to that of others.
@@ -611,7 +655,7 @@ impl Turns {
             self.end_substitution(parts);
         }
         if now - self.relieved_at >= ROB_EVERY {
-            self.relieved_at = now;
+            self.note_busy(parts, now);
             self.computing = count_computing(parts);
         }
         parts.seat(self.index).set_extra(!self.is_substitute);
@@ -625,6 +669,7 @@ impl Turns {
         if let Some(task) = own.reacting.pop().or_else(|| self.take_reaction(parts)) {
             return Some((task, Lane::Reaction));
         }
+        self.busy_ns = 0;
         if computes_first { None } else { compute(self) }
     }
 

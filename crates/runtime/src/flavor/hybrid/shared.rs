@@ -301,7 +301,8 @@ impl Shared {
         now: u64,
     ) -> Option<Rank> {
         let account = &task.metadata().account;
-        order::choose_rank(account, woken_ns, was_running, now, self.options.quantum)
+        let limits = (self.injected.brief_ns(now), self.options.quantum);
+        order::choose_rank(account, woken_ns, was_running, now, limits)
     }
 
     pub(super) fn workers(&self) -> &[Remote] {
