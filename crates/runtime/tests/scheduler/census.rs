@@ -386,7 +386,7 @@ fn brief_tasks_alone_react_in_a_crowd() {
             }
             assert_eq!(turns.next(model, &own, now).map(|next| next.1), Some(Lane::Reaction));
             assert_eq!(turns.next(model, &own, now), None, "it has run empty");
-            now = now + Duration::from_micros(4_999);
+            now = now + Duration::from_micros(19_999);
             assert!(!reacts(101_000, now));
             now = now + Duration::from_micros(1);
             assert!(reacts(500_000, now), "the crowd is over");

@@ -47,6 +47,9 @@ fn late_ns(long_poll_ns: u64) -> u64 {
 /// Where the reaction lane has not run empty for so long, more is asked of it than it can do. Then brief tasks alone react.
 const CROWDED_NS: u64 = 5_000_000;
 
+/// For how long that is remembered: those that it has put off come back at once otherwise, all together.
+const CROWD_LASTS_NS: u64 = 20_000_000;
+
 /// A worker that was away counts for no more than this.
 const AWAY_NS: u64 = 1_000_000;
 
@@ -101,7 +104,7 @@ impl<T> Injected<T> {
         if busy_ns >= CROWDED_NS {
             let halvings = (busy_ns / CROWDED_NS).ilog2();
             self.brief_ns.store((BRIEF_NS >> halvings.min(63)).max(BRIEFEST_NS), Ordering::Relaxed);
-            self.crowded_until.store(now.saturating_add(CROWDED_NS), Ordering::Relaxed);
+            self.crowded_until.store(now.saturating_add(CROWD_LASTS_NS), Ordering::Relaxed);
         }
     }
 
