@@ -54,12 +54,18 @@ mod decisions;
 mod reserves;
 #[path = "loom/supervision.rs"]
 mod supervision;
+#[path = "loom/threads.rs"]
+mod threads;
 #[path = "loom/whole.rs"]
 mod whole;
 
 /// What the modules name of others, and no model looks at.
 mod measure {
     use std::{panic::Location, sync::Arc, time::Duration};
+
+    use vigie_detect::Instant;
+
+    use super::{lane::Lane, task_cell::poll::EndedPoll};
 
     pub(crate) struct CurrentPoll {
         pub(crate) name: Option<Arc<str>>,
@@ -76,6 +82,43 @@ mod measure {
         pub(crate) new_threads: u64,
         pub(crate) refused: u64,
     }
+
+    pub(crate) struct Sampler;
+
+    impl Sampler {
+        pub(crate) fn new(_seed: u32) -> Self {
+            Self
+        }
+    }
+
+    pub(crate) struct Counters;
+
+    impl Counters {
+        pub(crate) fn begin_poll(&self, _ready: u64, _now: u64) {}
+        pub(crate) fn end_poll(&self, _: Lane, _nanos: u64) {}
+        pub(crate) fn count_long_poll(&self, _is_hog: bool) {}
+        pub(crate) fn count_sleep(&self) {}
+    }
+
+    pub(crate) struct Hogs;
+
+    impl Hogs {
+        pub(crate) fn record(&self, _: EndedPoll, _: Lane, _end: Instant) -> bool {
+            false
+        }
+    }
+}
+
+/// The same, of the runtime that a thread runs for.
+mod context {
+    pub(crate) struct Entered;
+}
+
+/// The same, of foreign code, which does not panic here.
+mod panics {
+    pub(crate) fn contained<T>(_place: &'static str, call: impl FnOnce() -> T) -> Option<T> {
+        Some(call())
+    }
 }
 
 /// The same, of refused resources.
@@ -89,25 +132,113 @@ mod refusal {
     }
 }
 
-/// The same, of tasks.
+/// The same, of tasks: none of them is proven to be short, sleeps in the kernel, or is aborted.
 mod task_cell {
-    use std::{panic::Location, sync::Arc};
+    use std::{cell::OnceCell, panic::Location, sync::Arc};
+
+    use super::{
+        lane::{Account, Credit},
+        whole::Task,
+    };
 
     pub(crate) struct TaskInfo {
         pub(crate) site: &'static Location<'static>,
         pub(crate) name_key: u32,
+        pub(crate) account: Account,
     }
 
     impl TaskInfo {
+        #[track_caller]
+        pub(crate) fn new() -> Self {
+            let account = Account::new(Credit::FULL, None);
+            Self { site: Location::caller(), name_key: 0, account }
+        }
+
         pub(crate) fn early_word(&self) -> u64 {
             0
         }
+
+        pub(crate) fn early(&self) -> Option<()> {
+            None
+        }
+
+        pub(crate) fn expected_ns(&self) -> Option<u32> {
+            None
+        }
+
+        pub(crate) fn ready_time(&self) -> u64 {
+            0
+        }
+
+        pub(crate) fn is_proven(&self) -> bool {
+            false
+        }
+
+        pub(crate) fn is_aborted(&self) -> bool {
+            false
+        }
+
+        pub(crate) fn was_late(&self) -> bool {
+            false
+        }
+
+        pub(crate) fn sleeps(&self) -> bool {
+            false
+        }
+    }
+
+    pub(crate) struct Runnable {
+        task: Task,
+        /// Made by the thread that polls: the queues in between order nothing, as far as loom knows.
+        info: OnceCell<TaskInfo>,
+    }
+
+    impl Runnable {
+        pub(crate) fn new(task: Task) -> Self {
+            Self { task, info: OnceCell::new() }
+        }
+
+        pub(crate) fn metadata(&self) -> &TaskInfo {
+            self.info.get_or_init(TaskInfo::new)
+        }
+
+        pub(crate) fn run(self) {
+            super::threads::poll(self.task);
+        }
+    }
+
+    pub(crate) fn drop_task(_: Runnable) {
+        unreachable!("no task is aborted");
     }
 
     pub(crate) struct LiveTasks;
 
     impl LiveTasks {
         pub(crate) fn name(&self, _: u32) -> Option<Arc<str>> {
+            None
+        }
+    }
+
+    /// No poll is long.
+    pub(crate) mod poll {
+        use std::time::Duration;
+
+        use super::Credit;
+
+        pub(crate) struct EndedPoll {
+            pub(crate) has_computed: bool,
+            pub(crate) elapsed_ns: u64,
+        }
+
+        pub(crate) fn is_watched_by(_was_asleep: fn() -> bool) {}
+        pub(crate) fn sample_processor_time(_now: u64) {}
+        pub(crate) fn begin_poll(_now: u64, _: Credit, _is_proven: bool, _long: Duration) {}
+
+        pub(crate) fn take_poll_end() -> Option<u64> {
+            None
+        }
+
+        pub(crate) fn take_long_poll() -> Option<EndedPoll> {
             None
         }
     }
@@ -131,7 +262,17 @@ mod sync {
         Ordering, PoisonError, count, lock, parking,
     };
 
-    thread_local! {
+    /// Loom's does not know constants.
+    macro_rules! variable_of_loom {
+        ($visible:vis static $name:ident: $type:ty = const { $value:expr };) => {
+            loom::thread_local! {
+                $visible static $name: $type = $value;
+            }
+        };
+    }
+    pub(crate) use variable_of_loom as thread_local;
+
+    std::thread_local! {
         static HAS_FENCES: Cell<bool> = const { Cell::new(true) };
     }
 

@@ -94,6 +94,8 @@ pub(crate) mod kernel_help {
         1
     }
 
+    pub(crate) fn shorten_slice() {}
+
     std::thread_local! {
         static USED: std::cell::Cell<u64> = const { std::cell::Cell::new(1) };
     }
@@ -129,6 +131,15 @@ pub(crate) mod kernel_help {
                 self.set(false);
             }
         }
+
+        pub(crate) fn is_set(&self) -> bool {
+            self.is_set.load(Ordering::Relaxed)
+        }
+
+        /// No model sends a signal.
+        pub(crate) fn bind(&self, _signal: i32, _descriptor: i32) {}
+
+        pub(crate) fn unbind(&self) {}
 
         fn set(&self, runs: bool) {
             let mut timer = self.runs.lock().expect("no panic");
@@ -360,7 +371,7 @@ fn a_blind_stop_stops_the_alarm_of_others() {
 fn mark_against_end(fault: Fault, is_long: bool) {
     let seat = Arc::new(Seat::new());
     let blocked = Arc::new(Blocked::new());
-    let task = TaskInfo { site: Location::caller(), name_key: 0 };
+    let task = TaskInfo::new();
     seat.take();
     seat.begin(Instant::from_nanos(1), &task);
     let supervisor = {
@@ -416,7 +427,7 @@ fn without_an_end_polls_count_as_asleep() {
 fn substitutes(fault: Fault) {
     let seat = Seat::new();
     let blocked = Arc::new(Blocked::new());
-    let task = TaskInfo { site: Location::caller(), name_key: 0 };
+    let task = TaskInfo::new();
     seat.take();
     seat.begin(Instant::from_nanos(1), &task);
     for now in [1_000_000, 1_100_000] {
@@ -465,7 +476,7 @@ fn without_leaving_a_place_stays_taken() {
 fn timer_against_rest(fault: Fault) {
     let seat = Arc::new(Seat::new());
     let timer = Arc::new(HogTimer::new());
-    let task = TaskInfo { site: Location::caller(), name_key: 0 };
+    let task = TaskInfo::new();
     seat.begin(Instant::from_nanos(1), &task);
     let supervisor = {
         let (seat, timer) = (Arc::clone(&seat), Arc::clone(&timer));
@@ -508,7 +519,7 @@ fn at(nanos: u64) -> Instant {
 }
 
 fn task() -> TaskInfo {
-    TaskInfo { site: Location::caller(), name_key: 0 }
+    TaskInfo::new()
 }
 
 /// Goal: whether a thread sleeps is asked at once, and then ever more rarely, of confirmed sleepers still less; of a new

@@ -12,6 +12,7 @@
 mod baton;
 mod census;
 mod deadlock;
+mod local;
 mod need;
 mod order;
 mod reserve;
@@ -29,19 +30,20 @@ use std::{
 
 use async_task::{ScheduleInfo, WithInfo};
 use crossbeam::{deque::Worker as Queue, utils::CachePadded};
-use vigie_detect::Server;
+use vigie_detect::{Lookout, Server, clock::monotonic_now};
 
 use self::{
     baton::Baton,
+    local::Remote,
     order::{Injected, Serves},
     reserve::Reserves,
     seat::{Blocked, Seat},
-    shared::Remote,
     supervisor::Supervisor,
 };
 pub(crate) use self::{
+    local::is_worker,
     reserve::RESERVES_MAX,
-    shared::{Shared, is_awaited, is_worker},
+    shared::{Shared, is_awaited},
 };
 use crate::{
     blocking_pool::BlockingPool,

@@ -10,9 +10,10 @@ use vigie_detect::{Instant, Lookout, clock::monotonic_now};
 use super::{
     census::{self, Census, Since},
     deadlock::{self, DeadlockWatch},
+    local::Remote,
     order::{self, Parts, Serves},
     reserve::{self, Activated},
-    shared::{Remote, Shared},
+    shared::Shared,
 };
 use crate::{
     kernel_help,

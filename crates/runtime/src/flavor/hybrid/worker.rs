@@ -4,11 +4,14 @@
 use std::{cell::Cell, rc::Rc};
 
 use crossbeam::deque::Worker as Queue;
-use vigie_detect::{Detected, Instant, Lookout, clock::monotonic_now};
+use vigie_detect::{Detected, Instant};
 
 use super::{
+    Lookout,
+    local::{LOCAL, Local, Remote, Woken, was_asleep},
+    monotonic_now,
     order::{self, Own, Parts, Turns, Waking},
-    shared::{LOCAL, Local, Remote, Shared, Woken, was_asleep},
+    shared::Shared,
 };
 use crate::{
     context::Entered,

@@ -1,0 +1,373 @@
+//! `flavor/hybrid/worker.rs` as it stands, with `local.rs`, `order.rs` and the parts below them, over what the
+//! models have in the place of the rest: a wait point, tasks that count down, and a kernel that helps nobody.
+
+use std::{cell::Cell, ops::Deref, rc::Rc, time::Duration};
+
+use crossbeam::{
+    deque::{Stealer, Worker as Queue},
+    utils::CachePadded,
+};
+use loom::{sync::Arc, thread};
+use vigie_detect::{Detected, Instant};
+
+use super::{
+    RANK,
+    baton::Baton,
+    context::Entered,
+    door::{AtomicCell, Ordering},
+    lane::{Cause, ComputeQueue},
+    measure::{Counters, Hogs},
+    order::{Injected, Own, Parts, Serves, Waking},
+    parking::{alarm::Alarm, idle::Idle, parker::Parker},
+    seat::{Blocked, Seat},
+    supervision::kernel_help::HogTimer,
+    task_cell::{Runnable, TaskInfo},
+    whole::{Fault, Model, NOW, Task, WaitPoint},
+};
+pub(crate) use super::{order, seat};
+use local::{LOCAL, Local, Remote};
+
+#[path = "../../src/flavor/hybrid/local.rs"]
+mod local;
+#[path = "../../src/flavor/hybrid/worker.rs"]
+mod worker;
+
+mod shared {
+    pub(super) use super::Shared;
+}
+
+/// What the threads share.
+pub(crate) struct Shared {
+    model: Model<Runnable>,
+    remotes: Vec<Remote>,
+    server: Server,
+    options: Options,
+    reserves: Reserves,
+    hogs: Hogs,
+    signal: Option<i32>,
+    enter: fn(Arc<Self>) -> Entered,
+    /// What the blind see in the place of the injected tasks.
+    nothing: Injected<Runnable>,
+}
+
+loom::thread_local! {
+    /// Whether this thread looks for events at each switch.
+    static LOOKS: Cell<bool> = Cell::new(false);
+    /// This thread sees no work.
+    static IS_BLIND: Cell<bool> = Cell::new(false);
+}
+
+impl Shared {
+    /// Makes the shared part of a runtime of `workers` workers and one reserve thread with `left` tasks to run,
+    /// and the workers' queues.
+    pub(crate) fn new(
+        workers: usize,
+        left: usize,
+        fault: Fault,
+    ) -> (Arc<Self>, Vec<Queue<Runnable>>) {
+        let (model, queues) = Model::new(workers, left, fault);
+        let remotes = (0..=workers).map(|_| Remote {
+            parker: Parker::new(),
+            seat: Seat::new(),
+            hog_timer: HogTimer::new(),
+            counters: CachePadded::new(Counters),
+        });
+        let shared = Self {
+            remotes: remotes.collect(),
+            server: Server { wait_point: Arc::clone(&model.wait_point), fault },
+            model,
+            options: Options {
+                workers,
+                quantum: Duration::from_millis(1),
+                long_poll: Duration::from_micros(200),
+                reaction_slice: Duration::from_millis(1),
+                kernel_help: KernelHelp { short_slices: false },
+            },
+            reserves: Reserves,
+            hogs: Hogs,
+            signal: None,
+            enter: |_| Entered,
+            nothing: Injected::new(),
+        };
+        (Arc::new(shared), queues)
+    }
+
+    /// Queues another task, as `Shared::schedule_here` does, and waits until it has run.
+    fn wait_for_another(&self, local: &Local) {
+        let (cause, is_short) = (local.cause.get(), local.is_short.get());
+        let turn_began = local.switched_at.get();
+        let waking = Waking { cause, was_running: false, is_short, turn_began };
+        self.queue_here(&local.own(), Runnable::new(Task::Ends), Some(RANK), waking);
+        // The supervisor's look, if it was asked for one.
+        if self.alarm.timer.take().is_some() {
+            self.wake_one();
+        }
+        let mut left = self.left.lock().expect("no panic");
+        while *left > 1 {
+            left = self.was_run.wait(left).expect("no panic");
+        }
+    }
+
+    fn end_thread(&self) {}
+
+    fn blocked_count(&self) -> usize {
+        self.blocked.count()
+    }
+
+    fn long_poll_ns(&self) -> u64 {
+        200_000
+    }
+
+    fn count(&self, (): ()) {}
+}
+
+/// Starts a worker.
+pub(crate) fn start_worker(
+    shared: &Arc<Shared>,
+    index: usize,
+    queue: Queue<Runnable>,
+    looks: bool,
+) -> thread::JoinHandle<()> {
+    let shared = Arc::clone(shared);
+    thread::spawn(move || {
+        LOOKS.with(|place| place.set(looks));
+        worker::run(shared, index, queue);
+    })
+}
+
+/// Starts the reserve thread.
+pub(crate) fn start_reserve(shared: &Arc<Shared>) -> thread::JoinHandle<()> {
+    let shared = Arc::clone(shared);
+    thread::spawn(move || worker::run_reserve(shared, 0))
+}
+
+/// What a task does when it is polled.
+pub(crate) fn poll(task: Task) {
+    let local = LOCAL.with(|local| local.borrow().clone()).expect("a thread of the runtime");
+    let shared = &*local.owner;
+    if task == Task::WaitsForAnother {
+        shared.wait_for_another(&local);
+    }
+    let mut left = shared.left.lock().expect("no panic");
+    *left -= 1;
+    shared.was_run.notify_one();
+    if *left == 0 {
+        drop(left);
+        shared.is_shutdown.store(true, Ordering::SeqCst);
+        for remote in &shared.remotes {
+            remote.parker.unpark(|| shared.server.unpark());
+        }
+    }
+}
+
+impl Deref for Shared {
+    type Target = Model<Runnable>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.model
+    }
+}
+
+/// As the real ones, but for the planted faults.
+impl Parts for Shared {
+    type Task = Runnable;
+
+    fn injected(&self) -> &Injected<Runnable> {
+        if IS_BLIND.with(Cell::get) { &self.nothing } else { self.model.injected() }
+    }
+
+    fn reacting(&self) -> &[Stealer<Runnable>] {
+        self.model.reacting()
+    }
+
+    fn computing(&self) -> &[ComputeQueue<Runnable>] {
+        self.model.computing()
+    }
+
+    fn seat(&self, place: usize) -> &Seat {
+        &self.remotes[place].seat
+    }
+
+    fn serving(&self) -> impl Iterator<Item = usize> + '_ {
+        self.model.serving()
+    }
+
+    fn serving_count(&self) -> usize {
+        self.model.serving_count()
+    }
+
+    fn idle(&self) -> &Idle {
+        self.model.idle()
+    }
+
+    fn baton(&self) -> &Baton {
+        self.model.baton()
+    }
+
+    fn alarm(&self) -> &Alarm {
+        self.model.alarm()
+    }
+
+    fn blocked(&self) -> &Blocked {
+        self.model.blocked()
+    }
+
+    fn serves(&self) -> &AtomicCell<Serves> {
+        self.model.serves()
+    }
+
+    fn unpark(&self, place: usize) {
+        if self.fault != Fault::NoWaking {
+            self.remotes[place].parker.unpark(|| self.server.unpark());
+        }
+    }
+
+    fn is_called(&self, place: usize) -> bool {
+        self.fault != Fault::NoAnswering && self.remotes[place].parker.is_called()
+    }
+
+    fn take_back(&self, place: usize) -> bool {
+        self.remotes[place].parker.take_back()
+    }
+
+    fn ring(&self) {
+        self.server.unpark();
+    }
+
+    fn has_work(&self) -> bool {
+        self.fault != Fault::NoLastLook && self.model.has_work()
+    }
+}
+
+/// When everything happens.
+fn monotonic_now() -> Instant {
+    NOW
+}
+
+struct Options {
+    workers: usize,
+    quantum: Duration,
+    long_poll: Duration,
+    reaction_slice: Duration,
+    kernel_help: KernelHelp,
+}
+
+struct KernelHelp {
+    short_slices: bool,
+}
+
+/// The detection server: no more than its wait point.
+struct Server {
+    wait_point: Arc<WaitPoint>,
+    fault: Fault,
+}
+
+impl Server {
+    fn lookout(&self) -> Lookout {
+        let (wait_point, fault) = (Arc::clone(&self.wait_point), self.fault);
+        Lookout { wait_point, fault, is_watcher: false, looks: LOOKS.with(Cell::get) }
+    }
+
+    fn wait_point(&self) -> Option<i32> {
+        None
+    }
+
+    fn unpark(&self) {
+        self.wait_point.unpark();
+    }
+}
+
+struct Lookout {
+    wait_point: Arc<WaitPoint>,
+    fault: Fault,
+    is_watcher: bool,
+    looks: bool,
+}
+
+impl Lookout {
+    fn sharing(self) -> Self {
+        self
+    }
+
+    fn for_watcher(mut self) -> Self {
+        self.is_watcher = true;
+        self
+    }
+
+    fn is_due(&self, _: Instant) -> bool {
+        self.looks
+    }
+
+    fn detect(&self) {
+        self.wait_point.detect(self.fault);
+    }
+
+    fn park_unless(
+        &mut self,
+        _until: Option<Instant>,
+        is_awaited: impl FnOnce() -> bool,
+    ) -> Detected {
+        let is_awaited = || match self.fault {
+            Fault::NoAsking => false,
+            Fault::NoLastLook if self.is_watcher => blindly(is_awaited),
+            _ => is_awaited(),
+        };
+        let was_free = self.wait_point.park_unless(!self.is_watcher, is_awaited);
+        if was_free { Detected::Nothing } else { Detected::Busy }
+    }
+
+    fn is_watched(&self) -> bool {
+        self.wait_point.is_watched()
+    }
+
+    fn resume(&self, _: Instant) {}
+
+    /// Nobody looks often enough that a reserve thread is not needed.
+    fn last_look(&self) -> Instant {
+        NOW
+    }
+
+    fn last_gap(&self) -> Instant {
+        NOW
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    fn wants_company(&self, _: Instant) -> bool {
+        false
+    }
+}
+
+fn blindly(ask: impl FnOnce() -> bool) -> bool {
+    IS_BLIND.with(|is_blind| is_blind.set(true));
+    let answer = ask();
+    IS_BLIND.with(|is_blind| is_blind.set(false));
+    answer
+}
+
+/// The reserve threads' slots: one thread, which the supervisor calls again as soon as it rests.
+struct Reserves;
+
+impl Reserves {
+    fn rest(&self, _slot: usize, _blocked: usize) -> bool {
+        LOCAL.with(|local| {
+            let local = local.borrow();
+            let shared = &local.as_ref().expect("a thread of this runtime").owner;
+            let goes_on = !shared.is_shutdown.load(Ordering::SeqCst);
+            if goes_on {
+                thread::yield_now();
+            }
+            goes_on
+        })
+    }
+
+    fn leave(&self, _slot: usize) {}
+
+    fn is_serving(&self) -> bool {
+        false
+    }
+
+    fn activate(&self, _: &Shared) {}
+}
