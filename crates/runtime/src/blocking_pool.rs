@@ -56,12 +56,12 @@ impl BlockingPool {
         let woken_for = runtime.clone();
         let schedule = move |runnable| {
             // It was in the queue, or has run: the pool has had a thread for it.
-            let _ = scheduled.enqueue(runnable, &woken_for);
+            let _ = Self::enqueue(&scheduled, runnable, &woken_for);
         };
         let (runnable, mut handle) =
             task_cell::spawn(&pool.live, site.into(), async move { work() }, schedule);
         if let Some(runnable) = runnable
-            && let Err(error) = pool.enqueue(runnable, &runtime)
+            && let Err(error) = Self::enqueue(pool, runnable, &runtime)
         {
             handle.refuse(error);
         }
@@ -72,8 +72,8 @@ impl BlockingPool {
     ///
     /// # Errors
     /// Why there is no thread at all: the closure is cancelled then.
-    fn enqueue(self: &Arc<Self>, runnable: Runnable, runtime: &impl Enter) -> io::Result<()> {
-        let mut state = self.lock();
+    fn enqueue(pool: &Arc<Self>, runnable: Runnable, runtime: &impl Enter) -> io::Result<()> {
+        let mut state = pool.lock();
         if state.is_shutdown {
             drop(state);
             // Cancels the task.
@@ -82,17 +82,16 @@ impl BlockingPool {
         }
         state.queue.push_back(runnable);
         if state.idle_count >= state.queue.len() {
-            self.has_work.notify_one();
+            pool.has_work.notify_one();
             return Ok(());
         }
-        if state.thread_count >= self.threads_max {
+        if state.thread_count >= pool.threads_max {
             return Ok(());
         }
-        let pool = Arc::clone(self);
-        let runtime = runtime.clone();
+        let (own, runtime) = (Arc::clone(pool), runtime.clone());
         let spawned = thread::Builder::new()
             .name("vigie-blocking".to_owned())
-            .spawn(move || pool.run(runtime));
+            .spawn(move || own.run(runtime));
         match spawned {
             Ok(thread) => {
                 state.thread_count += 1;
@@ -163,7 +162,9 @@ impl BlockingPool {
     }
 }
 
+// The models of `tests/loom.rs` compile this file, too: the tests below are none of them.
 #[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use std::sync::mpsc;
 

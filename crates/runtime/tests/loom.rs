@@ -21,6 +21,8 @@ use loom::{
 
 #[path = "../src/flavor/hybrid/baton.rs"]
 mod baton;
+#[path = "../src/blocking_pool.rs"]
+mod blocking_pool;
 #[path = "../src/sync.rs"]
 mod door;
 #[path = "../src/lane/mod.rs"]
@@ -50,6 +52,8 @@ mod hybrid {
 }
 #[path = "loom/decisions.rs"]
 mod decisions;
+#[path = "loom/pool.rs"]
+mod pool;
 #[path = "loom/reserves.rs"]
 mod reserves;
 #[path = "loom/supervision.rs"]
@@ -112,6 +116,10 @@ mod measure {
 /// The same, of the runtime that a thread runs for.
 mod context {
     pub(crate) struct Entered;
+
+    pub(crate) trait Enter: Clone + Send + Sync + 'static {
+        fn enter(self) -> Entered;
+    }
 }
 
 /// The same, of foreign code, which does not panic here.
@@ -134,7 +142,14 @@ mod refusal {
 
 /// The same, of tasks: none of them is proven to be short, sleeps in the kernel, or is aborted.
 mod task_cell {
-    use std::{cell::OnceCell, panic::Location, sync::Arc};
+    use std::{
+        cell::OnceCell,
+        io,
+        panic::Location,
+        pin::pin,
+        sync::Arc,
+        task::{Context, Waker},
+    };
 
     use super::{
         lane::{Account, Credit},
@@ -188,14 +203,14 @@ mod task_cell {
     }
 
     pub(crate) struct Runnable {
-        task: Task,
+        body: Box<dyn FnOnce()>,
         /// Made by the thread that polls: the queues in between order nothing, as far as loom knows.
         info: OnceCell<TaskInfo>,
     }
 
     impl Runnable {
         pub(crate) fn new(task: Task) -> Self {
-            Self { task, info: OnceCell::new() }
+            Self { body: Box::new(move || super::threads::poll(task)), info: OnceCell::new() }
         }
 
         pub(crate) fn metadata(&self) -> &TaskInfo {
@@ -203,7 +218,30 @@ mod task_cell {
         }
 
         pub(crate) fn run(self) {
-            super::threads::poll(self.task);
+            (self.body)();
+        }
+    }
+
+    /// A task that is polled once.
+    pub(crate) fn spawn<F: Future + 'static>(
+        _: &super::sync::Arc<LiveTasks>,
+        _site: &'static Location<'static>,
+        future: F,
+        _schedule: impl Fn(Runnable),
+    ) -> (Option<Runnable>, JoinHandle<F::Output>) {
+        let poll = move || {
+            assert!(pin!(future).poll(&mut Context::from_waker(Waker::noop())).is_ready());
+        };
+        let runnable = Runnable { body: Box::new(poll), info: OnceCell::new() };
+        (Some(runnable), JoinHandle(std::marker::PhantomData))
+    }
+
+    /// Nobody waits for the output.
+    pub(crate) struct JoinHandle<T>(std::marker::PhantomData<T>);
+
+    impl<T> JoinHandle<T> {
+        pub(crate) fn refuse(&mut self, error: io::Error) {
+            panic!("threads of the models start: {error}");
         }
     }
 
@@ -214,6 +252,12 @@ mod task_cell {
     pub(crate) struct LiveTasks;
 
     impl LiveTasks {
+        pub(crate) fn new() -> Self {
+            Self
+        }
+
+        pub(crate) fn close(&self) {}
+
         pub(crate) fn name(&self, _: u32) -> Option<Arc<str>> {
             None
         }
@@ -262,17 +306,7 @@ mod sync {
         Ordering, PoisonError, count, lock, parking,
     };
 
-    /// Loom's does not know constants.
-    macro_rules! variable_of_loom {
-        ($visible:vis static $name:ident: $type:ty = const { $value:expr };) => {
-            loom::thread_local! {
-                $visible static $name: $type = $value;
-            }
-        };
-    }
-    pub(crate) use variable_of_loom as thread_local;
-
-    std::thread_local! {
+    thread_local! {
         static HAS_FENCES: Cell<bool> = const { Cell::new(true) };
     }
 

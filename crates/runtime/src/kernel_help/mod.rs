@@ -456,11 +456,7 @@ mod tests {
             // SAFETY: the call does not return.
             unsafe { libc::_exit(i32::from(timer.is_set())) };
         }
-        assert!(child > 0);
-        let mut status = 1;
-        // SAFETY: `status` is valid for writes.
-        while unsafe { libc::waitpid(child, &raw mut status, 0) } != child {}
-        assert_eq!(status, 0);
+        assert_eq!(status_of(child), 0);
         let counted = || timer.lock().as_ref().unwrap().every.as_ref().unwrap().count().unwrap();
         let begin = counted();
         let was_on = (0..10_000_000).any(|_| counted() > begin);
@@ -476,6 +472,153 @@ mod tests {
             let help = KernelHelp { signal: Some(signal), ..KernelHelp::default() };
             assert_eq!(help.usable_signal(), None);
         }
+    }
+
+    /// Goal: the handler keeps `errno`. Method: a process whose limit of descriptors makes the call in the handler fail.
+    #[test]
+    fn the_handler_keeps_errors() {
+        // SAFETY: the child calls what takes no lock and allocates nothing, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            // SAFETY: zeroes are valid for this plain structure.
+            let mut info: libc::siginfo_t = unsafe { mem::zeroed() };
+            info.si_code = CODE_PERIODIC;
+            // SAFETY: `errno` of this thread.
+            let errno = unsafe { libc::__errno_location() };
+            // SAFETY: `limit` is valid for reads.
+            let is_limited = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } == 0;
+            // SAFETY: as above.
+            unsafe { *errno = 77 };
+            on_signal(libc::SIGURG, &raw mut info, ptr::null_mut());
+            // SAFETY: as above.
+            let is_kept = unsafe { *errno } == 77;
+            // SAFETY: the call does not return.
+            unsafe { libc::_exit(i32::from(!is_limited || !is_kept)) };
+        }
+        assert_eq!(status_of(child), 0);
+    }
+
+    /// Waits until `child` has ended.
+    fn status_of(child: libc::pid_t) -> i32 {
+        assert!(child > 0);
+        let mut status = 1;
+        // SAFETY: `status` is valid for writes.
+        while unsafe { libc::waitpid(child, &raw mut status, 0) } != child {}
+        status
+    }
+
+    /// Goal: a thread's processor time is what its own clock says, and known of threads of this process alone.
+    /// Method: this thread, and a number that no thread has.
+    #[test]
+    fn processor_time_is_that_of_the_thread() {
+        let own = || u64::try_from(vigie_detect::clock::thread_cpu_time().as_nanos()).unwrap();
+        let before = own();
+        let asked = processor_time(thread_number()).unwrap();
+        assert!((before..=own()).contains(&asked));
+        // The kernel's bound of numbers.
+        assert_eq!(processor_time(1 << 22), None);
+        assert_eq!(processor_time(u32::MAX), None);
+    }
+
+    /// Goal: who was called is known until it answers. Method: a call and its answer, again if another test has
+    /// answered meanwhile.
+    #[test]
+    fn calls_are_known() {
+        let is_known = |_| {
+            note_call();
+            is_somebody_called()
+        };
+        assert!((0..1_000).any(is_known));
+        let is_answered = |_| {
+            note_answer();
+            !is_somebody_called()
+        };
+        assert!((0..1_000).any(is_answered));
+    }
+
+    /// Goal: a program's own handler stays, and ours is installed once where there is none. Method: signals that
+    /// nothing else here uses.
+    #[test]
+    fn handlers_of_others_stay() {
+        extern "C" fn own(_: c_int) {}
+        let handler = own as *const () as libc::sighandler_t;
+        // SAFETY: the handler does nothing.
+        unsafe { libc::signal(libc::SIGUSR1, handler) };
+        assert!(matches!(install(libc::SIGUSR1), Err(NoSignal::Handled(libc::SIGUSR1))));
+        assert_eq!(action(libc::SIGUSR1).unwrap(), handler);
+        assert!(!is_ours(libc::SIGUSR1));
+        for disposition in [libc::SIG_DFL, libc::SIG_IGN] {
+            // SAFETY: no handler.
+            unsafe { libc::signal(libc::SIGUSR2, disposition) };
+            assert!(!is_ours(libc::SIGUSR2));
+            for _ in 0..2 {
+                assert!(install(libc::SIGUSR2).is_ok() && is_ours(libc::SIGUSR2));
+            }
+        }
+        assert!(matches!(install(libc::SIGKILL), Err(NoSignal::Refused(libc::SIGKILL, _))));
+    }
+
+    /// Goal: a timer runs between start and stop, and not once it is unbound or the signal is another one's.
+    /// Method: what its events count.
+    #[test]
+    fn a_timer_runs_while_it_is_set() {
+        if let Err(error) = task_clock::probe() {
+            println!("SKIPPED: {error}");
+            return;
+        }
+        install(libc::SIGURG).unwrap();
+        while !task_clock::is_ready() {
+            crate::sync::thread::yield_now();
+        }
+        let timer = HogTimer::new();
+        timer.start();
+        assert!(!timer.is_set(), "it has no thread");
+        timer.bind(libc::SIGURG, -1);
+        assert!(!timer.is_set());
+        timer.ask_now();
+        let is_made = |event: fn(&Bound) -> bool| timer.lock().as_ref().is_some_and(event);
+        assert!(is_made(|bound| bound.soon.is_some() && bound.every.is_none()));
+        let counted = || timer.lock().as_ref().unwrap().every.as_ref().unwrap().count().unwrap();
+        let runs = || {
+            let begin = counted();
+            (0..1_000_000).any(|_| counted() > begin)
+        };
+        for _ in 0..2 {
+            timer.start();
+            assert!(timer.is_set() && runs());
+            timer.stop();
+            assert!(!timer.is_set());
+            let stopped = counted();
+            compute(Duration::from_millis(1));
+            assert_eq!(counted(), stopped);
+        }
+        timer.start();
+        timer.unbind();
+        assert!(!timer.is_set() && timer.lock().is_none());
+
+        // SAFETY: no handler. Nothing else here uses the signal.
+        unsafe { libc::signal(libc::SIGWINCH, libc::SIG_DFL) };
+        install(libc::SIGWINCH).unwrap();
+        timer.bind(libc::SIGWINCH, -1);
+        timer.start();
+        assert!(timer.is_set());
+        // SAFETY: as above.
+        unsafe { libc::signal(libc::SIGWINCH, libc::SIG_DFL) };
+        timer.start();
+        assert!(!timer.is_set(), "the signal is not ours any more");
+        assert!(is_made(|bound| bound.every.is_none()));
+        install(libc::SIGWINCH).unwrap();
+        timer.start();
+        timer.ask_now();
+        assert!(!timer.is_set() && is_made(|bound| bound.soon.is_none()), "never again");
+        timer.unbind();
+    }
+
+    /// Uses so much processor time.
+    fn compute(time: Duration) {
+        let end = vigie_detect::clock::thread_cpu_time() + time;
+        while vigie_detect::clock::thread_cpu_time() < end {}
     }
 
     /// Goal: hogs give way to a thread that was called until it runs, and not for ever to one that never

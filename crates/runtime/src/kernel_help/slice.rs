@@ -87,6 +87,38 @@ fn set_attributes(thread: u32, attributes: &SchedAttr) -> io::Result<()> {
 mod tests {
     use super::*;
 
+    /// Goal: a thread's slice is shortened by itself, and restored by whoever knows its number. Method: what the kernel says
+    /// of a thread of its own. A kernel before Linux 6.12 tells of no slice.
+    #[test]
+    fn a_slice_is_short_until_it_is_restored() {
+        let thread = crate::sync::thread::spawn(|| {
+            let usual = attributes(0).unwrap();
+            shorten_slice();
+            let short = attributes(0).unwrap();
+            restore_slice(crate::kernel_help::thread_number());
+            (usual, short, attributes(0).unwrap())
+        });
+        let (usual, short, restored) = thread.join().unwrap();
+        let policy = |found: &SchedAttr| (found.sched_policy, found.sched_nice);
+        assert_eq!((policy(&short), policy(&restored)), (policy(&usual), policy(&usual)));
+        if usual.sched_nice < 0 || usual.sched_policy != libc::SCHED_OTHER.cast_unsigned() {
+            println!("SKIPPED: the thread is left alone");
+            return;
+        }
+        assert_eq!(usual.sched_flags & SCHED_FLAG_RESET_ON_FORK, 0);
+        assert_eq!(short.sched_flags & SCHED_FLAG_RESET_ON_FORK, SCHED_FLAG_RESET_ON_FORK);
+        if usual.sched_runtime > 0 {
+            assert_eq!(
+                (short.sched_runtime, restored.sched_runtime),
+                (100_000, usual.sched_runtime)
+            );
+        }
+        assert_eq!(
+            attributes(i32::MAX.cast_unsigned()).unwrap_err().raw_os_error(),
+            Some(libc::ESRCH)
+        );
+    }
+
     /// Goal: only threads that share the processor by slices are changed, and keep policy and nice value.
     /// Method: every policy of the kernel, with nice values on both sides of zero.
     #[test]

@@ -75,6 +75,11 @@ mod tests {
         while is_asleep(computing) {
             thread::yield_now();
         }
+        // A kernel may keep it to itself where a thread sleeps.
+        let place = sleeps_in(asleep);
+        assert!(place.is_none_or(|place| place.contains("futex")));
+        assert_eq!(sleeps_in(computing), None);
+        assert_eq!(sleeps_in(u32::MAX), None);
         is_over.store(true, Ordering::Relaxed);
         drop(_keep);
         sleeper.join().expect("no panic");

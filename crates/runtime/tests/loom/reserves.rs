@@ -116,6 +116,8 @@ pub(crate) mod blocking {
         pub(crate) static IS_HASTY: Cell<bool> = const { Cell::new(false) };
         /// Whether threads run at all. Loom has five at most.
         pub(crate) static RUNS_THREADS: Cell<bool> = const { Cell::new(true) };
+        /// A fault: nobody is notified of a single thing.
+        pub(crate) static IS_MUTE: Cell<bool> = const { Cell::new(false) };
     }
 
     pub(crate) struct Condvar(loom::sync::Condvar);
@@ -126,7 +128,29 @@ pub(crate) mod blocking {
         }
 
         pub(crate) fn notify_one(&self) {
-            self.0.notify_one();
+            if !IS_MUTE.get() {
+                self.0.notify_one();
+            }
+        }
+
+        pub(crate) fn notify_all(&self) {
+            self.0.notify_all();
+        }
+
+        /// As [`wait_timeout_while`](Self::wait_timeout_while), without a condition.
+        pub(crate) fn wait_timeout<'a, T>(
+            &self,
+            mut guard: RealGuard<'a, T>,
+            time: Duration,
+        ) -> LockResult<(RealGuard<'a, T>, Timeout)> {
+            let inner = guard.guard.take().expect("locked");
+            if time.is_zero() {
+                drop(inner);
+                guard.guard = guard.mutex.lock().ok();
+            } else {
+                guard.guard = self.0.wait(inner).ok();
+            }
+            Ok((guard, Timeout(time.is_zero())))
         }
 
         /// A time of zero is over at any moment, another one never.
@@ -150,6 +174,15 @@ pub(crate) mod blocking {
                 guard.guard = self.0.wait(inner).ok();
             }
             Ok((guard, ()))
+        }
+    }
+
+    /// Whether the time was over.
+    pub(crate) struct Timeout(bool);
+
+    impl Timeout {
+        pub(crate) fn timed_out(&self) -> bool {
+            self.0
         }
     }
 

@@ -1,7 +1,12 @@
 //! `flavor/hybrid/worker.rs` as it stands, with `local.rs`, `order.rs` and the parts below them, over what the
 //! models have in the place of the rest: a wait point, tasks that count down, and a kernel that helps nobody.
 
-use std::{cell::Cell, ops::Deref, rc::Rc, time::Duration};
+use std::{
+    cell::{Cell, RefCell},
+    ops::Deref,
+    rc::Rc,
+    time::Duration,
+};
 
 use crossbeam::{
     deque::{Stealer, Worker as Queue},
@@ -25,7 +30,7 @@ use super::{
     whole::{Fault, Model, NOW, Task, WaitPoint},
 };
 pub(crate) use super::{order, seat};
-use local::{LOCAL, Local, Remote};
+use local::{Local, Remote};
 
 #[path = "../../src/flavor/hybrid/local.rs"]
 mod local;
@@ -33,7 +38,7 @@ mod local;
 mod worker;
 
 mod shared {
-    pub(super) use super::Shared;
+    pub(super) use super::{LOCAL, Shared, was_asleep};
 }
 
 /// What the threads share.
@@ -51,6 +56,7 @@ pub(crate) struct Shared {
 }
 
 loom::thread_local! {
+    static LOCAL: RefCell<Option<Rc<Local<Shared>>>> = RefCell::new(None);
     /// Whether this thread looks for events at each switch.
     static LOOKS: Cell<bool> = Cell::new(false);
     /// This thread sees no work.
@@ -93,7 +99,7 @@ impl Shared {
     }
 
     /// Queues another task, as `Shared::schedule_here` does, and waits until it has run.
-    fn wait_for_another(&self, local: &Local) {
+    fn wait_for_another(&self, local: &Local<Self>) {
         let (cause, is_short) = (local.cause.get(), local.is_short.get());
         let turn_began = local.switched_at.get();
         let waking = Waking { cause, was_running: false, is_short, turn_began };
@@ -345,6 +351,11 @@ fn blindly(ask: impl FnOnce() -> bool) -> bool {
     let answer = ask();
     IS_BLIND.with(|is_blind| is_blind.set(false));
     answer
+}
+
+/// No thread sleeps in the kernel.
+fn was_asleep() -> bool {
+    false
 }
 
 /// The reserve threads' slots: one thread, which the supervisor calls again as soon as it rests.

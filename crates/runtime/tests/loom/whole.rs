@@ -41,6 +41,8 @@ pub(crate) enum Fault {
     NoAnswering,
     /// Whoever queues a task wakes nobody.
     NoWaking,
+    /// Nobody tells an idle blocking thread of a closure.
+    NoNotice,
 }
 
 const RUNG: u32 = 1;
@@ -510,7 +512,7 @@ fn faults_are_found() {
 const VARIABLE: &str = "VIGIE_LOOM_FAULT";
 
 /// Faults, and the models in which they show.
-const FAULTS: [(fn(Fault), Fault); 9] = [
+const FAULTS: [(fn(Fault), Fault); 10] = [
     (|fault| whole(1, 1, fault), Fault::NoWaking),
     (|fault| whole(1, 1, fault), Fault::NoLastLook),
     (beside_a_look, Fault::NoAsking),
@@ -520,4 +522,5 @@ const FAULTS: [(fn(Fault), Fault); 9] = [
     (held, Fault::NoLastLook),
     (sentinel, Fault::NoWaking),
     (sentinel, Fault::NoLastLook),
+    (super::pool::all_run, Fault::NoNotice),
 ];

@@ -1,20 +1,17 @@
 //! What a thread that runs tasks knows of itself, and what others may do to it.
 
-use std::{
-    cell::{Cell, RefCell},
-    rc::Rc,
-};
+use std::cell::Cell;
 
 use crossbeam::{deque::Worker as Queue, utils::CachePadded};
 use vigie_detect::Instant;
 
-use super::{monotonic_now, order::Own, seat::Seat, shared::Shared};
+use super::{monotonic_now, order::Own, seat::Seat};
 use crate::{
     kernel_help::HogTimer,
     lane::Cause,
     measure::{Counters, Sampler},
     parking::parker::Parker,
-    sync::{Arc, thread_local},
+    sync::Arc,
     task_cell::Runnable,
 };
 
@@ -26,10 +23,10 @@ pub(super) struct Remote {
     pub(super) counters: CachePadded<Counters>,
 }
 
-/// What a worker's thread knows; schedule functions find it here.
-pub(super) struct Local {
+/// What a worker's thread, or a reserve thread, knows; schedule functions find it by a variable of the thread.
+pub(super) struct Local<S> {
     /// Which runtime this thread works for.
-    pub(super) owner: Arc<Shared>,
+    pub(super) owner: Arc<S>,
     /// The reaction lane; empty for a reserve thread.
     pub(super) reacting: Queue<Runnable>,
     /// Its place among the remotes.
@@ -56,7 +53,7 @@ pub(super) enum Woken {
     Several,
 }
 
-impl Local {
+impl<S> Local<S> {
     pub(super) fn own(&self) -> Own<'_, Runnable> {
         Own { reacting: &self.reacting, worker: self.worker }
     }
@@ -75,19 +72,4 @@ impl Local {
             Woken::Nobody | Woken::Several => monotonic_now(),
         }
     }
-}
-
-thread_local! {
-    pub(super) static LOCAL: RefCell<Option<Rc<Local>>> = const { RefCell::new(None) };
-}
-
-/// Returns whether this thread is a worker of this flavor.
-pub(crate) fn is_worker() -> bool {
-    LOCAL.try_with(|local| local.borrow().is_some()).unwrap_or(false)
-}
-
-/// Returns whether this thread was found asleep in the kernel in the poll that it runs.
-pub(super) fn was_asleep() -> bool {
-    let is_blocked = |local: &Rc<Local>| local.owner.remotes[local.place].seat.is_blocked();
-    LOCAL.try_with(|local| local.borrow().as_ref().is_some_and(is_blocked)).unwrap_or(false)
 }

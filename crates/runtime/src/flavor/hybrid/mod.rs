@@ -41,9 +41,8 @@ use self::{
     supervisor::Supervisor,
 };
 pub(crate) use self::{
-    local::is_worker,
     reserve::RESERVES_MAX,
-    shared::{Shared, is_awaited},
+    shared::{Shared, is_awaited, is_worker},
 };
 use crate::{
     blocking_pool::BlockingPool,

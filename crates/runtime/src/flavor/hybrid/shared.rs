@@ -1,6 +1,12 @@
 //! What the threads of a runtime share, and how a task that becomes ready is queued.
 
-use std::{cell::Cell, mem, panic::Location, time::Duration};
+use std::{
+    cell::{Cell, RefCell},
+    mem,
+    panic::Location,
+    rc::Rc,
+    time::Duration,
+};
 
 use async_task::ScheduleInfo;
 use crossbeam::deque::Stealer;
@@ -9,7 +15,7 @@ use vigie_detect::{Instant, Server, clock::monotonic_now};
 use super::{
     baton::Baton,
     deadlock::Standstill,
-    local::{LOCAL, Local, Remote, Woken},
+    local::{Local, Remote, Woken},
     order::{self, Injected, Parts, SOON, Serves, Waking, take},
     reserve::{Activated, Reserves},
     seat::{Blocked, Seat},
@@ -22,7 +28,7 @@ use crate::{
     measure::{Hogs, Metrics, ReserveCounters, ThreadMetrics, foreign_ready_time},
     options::Options,
     parking::{alarm::Alarm, idle::Idle},
-    sync::{Arc, AtomicBool, AtomicCell, AtomicUsize, Ordering, thread},
+    sync::{Arc, AtomicBool, AtomicCell, AtomicUsize, Ordering, thread, thread_local},
     task_cell::{LiveTasks, Runnable, drop_task, poll},
 };
 
@@ -192,7 +198,7 @@ impl Shared {
         }
     }
 
-    fn schedule_here(&self, local: &Local, task: Runnable, info: &ScheduleInfo) {
+    fn schedule_here(&self, local: &Local<Self>, task: Runnable, info: &ScheduleInfo) {
         let turn_began = local.switched_at.get();
         let ready = local.sampler.ready_time(local.cause.get(), info.woken_while_running);
         task.metadata().note_ready(ready);
@@ -365,4 +371,19 @@ impl Shared {
             self.alarm.guard(monotonic_now().as_nanos(), SOON, || false);
         }
     }
+}
+
+thread_local! {
+    pub(super) static LOCAL: RefCell<Option<Rc<Local<Shared>>>> = const { RefCell::new(None) };
+}
+
+/// Returns whether this thread is a worker of this flavor.
+pub(crate) fn is_worker() -> bool {
+    LOCAL.try_with(|local| local.borrow().is_some()).unwrap_or(false)
+}
+
+/// Returns whether this thread was found asleep in the kernel in the poll that it runs.
+pub(super) fn was_asleep() -> bool {
+    let is_blocked = |local: &Rc<Local<Shared>>| local.owner.remotes[local.place].seat.is_blocked();
+    LOCAL.try_with(|local| local.borrow().as_ref().is_some_and(is_blocked)).unwrap_or(false)
 }

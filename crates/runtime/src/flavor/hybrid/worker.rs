@@ -8,10 +8,10 @@ use vigie_detect::{Detected, Instant};
 
 use super::{
     Lookout,
-    local::{LOCAL, Local, Remote, Woken, was_asleep},
+    local::{Local, Remote, Woken},
     monotonic_now,
     order::{self, Own, Parts, Turns, Waking},
-    shared::Shared,
+    shared::{LOCAL, Shared, was_asleep},
 };
 use crate::{
     context::Entered,
@@ -27,7 +27,7 @@ struct Worker {
     /// Its place among the remotes.
     index: usize,
     shared: Arc<Shared>,
-    local: Rc<Local>,
+    local: Rc<Local<Shared>>,
     lookout: Lookout,
     turns: Turns,
 }
