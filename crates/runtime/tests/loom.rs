@@ -160,13 +160,23 @@ mod task_cell {
         pub(crate) site: &'static Location<'static>,
         pub(crate) name_key: u32,
         pub(crate) account: Account,
+        /// Whether the next poll is one of the first.
+        is_early: bool,
     }
 
     impl TaskInfo {
         #[track_caller]
         pub(crate) fn new() -> Self {
+            Self::of(None, false)
+        }
+
+        #[track_caller]
+        fn of(usual_ns: Option<u64>, is_early: bool) -> Self {
             let account = Account::new(Credit::FULL, None);
-            Self { site: Location::caller(), name_key: 0, account }
+            if let Some(usual_ns) = usual_ns {
+                account.charge(Credit::FULL, usual_ns);
+            }
+            Self { site: Location::caller(), name_key: 0, account, is_early }
         }
 
         pub(crate) fn early_word(&self) -> u64 {
@@ -174,7 +184,7 @@ mod task_cell {
         }
 
         pub(crate) fn early(&self) -> Option<()> {
-            None
+            self.is_early.then_some(())
         }
 
         pub(crate) fn expected_ns(&self) -> Option<u32> {
@@ -211,6 +221,16 @@ mod task_cell {
     impl Runnable {
         pub(crate) fn new(task: Task) -> Self {
             Self { body: Box::new(move || super::threads::poll(task)), info: OnceCell::new() }
+        }
+
+        /// A task that calls `body`, and whose polls take so long as a rule.
+        pub(crate) fn calling(
+            body: impl FnOnce() + 'static,
+            usual_ns: u64,
+            is_early: bool,
+        ) -> Self {
+            let info = OnceCell::from(TaskInfo::of(Some(usual_ns), is_early));
+            Self { body: Box::new(body), info }
         }
 
         pub(crate) fn metadata(&self) -> &TaskInfo {

@@ -34,6 +34,8 @@ use local::{Local, Remote};
 
 #[path = "../../src/flavor/hybrid/local.rs"]
 mod local;
+#[path = "polls.rs"]
+mod polls;
 #[path = "../../src/flavor/hybrid/worker.rs"]
 mod worker;
 
@@ -71,6 +73,11 @@ impl Shared {
         left: usize,
         fault: Fault,
     ) -> (Arc<Self>, Vec<Queue<Runnable>>) {
+        let (shared, queues) = Self::parts(workers, left, fault);
+        (Arc::new(shared), queues)
+    }
+
+    fn parts(workers: usize, left: usize, fault: Fault) -> (Self, Vec<Queue<Runnable>>) {
         let (model, queues) = Model::new(workers, left, fault);
         let remotes = (0..=workers).map(|_| Remote {
             parker: Parker::new(),
@@ -80,7 +87,7 @@ impl Shared {
         });
         let shared = Self {
             remotes: remotes.collect(),
-            server: Server { wait_point: Arc::clone(&model.wait_point), fault },
+            server: Server { wait_point: Arc::clone(&model.wait_point), fault, is_steady: false },
             model,
             options: Options {
                 workers,
@@ -89,13 +96,18 @@ impl Shared {
                 reaction_slice: Duration::from_millis(1),
                 kernel_help: KernelHelp { short_slices: false },
             },
-            reserves: Reserves,
+            reserves: Reserves { is_serving: false },
             hogs: Hogs,
             signal: None,
             enter: |_| Entered,
             nothing: Injected::new(),
         };
-        (Arc::new(shared), queues)
+        (shared, queues)
+    }
+
+    /// Returns whether a thread is inside a poll, as far as others know.
+    pub(crate) fn is_polling(&self) -> bool {
+        self.remotes.iter().any(|remote| remote.seat.current().is_some())
     }
 
     /// Queues another task, as `Shared::schedule_here` does, and waits until it has run.
@@ -266,12 +278,15 @@ struct KernelHelp {
 struct Server {
     wait_point: Arc<WaitPoint>,
     fault: Fault,
+    /// The workers look for events as often as the policies want.
+    is_steady: bool,
 }
 
 impl Server {
     fn lookout(&self) -> Lookout {
         let (wait_point, fault) = (Arc::clone(&self.wait_point), self.fault);
-        Lookout { wait_point, fault, is_watcher: false, looks: LOOKS.with(Cell::get) }
+        let (is_steady, looks) = (self.is_steady, LOOKS.with(Cell::get));
+        Lookout { wait_point, fault, is_steady, is_watcher: false, looks }
     }
 
     fn wait_point(&self) -> Option<i32> {
@@ -286,6 +301,7 @@ impl Server {
 struct Lookout {
     wait_point: Arc<WaitPoint>,
     fault: Fault,
+    is_steady: bool,
     is_watcher: bool,
     looks: bool,
 }
@@ -328,13 +344,12 @@ impl Lookout {
 
     fn resume(&self, _: Instant) {}
 
-    /// Nobody looks often enough that a reserve thread is not needed.
     fn last_look(&self) -> Instant {
         NOW
     }
 
     fn last_gap(&self) -> Instant {
-        NOW
+        if self.is_steady { Instant::from_nanos(0) } else { NOW }
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -359,14 +374,16 @@ fn was_asleep() -> bool {
 }
 
 /// The reserve threads' slots: one thread, which the supervisor calls again as soon as it rests.
-struct Reserves;
+struct Reserves {
+    is_serving: bool,
+}
 
 impl Reserves {
     fn rest(&self, _slot: usize, _blocked: usize) -> bool {
         LOCAL.with(|local| {
             let local = local.borrow();
             let shared = &local.as_ref().expect("a thread of this runtime").owner;
-            let goes_on = !shared.is_shutdown.load(Ordering::SeqCst);
+            let goes_on = !shared.server.is_steady && !shared.is_shutdown.load(Ordering::SeqCst);
             if goes_on {
                 thread::yield_now();
             }
@@ -377,7 +394,7 @@ impl Reserves {
     fn leave(&self, _slot: usize) {}
 
     fn is_serving(&self) -> bool {
-        false
+        self.is_serving
     }
 
     fn activate(&self, _: &Shared) {}

@@ -300,6 +300,7 @@ fn join(shared: &Shared, threads: Vec<thread::JoinHandle<()>>) {
         thread.join().expect("it ends");
     }
     assert_eq!(*shared.left.lock().expect("no panic"), 0);
+    assert!(!shared.is_polling(), "a thread that has ended is inside a poll");
 }
 
 /// `workers` workers run `tasks` tasks that come from outside, one for each lane by turns.
