@@ -574,8 +574,10 @@ mod tests {
         let timer = HogTimer::new();
         timer.start();
         assert!(!timer.is_set(), "it has no thread");
+        let asked = || WAIT_POINT.with(|descriptor| descriptor.load(Ordering::Relaxed));
+        timer.bind(libc::SIGURG, 7);
+        assert!(!timer.is_set() && asked() == 7);
         timer.bind(libc::SIGURG, -1);
-        assert!(!timer.is_set());
         timer.ask_now();
         let is_made = |event: fn(&Bound) -> bool| timer.lock().as_ref().is_some_and(event);
         assert!(is_made(|bound| bound.soon.is_some() && bound.every.is_none()));
@@ -594,8 +596,9 @@ mod tests {
             assert_eq!(counted(), stopped);
         }
         timer.start();
+        WAIT_POINT.with(|descriptor| descriptor.store(7, Ordering::Relaxed));
         timer.unbind();
-        assert!(!timer.is_set() && timer.lock().is_none());
+        assert!(!timer.is_set() && timer.lock().is_none() && asked() == -1);
 
         // SAFETY: no handler. Nothing else here uses the signal.
         unsafe { libc::signal(libc::SIGWINCH, libc::SIG_DFL) };

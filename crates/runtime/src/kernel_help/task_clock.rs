@@ -274,6 +274,16 @@ mod tests {
         assert!(text(libc::EINVAL, Some(2)).contains("makes no perf event"));
     }
 
+    /// Goal: the question whether events can be made is answered as the kernel does. Method: an event of this thread.
+    #[test]
+    fn probes_are_right() {
+        let made = open(crate::kernel_help::thread_number(), Duration::from_secs(1));
+        match probe() {
+            Err(NoTaskClock::Filtered | NoTaskClock::Unknown(_)) => println!("SKIPPED: a filter"),
+            answer => assert_eq!(answer.is_ok(), made.is_ok(), "{answer:?}, {made:?}"),
+        }
+    }
+
     /// Goal: nothing is tried under a filter. Method: texts as the kernel writes them.
     #[test]
     fn filters() {
