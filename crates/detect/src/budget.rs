@@ -194,6 +194,12 @@ pub fn end() {
     BUDGET.with(Budget::stop);
 }
 
+/// Returns whether the poll that runs on this thread, or has just run, was told to give way: then its task did not yield by its own wish.
+#[must_use]
+pub fn has_ended() -> bool {
+    BUDGET.with(|budget| budget.counted.get() == 0 && budget.end.get() != NEVER)
+}
+
 /// Lets this thread work without a budget until the guard drops, which puts the present one back.
 ///
 /// For executors that run inside a poll of another one, and for `unconstrained` futures. The time goes

@@ -176,13 +176,13 @@ impl Account {
         }
     }
 
-    /// Returns the place in the compute lane of the task, which is queued at `now`. If it woke itself, it keeps the place at which its
-    /// turn began until it has used `turn_ns`: otherwise one that yields often, as an acceptor does, would have a small part of what
-    /// others have that yield seldom.
-    pub(crate) fn place(&self, was_running: bool, now: u64, turn_ns: u64) -> u64 {
+    /// Returns the place in the compute lane of the task, which is queued at `now`. If it gave way at the end of its budget, it keeps
+    /// the place at which its turn began until it has used `turn_ns`: otherwise an acceptor, say, would have a small part of what
+    /// others have that compute without a budget.
+    pub(crate) fn place(&self, gave_way: bool, now: u64, turn_ns: u64) -> u64 {
         let began = self.turn_place.load(Ordering::Relaxed);
         let has_turn = || u64::from(self.turn_ns.load(Ordering::Relaxed)) < turn_ns;
-        if was_running && began != 0 && has_turn() {
+        if gave_way && began != 0 && has_turn() {
             return began;
         }
         let place = self.credit().place(now);
@@ -372,8 +372,8 @@ mod tests {
         assert_eq!(paid, 9, "100 µs each");
     }
 
-    /// Goal: a task that wakes itself keeps its place until it has used a turn's time; one that an event wakes begins a new turn,
-    /// and so does one that has reacted since. Method: polls of a fifth of a turn, and who wakes it after them.
+    /// Goal: a task that gives way keeps its place until it has used a turn's time; one that yields, or that an event wakes, begins a new
+    /// turn, and so does one that has reacted since. Method: polls of a fifth of a turn, and how they end.
     #[test]
     fn turns_take_time_and_not_polls() {
         let (turn, now) = (MS / 2, 1_000 * MS);
@@ -392,7 +392,7 @@ mod tests {
         assert!(second > now + 10 * MS, "its time is over");
         polled(&account, now + 6 * MS);
         assert_eq!(account.place(true, now + 6 * MS, turn), second);
-        assert!(account.place(false, now + 6 * MS, turn) > second, "woken by an event");
+        assert!(account.place(false, now + 6 * MS, turn) > second, "it yielded");
         let third = account.place(true, now + 6 * MS, turn);
         assert_eq!(account.choose_lane(false, now + 100 * MS), Lane::Reaction);
         assert!(account.place(true, now + 100 * MS, turn) > third, "it has reacted");

@@ -10,7 +10,7 @@ use vigie_detect::Instant;
 use super::{
     RANK,
     lane::{Account, Credit, Lane, Rank},
-    order::{self, Own, Parts, Serves, Turns},
+    order::{self, Limits, Own, Parts, Serves, Turns},
     task_cell::TaskInfo,
     whole::{self, BRIEF, Fault, LATER, Model, NOW, SOON, Task},
 };
@@ -18,6 +18,10 @@ use super::{
 const SLICE: Duration = Duration::from_millis(1);
 const LONG: Rank = Rank { place: 1, needs_ns: 0, is_short: false };
 const SHORT: Rank = Rank { place: 2, needs_ns: 0, is_short: true };
+
+const fn limits(quantum: Duration) -> Limits {
+    Limits { brief_ns: u64::MAX, quantum, gave_way: false }
+}
 
 /// Runs `check` for the first of two workers, for each number of `cases`.
 fn each(
@@ -623,7 +627,7 @@ fn tasks_are_ranked_by_what_they_used() {
     loom::model(|| {
         let (now, quantum) = (NOW.as_nanos(), Duration::from_micros(500));
         let choose =
-            |account: &Account| order::choose_rank(account, None, false, now, (u64::MAX, quantum));
+            |account: &Account| order::choose_rank(account, None, false, now, limits(quantum));
         let account = Account::new(Credit::FULL, None);
         assert_eq!(choose(&account), None);
         assert!(!order::has_short_polls(&account, true), "nobody knows");
@@ -677,8 +681,8 @@ fn who_wakes_itself_passes_nobody_who_has_waited() {
         let (now, quantum) = (NOW.as_nanos(), Duration::from_micros(500));
         let place_after = |wakes: usize, credit: Credit, now: u64| {
             let account = Account::new(credit, None);
-            let ranks = (0..wakes)
-                .map(|_| order::choose_rank(&account, None, true, now, (u64::MAX, quantum)));
+            let ranks =
+                (0..wakes).map(|_| order::choose_rank(&account, None, true, now, limits(quantum)));
             ranks.last().flatten().map(|rank| rank.place)
         };
         assert_eq!(place_after(2, Credit::FULL, now), None);
@@ -698,8 +702,7 @@ fn a_broadcast_goes_first_in_part() {
     loom::model(|| {
         let (now, quantum) = (NOW.as_nanos(), Duration::from_micros(500));
         let (woken_ns, account) = (Cell::new(0), Account::new(Credit::FULL, Some(249_000)));
-        let choose =
-            || order::choose_rank(&account, Some(&woken_ns), false, now, (u64::MAX, quantum));
+        let choose = || order::choose_rank(&account, Some(&woken_ns), false, now, limits(quantum));
         for _ in 0..5 {
             assert_eq!(choose(), None);
         }
@@ -707,7 +710,7 @@ fn a_broadcast_goes_first_in_part() {
         let rank = Some(Rank { place, needs_ns: 249_000, is_short: true });
         assert_eq!(choose(), rank);
         assert_eq!(
-            order::choose_rank(&account, None, false, now, (u64::MAX, quantum)),
+            order::choose_rank(&account, None, false, now, limits(quantum)),
             None,
             "events do"
         );
@@ -726,13 +729,13 @@ fn kinds_that_compute_are_put_back() {
             [(None, false), (Some(1_000_000), false), (Some(1_000_001), true)]
         {
             let account = Account::new(Credit::FULL, None);
-            assert_eq!(order::choose_rank(&account, None, false, now, (u64::MAX, quantum)), None);
+            assert_eq!(order::choose_rank(&account, None, false, now, limits(quantum)), None);
             let (place, needs_ns) = (Credit::FULL.place(now), expected.unwrap_or(0));
             let rank = Rank { place, needs_ns, is_short: false };
             let rank = Some(rank).filter(|_| is_put_back);
             assert_eq!(order::rank_of_late(&account, expected, now, quantum), rank);
             assert_eq!(
-                order::choose_rank(&account, None, false, now, (u64::MAX, quantum)),
+                order::choose_rank(&account, None, false, now, limits(quantum)),
                 rank,
                 "known"
             );

@@ -10,7 +10,7 @@ use super::{
     hybrid::{
         census::{Census, Since},
         need::Orders,
-        order::{self, Own, Parts, Serves, Turns},
+        order::{self, Limits, Own, Parts, Serves, Turns},
     },
     kernel::Kernel,
     lane::{Account, Credit, Lane, Rank},
@@ -363,7 +363,11 @@ fn brief_tasks_alone_react_in_a_crowd() {
             let reacts = |usual_ns: u64, now: Instant| {
                 let account = Account::new(Credit::FULL, None);
                 account.charge(Credit::FULL, usual_ns);
-                let limits = (model.injected().brief_ns(now.as_nanos()), Duration::from_millis(1));
+                let limits = Limits {
+                    brief_ns: model.injected().brief_ns(now.as_nanos()),
+                    quantum: QUANTUM,
+                    gave_way: false,
+                };
                 order::choose_rank(&account, None, false, now.as_nanos(), limits).is_none()
             };
             for look in 1..=800 {

@@ -15,7 +15,7 @@ use super::{
     checks::Checks,
     hybrid::{
         baton::Baton,
-        order::{self, Injected, Own, Parts, Serves, Waking},
+        order::{self, Injected, Limits, Own, Parts, Serves, Waking},
         seat::{Blocked, Seat},
     },
     kernel::Kernel,
@@ -347,7 +347,9 @@ impl World {
         let woken_ns =
             local.filter(|local| local.cause.get() == Cause::Poll).map(|local| &local.woken_ns);
         let quantum = self.options.quantum;
-        let limits = (self.injected().brief_ns(now), quantum);
+        let brief_ns = self.injected().brief_ns(now);
+        // Computations yield, and nothing in this world has a budget.
+        let limits = Limits { brief_ns, quantum, gave_way: false };
         let rank = order::choose_rank(&cell.account, woken_ns, was_running, now, limits);
         let lane = if rank.is_some() { Lane::Compute } else { Lane::Reaction };
         cell.lane.set(lane);

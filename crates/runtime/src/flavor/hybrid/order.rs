@@ -280,14 +280,27 @@ const WOKEN_MOST_NS: u64 = 1_000_000;
 /// What a switch to a task costs beside its poll.
 const SWITCH_NS: u64 = 1_000;
 
+/// By what a task that becomes ready is judged, beside its account.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// The longest usual poll of those that react.
+    pub(crate) brief_ns: u64,
+    pub(crate) quantum: Duration,
+    /// The task was polled, and gave way at the end of its budget.
+    pub(crate) gave_way: bool,
+}
+
+/// The longest turn of a task of the compute lane that gives way again and again.
+const TURN_NS: u64 = 500_000;
+
 /// Returns where a task that becomes ready stands in the compute lane, or none if it reacts. If a poll wakes it,
-/// `woken_ns` is what those use that the poll has woken before. `brief_ns` is the longest usual poll of those that react.
+/// `woken_ns` is what those use that the poll has woken before.
 pub(crate) fn choose_rank(
     account: &Account,
     woken_ns: Option<&Cell<u64>>,
     was_running: bool,
     now: u64,
-    (brief_ns, quantum): (u64, Duration),
+    Limits { brief_ns, quantum, gave_way }: Limits,
 ) -> Option<Rank> {
     let lane = account.choose_lane(was_running, now);
     let usual = account.usual_ns();
@@ -297,15 +310,15 @@ pub(crate) fn choose_rank(
     });
     let is_too_long = usual.is_some_and(|usual| u64::from(usual) > brief_ns);
     (lane == Lane::Compute || is_one_of_many || is_too_long)
-        .then(|| rank(account, was_running, now, quantum))
+        .then(|| rank(account, gave_way, now, quantum))
 }
 
-fn rank(account: &Account, was_running: bool, now: u64, quantum: Duration) -> Rank {
+fn rank(account: &Account, gave_way: bool, now: u64, quantum: Duration) -> Rank {
     let is_short = |usual: u32| u128::from(usual) <= quantum.as_nanos();
-    let turn_ns = u64::try_from(quantum.as_nanos() / 2).unwrap_or(u64::MAX);
+    let turn_ns = u64::try_from(quantum.as_nanos() / 2).unwrap_or(u64::MAX).min(TURN_NS);
     let usual = account.usual_ns();
     Rank {
-        place: account.place(was_running, now, turn_ns),
+        place: account.place(gave_way, now, turn_ns),
         needs_ns: usual.unwrap_or(0),
         is_short: usual.is_some_and(is_short),
     }

@@ -10,13 +10,13 @@ use std::{
 
 use async_task::ScheduleInfo;
 use crossbeam::deque::Stealer;
-use vigie_detect::{Instant, Server, clock::monotonic_now};
+use vigie_detect::{Instant, Server, budget, clock::monotonic_now};
 
 use super::{
     baton::Baton,
     deadlock::Standstill,
     local::{Local, Remote, Woken},
-    order::{self, Injected, Parts, SOON, Serves, Waking, take},
+    order::{self, Injected, Limits, Parts, SOON, Serves, Waking, take},
     reserve::{Activated, Reserves},
     seat::{Blocked, Seat},
 };
@@ -234,7 +234,11 @@ impl Shared {
         now: u64,
     ) -> Option<Rank> {
         let account = &task.metadata().account;
-        let limits = (self.injected.brief_ns(now), self.options.quantum);
+        let limits = Limits {
+            brief_ns: self.injected.brief_ns(now),
+            quantum: self.options.quantum,
+            gave_way: was_running && budget::has_ended(),
+        };
         order::choose_rank(account, woken_ns, was_running, now, limits)
     }
 
