@@ -84,7 +84,9 @@ pub use detector::{
     Armed, Arming, Bell, Blocker, Cancel, Detector, Emitted, Flavor, Interest, Key, Methods, Mode,
     Notice, Pending, Ready, Round, Site, Submitted,
 };
-pub use engine::{Engine, EngineEvents, EngineHost, EngineWait, Progress, Turn, WatchedDescriptor};
+pub use engine::{
+    Engine, EngineEvents, EngineHost, EngineWait, EngineWaiter, Progress, Turn, WatchedDescriptor,
+};
 pub use error::{RegisterError, WaitError};
 pub use policy::{
     Adaptive, Costs, Decision, Fixed, Frequency, History, Load, Policy, Reactivity, Situation,

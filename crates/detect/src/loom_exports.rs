@@ -1,14 +1,15 @@
 //! Doors to the parts that `tests/loom.rs` checks, open under `--cfg loom` only.
 
 use std::{
-    fmt,
-    task::{Context, Poll, Waker},
+    fmt, io,
+    sync::Arc,
+    task::{Context, Poll, Wake, Waker},
 };
 
 use crate::{
     builtin::{Direction, Readable, Source},
     clock::Instant,
-    detector::{Blocker, Detector, Ready},
+    detector::{Armed, Blocker, Detector, Ready},
     engine,
     error::WaitError,
     request::{End, Taken, Waiter, slot},
@@ -309,5 +310,99 @@ impl Lock {
     /// Returns the sum.
     pub fn sum(&self) -> u64 {
         self.0.lock().load(Ordering::Relaxed)
+    }
+}
+
+/// An engine that counts, and serves names.
+struct Counter {
+    /// Of a model, so that it shows who reaches it.
+    count: AtomicU64,
+    served: Vec<u64>,
+}
+
+impl engine::Engine for Counter {
+    type Want = ();
+    type Found = ();
+
+    fn take(&mut self, (): &()) -> Option<()> {
+        None
+    }
+
+    fn arm(&mut self, _: &engine::Turn<'_>) -> io::Result<Armed> {
+        Ok(Armed::Armed)
+    }
+
+    fn served(&mut self, names: &mut Vec<u64>) {
+        names.append(&mut self.served);
+    }
+
+    fn has_served(&self) -> bool {
+        !self.served.is_empty()
+    }
+}
+
+/// What an engine's callers and those who wait by name share, without a server.
+pub struct Named(Arc<engine::Shared<Counter>>);
+
+impl fmt::Debug for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Named").finish_non_exhaustive()
+    }
+}
+
+/// The name under which all wait.
+const NAME: u64 = 1;
+
+impl Named {
+    /// Returns an engine that has counted nothing.
+    #[expect(clippy::new_without_default, reason = "made on purpose, inside a model")]
+    pub fn new() -> Self {
+        let counter = Counter { count: AtomicU64::new(0), served: Vec::new() };
+        Self(Arc::new(engine::Shared::new(counter)))
+    }
+
+    /// A caller's side, as `EngineHost::post`: adds `count`, and serves those who wait if they `are_served`.
+    pub fn post(&self, count: u64, are_served: bool) {
+        self.0.post(|counter| {
+            counter.count.fetch_add(count, Ordering::Relaxed);
+            counter.served.extend(are_served.then_some(NAME));
+        });
+    }
+
+    /// The waiter's side, as `EngineWaiter::poll`: takes one if `looks` and if there is one, or leaves a waker. `None` is the end.
+    pub fn poll(
+        &self,
+        cx: &Context<'_>,
+        number: &mut Option<u64>,
+        looks: bool,
+    ) -> Poll<Option<()>> {
+        let look = |counter: &mut Counter| {
+            let count = counter.count.load(Ordering::Relaxed);
+            if !looks || count == 0 {
+                return None;
+            }
+            counter.count.store(count - 1, Ordering::Relaxed);
+            Some(())
+        };
+        match self.0.look_or_wait((NAME, number), cx.waker(), look) {
+            Some(engine::Looked::Found(())) => Poll::Ready(Some(())),
+            Some(engine::Looked::Waits) => Poll::Pending,
+            None => Poll::Ready(None),
+        }
+    }
+
+    /// The waiter's side, as `EngineWaiter::still_waits`.
+    pub fn still_waits(&self, cx: &Context<'_>, number: Option<u64>) -> bool {
+        number.is_some() && self.0.renew(NAME, number, cx.waker())
+    }
+
+    /// The waiter's side: it goes.
+    pub fn leave(&self, number: &mut Option<u64>) {
+        self.0.leave(NAME, number);
+    }
+
+    /// The server's side: the end.
+    pub fn end(&self) {
+        Arc::clone(&self.0).wake();
     }
 }

@@ -1,10 +1,10 @@
 //! Engines on their host: the contract, by the suite; and what goes wrong.
 //!
-//! Method: four small engines, each of which uses another part of what a host offers, run through
+//! Method: five small engines, each of which uses another part of what a host offers, run through
 //! `conformance::check_engine`; and one that fails where it is told to.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     io,
     os::{fd::AsFd, unix::net::UnixDatagram},
     sync::Arc,
@@ -13,11 +13,15 @@ use std::{
 use vigie_detect::{
     Armed, Engine, EngineHost, Instant, Progress, Registration, Turn, VirtualClock,
     WatchedDescriptor,
-    conformance::{self, EngineHarness, Hosts, Profile, Recognised, SetupError, Trigger, World},
+    conformance::{
+        self, EngineHarness, Hosts, Named, Profile, Recognised, SetupError, Trigger, World,
+    },
 };
 
 #[path = "engine/faults.rs"]
 mod faults;
+#[path = "engine/names.rs"]
+mod names;
 
 /// Runs the suite.
 fn pass<H: EngineHarness>(mut factory: impl FnMut(&World) -> Result<H, SetupError>) {
@@ -311,4 +315,163 @@ fn deadlines_conform() {
         let host = EngineHost::new(world.server(), Alarms::default(), registration)?;
         Ok(AlarmsHarness { host, clock })
     });
+}
+
+/// How something is put into a box.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// By a call, at once.
+    Called,
+    /// By the work that a call gives.
+    Posted,
+    /// By a datagram that names the box.
+    Sent,
+}
+
+/// Boxes with names, each of which takes numbers: whoever looks into one, takes one of them.
+struct Boxes {
+    socket: UnixDatagram,
+    posted: Vec<u64>,
+    numbers: BTreeMap<u64, u32>,
+    served: Vec<u64>,
+    /// What came in datagrams, for those who wait for any box.
+    arrived: VecDeque<u64>,
+}
+
+impl Boxes {
+    fn pair() -> io::Result<(Self, Arc<UnixDatagram>)> {
+        let (socket, peer) = UnixDatagram::pair()?;
+        socket.set_nonblocking(true)?;
+        let boxes = Self {
+            socket,
+            posted: Vec::new(),
+            numbers: BTreeMap::new(),
+            served: Vec::new(),
+            arrived: VecDeque::new(),
+        };
+        Ok((boxes, Arc::new(peer)))
+    }
+
+    fn put(&mut self, name: u64) {
+        *self.numbers.entry(name).or_default() += 1;
+        self.served.push(name);
+    }
+
+    fn look(&mut self, name: u64) -> bool {
+        let Some(count) = self.numbers.get_mut(&name) else { return false };
+        let is_there = *count > 0;
+        *count -= u32::from(is_there);
+        is_there
+    }
+
+    fn receive(&mut self) {
+        let mut bytes = [0; 8];
+        while let Ok(8) = self.socket.recv(&mut bytes) {
+            let name = u64::from_le_bytes(bytes);
+            self.put(name);
+            self.arrived.push_back(name);
+        }
+    }
+}
+
+impl Engine for Boxes {
+    type Want = ();
+    type Found = u64;
+
+    fn take(&mut self, (): &()) -> Option<u64> {
+        self.receive();
+        self.arrived.pop_front()
+    }
+
+    fn put_back(&mut self, (): &(), name: u64) -> Option<u64> {
+        self.arrived.push_front(name);
+        None
+    }
+
+    fn progress(&mut self, _: &Turn<'_>) -> Progress {
+        self.receive();
+        for name in std::mem::take(&mut self.posted) {
+            self.put(name);
+        }
+        Progress::Done
+    }
+
+    fn arm(&mut self, _: &Turn<'_>) -> io::Result<Armed> {
+        self.receive();
+        Ok(if self.posted.is_empty() && self.served.is_empty() {
+            Armed::Armed
+        } else {
+            Armed::Ready
+        })
+    }
+
+    fn descriptors(&self, each: &mut dyn FnMut(WatchedDescriptor<'_>)) {
+        each(WatchedDescriptor::readable(self.socket.as_fd()));
+    }
+
+    fn served(&mut self, names: &mut Vec<u64>) {
+        names.append(&mut self.served);
+    }
+
+    fn has_served(&self) -> bool {
+        !self.served.is_empty()
+    }
+
+    fn has_silent_work(&self) -> bool {
+        !self.posted.is_empty()
+    }
+
+    fn has_news(&self) -> bool {
+        !self.arrived.is_empty()
+    }
+}
+
+struct BoxesHarness {
+    host: EngineHost<Boxes>,
+    peer: Arc<UnixDatagram>,
+    way: Way,
+}
+
+impl EngineHarness for BoxesHarness {
+    type Engine = Boxes;
+    const HOSTS: Hosts = Hosts::Real;
+
+    fn host(&self) -> &EngineHost<Boxes> {
+        &self.host
+    }
+
+    fn want(&mut self, _: usize) {}
+
+    fn trigger(&mut self, index: usize) -> Trigger {
+        let peer = Arc::clone(&self.peer);
+        Box::new(move || send(&peer, index as u64))
+    }
+
+    fn recognise(&mut self, _: usize, name: u64) -> Recognised {
+        recognise(name)
+    }
+
+    fn named(&mut self, index: usize) -> Option<Named<Boxes>> {
+        let (name, way) = (index as u64 + 100, self.way);
+        let (host, peer) = (self.host.clone(), Arc::clone(&self.peer));
+        let trigger = move || match way {
+            Way::Called => host.post(|boxes| boxes.put(name)),
+            Way::Posted => host.post(|boxes| boxes.posted.push(name)),
+            Way::Sent => send(&peer, name),
+        };
+        Some(Named::new(name, move |boxes: &mut Boxes| boxes.look(name), trigger))
+    }
+}
+
+/// Goal: whoever waits by name is woken, whatever serves it. Method: the suite, with names that calls, the engine's own work
+/// and a socket serve.
+#[test]
+fn names_conform() {
+    for way in [Way::Called, Way::Posted, Way::Sent] {
+        pass(move |world: &World| {
+            let (boxes, peer) = Boxes::pair()?;
+            let host = EngineHost::new(world.server(), boxes, Registration::named("boxes"))?;
+            Ok(BoxesHarness { host, peer, way })
+        });
+    }
 }

@@ -198,6 +198,12 @@ fn a_child_knows_the_engines_of_its_parent() {
     let mailbox = EngineHost::new(&server, Mailbox(vec![7]), registration).expect("registered");
     assert!(!mailbox.is_inherited());
     let mut held = Some((mailbox.clone(), server));
+    // Waits, and keeps the engine at work.
+    let waiting = mailbox.clone();
+    let mut waiter = waiting.waiter(1);
+    let cx = Context::from_waker(Waker::noop());
+    assert!(waiter.poll(&cx, |_| None::<()>).is_pending());
+    let mut waiters = Some(waiter);
     let ended = mailbox.with(|_| {
         ends_in_fork(|| {
             let (mailbox, server) = held.take().expect("copied");
@@ -205,10 +211,18 @@ fn a_child_knows_the_engines_of_its_parent() {
             let waiter = mailbox.clone();
             let mut waiting: Waiting = Box::pin(async move { waiter.wait(()).await.is_ok() });
             assert_eq!(poll(&mut waiting), Poll::Ready(false));
-            drop((waiting, mailbox, server));
+            let cx = Context::from_waker(Waker::noop());
+            let later = mailbox.waiter(1).poll(&cx, |_| Some(()));
+            assert!(matches!(later, Poll::Ready(Err(WaitError::ServerClosed))));
+            let mut by_name = waiters.take().expect("copied");
+            assert!(!by_name.still_waits(&cx));
+            let ended = by_name.poll(&cx, |_| Some(()));
+            assert!(matches!(ended, Poll::Ready(Err(WaitError::ServerClosed))));
+            drop((by_name, waiting, mailbox, server));
         })
     });
     assert!(ended, "the child hangs or panics");
+    assert!(waiters.is_some_and(|waiter| waiter.still_waits(&cx)), "it is still the parent's");
     assert_eq!(mailbox.look(&()), Some(7), "it is still the parent's");
 }
 

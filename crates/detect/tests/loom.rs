@@ -31,6 +31,8 @@ use vigie_detect::{
 mod helper_thread;
 #[path = "loom/lock.rs"]
 mod lock;
+#[path = "loom/names.rs"]
+mod names;
 #[path = "loom/own_sleep.rs"]
 mod own_sleep;
 #[path = "loom/waiters.rs"]

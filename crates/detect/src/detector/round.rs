@@ -205,6 +205,13 @@ impl<'a, D: Detector> Round<'a, D> {
         self.reported += 1;
     }
 
+    /// Wakes somebody whom the detector knows beside its requests.
+    pub(crate) fn wake(&mut self, waker: std::task::Waker) {
+        self.batch.wakers.push(waker);
+        // Counted: a host that found nothing would sleep before it wakes the waiter.
+        self.reported += 1;
+    }
+
     /// Calls [`Detector::check`] for each pending request, oldest first: what a poll is without a
     /// group, at a cost that grows with the number of requests [bouge02, §4.2].
     pub fn check_each(&mut self, detector: &mut D) {

@@ -24,6 +24,8 @@ use crate::{
 /// - An engine that works by itself (retransmissions, acknowledgements) does that in [`progress`](Self::progress), and
 ///   says in [`next_deadline`](Self::next_deadline) when it wants to be called although nothing has come.
 /// - An engine whose events must not get lost takes them back in [`put_back`](Self::put_back).
+/// - An engine that fills its callers' own buffers, request by request, gives each request a name. Its callers wait by
+///   [`EngineHost::waiter`](crate::EngineHost::waiter), and [`served`](Self::served) says whose turn it is.
 ///
 /// The tutorial is [`docs::bring_a_device`](crate::docs::bring_a_device).
 ///
@@ -43,13 +45,16 @@ use crate::{
 ///    [`take`](Self::take) gives out before younger events.
 /// 7. What time alone brings is announced by [`next_deadline`](Self::next_deadline), and a `progress` or a `take` at that
 ///    time finds it.
+/// 8. Who waits by name is woken by [`served`](Self::served) alone. Whatever makes a look of that waiter succeed, in whichever
+///    function of the engine or call of anybody, makes [`has_served`](Self::has_served) true until `served` has named it.
 ///
 /// # Panics
 /// A panic in [`take`](Self::take) for a waiter that has just come ends that wait in
 /// [`WaitError::Panicked`](crate::WaitError::Panicked). A panic that meets the host anywhere else ends all waits so, and
 /// all later ones: the host touches the engine no more, and drops it with the last [`EngineHost`](crate::EngineHost).
-/// A panic in a closure that [`EngineHost::with`](crate::EngineHost::with) calls, and one in
-/// [`EngineHost::look`](crate::EngineHost::look), is the caller's.
+/// So does one that meets the host on a caller's thread, after a call that went well: the server is told of it.
+/// A panic in a closure that [`EngineHost::with`](crate::EngineHost::with) or a waiter calls, and one in
+/// [`EngineHost::look`](crate::EngineHost::look) or [`has_served`](Self::has_served), is the caller's.
 ///
 /// # Conformance
 /// [`conformance::check_engine`](crate::conformance::check_engine) tries the contract on any engine, on its host.
@@ -96,6 +101,31 @@ pub trait Engine: Send + 'static {
     /// Returns when the engine wants a [`progress`](Self::progress) although nothing has come. Default never.
     fn next_deadline(&self) -> Option<Instant> {
         None
+    }
+
+    /// Names those whom calls and turns have served since this was asked last: who waits under one of these names, by
+    /// [`EngineHost::waiter`](crate::EngineHost::waiter), is woken and looks again. A name may come more than once, and of
+    /// somebody who does not wait. Default nobody.
+    fn served(&mut self, names: &mut Vec<u64>) {
+        let _ = names;
+    }
+
+    /// Returns whether [`served`](Self::served) has somebody to name. Asked after each call, on the caller's thread, and so at
+    /// the price of each: a look at a field. Default false.
+    fn has_served(&self) -> bool {
+        false
+    }
+
+    /// Returns whether there is work that nobody would announce, because it came up after [`arm`](Self::arm): the host makes the
+    /// server look then. Asked after calls to an engine that is armed. Default true, which costs a ring for the first of them.
+    fn has_silent_work(&self) -> bool {
+        true
+    }
+
+    /// Returns whether something has happened since [`arm`](Self::arm) that may be what somebody wants. Asked as
+    /// [`has_silent_work`](Self::has_silent_work), if anybody waits for a [`Want`](Self::Want). Default true.
+    fn has_news(&self) -> bool {
+        true
     }
 
     /// Brings the bell, once, at the registration: whoever drives the engine from another thread rings it.

@@ -4,71 +4,20 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
 };
 
 use super::{
     contract::Engine,
-    lock::{Guard, Lock},
-    watch::{EngineEvent, EngineWatch},
+    shared::{Looked, Shared},
+    watch::{Asked, EngineEvent, EngineWatch},
 };
 use crate::{
-    detector::Bell,
     error::{RegisterError, WaitError},
-    fork::ForkGeneration,
     policy::{History, Strategy},
     server::{EventStream, Handle, Registration, Server, Wait},
-    sync::{Arc, AtomicBool, OnceLock, Ordering},
+    sync::{Arc, OnceLock},
 };
-
-/// What the lock guards.
-pub(super) struct Guarded<E> {
-    pub(super) engine: E,
-    /// The server has armed the engine, and may sleep: what changes now, it does not see.
-    pub(super) is_asleep: bool,
-}
-
-/// What waiters and the detector have in common.
-pub(super) struct Shared<E> {
-    guarded: Lock<Guarded<E>>,
-    /// Somebody waits. Set under the handle's lock before the waiter's own look; read after a call, once the engine is
-    /// unlocked: either that look sees what the call did, or the call sees the waiter.
-    has_waiters: AtomicBool,
-    /// From the registration on.
-    bell: OnceLock<Bell>,
-    made: ForkGeneration,
-}
-
-impl<E> Shared<E> {
-    #[inline]
-    pub(super) fn lock(&self) -> Guard<'_, Guarded<E>> {
-        self.guarded.lock()
-    }
-
-    pub(super) fn note_waiters(&self, has_waiters: bool) {
-        self.has_waiters.store(has_waiters, Ordering::Relaxed);
-    }
-
-    pub(super) fn attach(&self, bell: Bell) {
-        // A detector is attached once.
-        let _ = self.bell.set(bell);
-    }
-
-    /// Returns whether this is a forked child, in which the lock may be held for ever.
-    pub(super) fn is_inherited(&self) -> bool {
-        self.made.is_inherited()
-    }
-
-    /// Makes the server look, if anybody waits.
-    #[inline]
-    fn tell(&self) {
-        if self.has_waiters.load(Ordering::Relaxed)
-            && let Some(bell) = self.bell.get()
-        {
-            bell.ring();
-        }
-    }
-}
 
 /// An engine at a detection server: through it the engine is called, and waited for. Clones are the same one; the engine is
 /// dropped with the last of them and of their waits.
@@ -107,10 +56,12 @@ impl<E> Shared<E> {
 /// # Cost
 /// A call and a look take one lock, which leans to the thread that takes it most: that one enters without an atomic
 /// read-modify-write. A wait for what is there already takes two, and one that sleeps allocates nothing once as many waited
-/// before.
+/// before. A [`waiter`](Self::waiter) looks, and registers if it must sleep, in one hold of that lock; of those, each that
+/// sleeps may allocate, and is found in the logarithm of their number.
 ///
 /// # Lock order
-/// Driver, handle, engine, slot. A host calls wakers once all of them are released.
+/// Driver, handle, engine, slot. A host calls wakers once all of them are released. Calls and waiters by name take the engine's
+/// alone.
 ///
 /// # Fork without exec
 /// In a forked child waits end in [`WaitError::ServerClosed`], and everything may be dropped. Calls and looks must not be made
@@ -119,6 +70,8 @@ impl<E> Shared<E> {
 pub struct EngineHost<E: Engine> {
     shared: Arc<Shared<E>>,
     handle: Handle<EngineWatch<E>>,
+    /// The request that keeps the engine at work while nobody waits, and by which the server tells its end.
+    background: Arc<OnceLock<EventStream<EngineWatch<E>>>>,
 }
 
 impl<E: Engine> EngineHost<E> {
@@ -132,51 +85,37 @@ impl<E: Engine> EngineHost<E> {
         engine: E,
         registration: Registration,
     ) -> Result<Self, RegisterError> {
-        let shared = Arc::new(Shared {
-            guarded: Lock::new(Guarded { engine, is_asleep: false }),
-            has_waiters: AtomicBool::new(false),
-            bell: OnceLock::new(),
-            made: ForkGeneration::current(),
-        });
+        let shared = Arc::new(Shared::new(engine));
         let watch = EngineWatch::new(Arc::clone(&shared));
         let handle = server.register(watch, registration)?;
-        Ok(Self { shared, handle })
+        Ok(Self { shared, handle, background: Arc::default() })
     }
 
-    /// Calls `f` with the engine, under its lock, and makes the server look if anybody waits: for calls that may bring what
-    /// waiters want.
+    /// Calls `f` with the engine, under its lock, wakes the [waiters](Self::waiter) that it has served, and makes the server look
+    /// if anybody waits for a want: for calls that may bring what those want.
     ///
     /// # Panics
     /// If `f` uses this host again.
     #[inline]
     pub fn with<T>(&self, f: impl FnOnce(&mut E) -> T) -> T {
-        let result = f(&mut self.shared.lock().engine);
-        self.shared.tell();
-        result
+        self.shared.with(f)
     }
 
-    /// Like [`with`](Self::with), for calls that bring nothing that waiters want, but may give the engine work: the server
-    /// has to look only if it has armed the engine since it worked the last time, because it may sleep then, and knows
-    /// nothing of that work.
+    /// Like [`with`](Self::with), for calls that bring nothing that is wanted, but may give the engine work: the server has to
+    /// look only if it has armed the engine since it worked the last time, because it may sleep then, and knows nothing of that
+    /// work. The engine can say more exactly whether there is any: see [`Engine::has_silent_work`] and [`Engine::has_news`].
     ///
     /// # Panics
     /// If `f` uses this host again.
     #[inline]
     pub fn post<T>(&self, f: impl FnOnce(&mut E) -> T) -> T {
-        let mut guarded = self.shared.lock();
-        let result = f(&mut guarded.engine);
-        let must_look = std::mem::take(&mut guarded.is_asleep);
-        drop(guarded);
-        if must_look {
-            self.shared.tell();
-        }
-        result
+        self.shared.post(f)
     }
 
     /// Takes what `want` names if it is there: on this thread, without the server.
     #[inline]
     pub fn look(&self, want: &E::Want) -> Option<E::Found> {
-        self.shared.lock().engine.take(want)
+        self.shared.look(want)
     }
 
     /// Waits for what `want` names. Of several waiters for the same, each gets another one.
@@ -187,7 +126,7 @@ impl<E: Engine> EngineHost<E> {
     /// # Errors
     /// [`WaitError`].
     pub fn wait(&self, want: E::Want) -> EngineWait<'_, E> {
-        EngineWait { wait: self.handle.wait(want) }
+        EngineWait { wait: self.handle.wait(Asked::Want(want)) }
     }
 
     /// Waits for what `want` names again and again, at once and until what is returned is dropped. The engine must take
@@ -196,8 +135,34 @@ impl<E: Engine> EngineHost<E> {
     /// # Errors
     /// [`WaitError`].
     pub fn events(&self, want: E::Want) -> Result<EngineEvents<E>, WaitError> {
-        let stream = self.handle.stream(want)?;
+        let stream = self.handle.stream(Asked::Want(want))?;
         Ok(EngineEvents { stream, _shared: Arc::clone(&self.shared) })
+    }
+
+    /// Returns a waiter that looks with buffers of its own, and is woken when the engine [names](Engine::served) it. Several may
+    /// have one name: all of them are woken then.
+    #[inline]
+    pub const fn waiter(&self, name: u64) -> EngineWaiter<'_, E> {
+        EngineWaiter { host: self, name, number: None }
+    }
+
+    /// Keeps the engine at work from now on, also while nobody waits, until the host is dropped. The first
+    /// [`waiter`](Self::waiter) that has to wait does that, if nobody has done it before.
+    ///
+    /// # Errors
+    /// [`WaitError`] when the server has ended, or the engine has failed.
+    pub fn keep_at_work(&self) -> Result<(), WaitError> {
+        if self.background.get().is_some() {
+            return Ok(());
+        }
+        let stream = self.handle.stream(Asked::Background)?;
+        let waker = Waker::from(Arc::clone(&self.shared));
+        if let Poll::Ready(Some(Err(error))) = stream.poll_event(&Context::from_waker(&waker)) {
+            return Err(error);
+        }
+        // One is enough: a second one is dropped.
+        let _ = self.background.set(stream);
+        Ok(())
     }
 
     /// Returns whether this is a forked child's copy, whose engine must not be called: its lock may have been held at the
@@ -210,7 +175,8 @@ impl<E: Engine> EngineHost<E> {
     /// Returns how many wait.
     #[must_use]
     pub fn waiter_count(&self) -> usize {
-        self.handle.pending_count()
+        let background = usize::from(self.background.get().is_some());
+        self.handle.pending_count() - background + self.shared.lock().waiters.len()
     }
 
     /// Returns what was seen of this engine so far, and the present strategy.
@@ -226,7 +192,11 @@ impl<E: Engine> EngineHost<E> {
 
 impl<E: Engine> Clone for EngineHost<E> {
     fn clone(&self) -> Self {
-        Self { shared: Arc::clone(&self.shared), handle: self.handle.clone() }
+        Self {
+            shared: Arc::clone(&self.shared),
+            handle: self.handle.clone(),
+            background: Arc::clone(&self.background),
+        }
     }
 }
 
@@ -290,5 +260,71 @@ impl<E: Engine> EngineEvents<E> {
 impl<E: Engine> fmt::Debug for EngineEvents<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.stream.fmt(f)
+    }
+}
+
+/// Who waits with buffers of its own: see [`EngineHost::waiter`].
+#[must_use = "nothing is waited for before it is polled"]
+pub struct EngineWaiter<'a, E: Engine> {
+    host: &'a EngineHost<E>,
+    name: u64,
+    /// Its place among the waiters, from the first look on that found nothing. It may have been woken since.
+    number: Option<u64>,
+}
+
+impl<E: Engine> EngineWaiter<'_, E> {
+    /// Calls `look` with the engine, under its lock, and leaves the waker of `cx` in the same hold of that lock if it finds
+    /// nothing: nothing can come in between.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: nothing is taken for a waiter but by its own look.
+    ///
+    /// # Errors
+    /// [`WaitError`], if the look finds nothing.
+    ///
+    /// # Panics
+    /// If `look` uses the host again. A panic in `look` is the caller's.
+    pub fn poll<T>(
+        &mut self,
+        cx: &Context<'_>,
+        look: impl FnOnce(&mut E) -> Option<T>,
+    ) -> Poll<Result<T, WaitError>> {
+        let Self { host, name, number } = self;
+        if host.is_inherited() {
+            return Poll::Ready(Err(WaitError::ServerClosed));
+        }
+        // Before the look: the request takes the handle's lock, which comes before the engine's.
+        if let Err(error) = host.keep_at_work() {
+            return Poll::Ready(host.shared.post(look).ok_or(error));
+        }
+        match host.shared.look_or_wait((*name, number), cx.waker(), look) {
+            Some(Looked::Found(found)) => Poll::Ready(Ok(found)),
+            Some(Looked::Waits) => Poll::Pending,
+            None => Poll::Ready(Err(host.handle.end())),
+        }
+    }
+
+    /// Leaves the waker of `cx` if the last look found nothing and nobody has woken this waiter since. Returns whether that is so:
+    /// then there is nothing to look for. Without a look: for those who are polled again and again for others' sake.
+    #[inline]
+    #[must_use = "whoever does not wait must look"]
+    pub fn still_waits(&self, cx: &Context<'_>) -> bool {
+        self.number.is_some()
+            && !self.host.is_inherited()
+            && self.host.shared.renew(self.name, self.number, cx.waker())
+    }
+}
+
+impl<E: Engine> Drop for EngineWaiter<'_, E> {
+    fn drop(&mut self) {
+        if self.number.is_some() && !self.host.is_inherited() {
+            self.host.shared.leave(self.name, &mut self.number);
+        }
+    }
+}
+
+impl<E: Engine> fmt::Debug for EngineWaiter<'_, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EngineWaiter").field("name", &self.name).finish_non_exhaustive()
     }
 }

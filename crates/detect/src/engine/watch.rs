@@ -3,20 +3,29 @@
 use std::{
     io,
     os::fd::{AsFd, OwnedFd},
+    panic::resume_unwind,
 };
 
 use super::{
     contract::{Engine, Progress, Turn},
-    host::Shared,
+    shared::Shared,
 };
 use crate::{
     clock::Instant,
     detector::{
-        Armed, Arming, Detector, Emitted, Interest, Key, Methods, Mode, Notice, Round, Site,
-        Submitted,
+        Armed, Arming, Cancel, Detector, Emitted, Interest, Key, Methods, Mode, Notice, Round,
+        Site, Submitted,
     },
     sync::Arc,
 };
+
+/// What is asked of an engine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Asked<W> {
+    Want(W),
+    /// To work while nobody waits.
+    Background,
+}
 
 /// What was found, and for which want: so that it can be put back.
 pub(crate) struct EngineEvent<E: Engine> {
@@ -44,6 +53,8 @@ struct State<E> {
     descriptors: Descriptors,
     /// Armed just now: the poll that follows must not end that.
     is_armed: bool,
+    /// How many requests are for nothing but to keep the engine at work.
+    background: usize,
     /// Announcements in a row for which nobody waited.
     vain: u32,
 }
@@ -59,7 +70,7 @@ impl<E: Engine> EngineWatch<E> {
         let arming = guarded.engine.arming();
         drop(guarded);
         let descriptors = Descriptors { site: None, places: Vec::new() };
-        let state = State { shared, descriptors, is_armed: false, vain: 0 };
+        let state = State { shared, descriptors, is_armed: false, background: 0, vain: 0 };
         Self { methods, arming, state: Some(Box::new(state)) }
     }
 
@@ -84,6 +95,10 @@ impl<E: Engine> State<E> {
     /// Lets the engine work, unless it has just been armed, and gives out what it has.
     fn serve(&mut self, notices: &[Notice], round: &mut Round<'_, EngineWatch<E>>) {
         let mut guarded = self.shared.lock();
+        if let Some(payload) = guarded.panicked.take() {
+            resume_unwind(payload);
+        }
+        let has_waiters = self.is_awaited(round);
         if !notices.is_empty() {
             guarded.engine.announced(notices);
             self.is_armed = false;
@@ -91,7 +106,7 @@ impl<E: Engine> State<E> {
         if !std::mem::take(&mut self.is_armed)
             && let Some(site) = &self.descriptors.site
         {
-            let turn = Turn::new(site, round.oldest().is_some());
+            let turn = Turn::new(site, has_waiters || !guarded.waiters.is_empty());
             if guarded.engine.progress(&turn) == Progress::More {
                 round.more();
             }
@@ -101,7 +116,7 @@ impl<E: Engine> State<E> {
         let mut key = round.oldest();
         while let Some(waiter) = key {
             key = round.next_after(waiter);
-            while let Some(want) = round.request_mut(waiter) {
+            while let Some(Asked::Want(want)) = round.request_mut(waiter) {
                 let Some(found) = engine.take(want) else { break };
                 let event = EngineEvent { want: want.clone(), found };
                 match round.emit(waiter, event) {
@@ -120,13 +135,29 @@ impl<E: Engine> State<E> {
                 return;
             }
         }
-        drop(guarded);
-        self.shared.note_waiters(round.oldest().is_some());
+        guarded.has_waiters = self.is_awaited(round);
+        // Last: looks take in what has come for others too.
+        guarded.note_served();
+        while let Some(waker) = guarded.waiters.next_served() {
+            round.wake(waker);
+            if round.is_full() {
+                round.more();
+                return;
+            }
+        }
+    }
+
+    /// Returns whether anybody waits for a want.
+    fn is_awaited(&self, round: &Round<'_, EngineWatch<E>>) -> bool {
+        round.pending_count() > self.background
     }
 
     fn notified(&mut self, notices: &[Notice], round: &mut Round<'_, EngineWatch<E>>) {
-        self.vain = if round.oldest().is_some() { 0 } else { self.vain.saturating_add(1) };
-        let vain_max = self.shared.lock().engine.vain_announcements_max();
+        let guarded = self.shared.lock();
+        let is_in_vain = !self.is_awaited(round) && guarded.waiters.is_empty();
+        let vain_max = guarded.engine.vain_announcements_max();
+        drop(guarded);
+        self.vain = if is_in_vain { self.vain.saturating_add(1) } else { 0 };
         if vain_max.is_some_and(|max| self.vain >= max) {
             self.descriptors.unwatch();
         } else {
@@ -142,6 +173,7 @@ impl<E: Engine> State<E> {
         let armed = guarded.engine.arm(&Turn::new(site, true))?;
         self.is_armed = armed == Armed::Armed;
         guarded.is_asleep = self.is_armed;
+        guarded.asleep_until = guarded.engine.next_deadline();
         // What is watched only now announces what is there already.
         self.descriptors.follow(&guarded.engine)?;
         Ok(armed)
@@ -149,7 +181,7 @@ impl<E: Engine> State<E> {
 }
 
 impl<E: Engine> Detector for EngineWatch<E> {
-    type Request = E::Want;
+    type Request = Asked<E::Want>;
     type Event = EngineEvent<E>;
 
     fn methods(&self) -> Methods {
@@ -170,14 +202,28 @@ impl<E: Engine> Detector for EngineWatch<E> {
         })
     }
 
-    fn submit(&mut self, _: Key, want: &mut E::Want, _: Mode) -> Submitted<Self::Event> {
-        let state = self.state.as_ref().expect("invariant: no call after a panic or an error");
-        state.shared.note_waiters(true);
-        let found = state.shared.lock().engine.take(want);
+    fn submit(&mut self, _: Key, asked: &mut Asked<E::Want>, _: Mode) -> Submitted<Self::Event> {
+        let state = self.state.as_mut().expect("invariant: no call after a panic or an error");
+        let mut guarded = state.shared.lock();
+        let Asked::Want(want) = asked else {
+            state.background += 1;
+            guarded.is_kept_at_work = true;
+            return Submitted::Pending;
+        };
+        guarded.has_waiters = true;
+        let found = guarded.engine.take(want);
+        state.shared.leave_to_server(guarded);
         // An engine may have to work for what is wanted.
         found.map_or(Submitted::Queued, |found| {
             Submitted::Ready(EngineEvent { want: want.clone(), found })
         })
+    }
+
+    fn cancel(&mut self, _: Key, asked: &mut Asked<E::Want>) -> Cancel {
+        if let (Asked::Background, Some(state)) = (asked, &mut self.state) {
+            state.background -= 1;
+        }
+        Cancel::Released
     }
 
     fn poll(&mut self, round: &mut Round<'_, Self>) {
@@ -199,8 +245,10 @@ impl<E: Engine> Detector for EngineWatch<E> {
     fn unclaimed(&mut self, event: Self::Event) -> Option<Self::Event> {
         self.call(|state| {
             let EngineEvent { want, found } = event;
-            let given_back = state.shared.lock().engine.put_back(&want, found)?;
-            Some(EngineEvent { want, found: given_back })
+            let mut guarded = state.shared.lock();
+            let given_back = guarded.engine.put_back(&want, found);
+            state.shared.leave_to_server(guarded);
+            Some(EngineEvent { want, found: given_back? })
         })
     }
 

@@ -99,6 +99,11 @@ impl<D: Detector> Handle<D> {
         shared.is_inherited() || shared.is_closed()
     }
 
+    /// Returns why no event comes any more.
+    pub(crate) fn end(&self) -> WaitError {
+        self.user.inner.end()
+    }
+
     /// Returns whether both are the same registered detector.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.user.inner, &other.user.inner)

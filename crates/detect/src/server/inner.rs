@@ -21,7 +21,7 @@ use crate::{
     detector::{
         Armed, Arming, Batch, Cancel, Detector, Key, Methods, Mode, Pending, Round, Site, Submitted,
     },
-    error::{RegisterError, WaitError, caught, discard},
+    error::{RegisterError, WaitError, caught, discard, in_callback},
     policy::{
         Adaptive, Costs, Decision, Frequency, History, Policy, Situation, Stakes, Strategy,
         strategies,
@@ -330,6 +330,11 @@ impl<D: Detector> Inner<D> {
         (core.history, core.decision.strategy)
     }
 
+    /// Returns why the handle takes no request any more.
+    pub(crate) fn end(&self) -> WaitError {
+        why_ended(self.lock_core().ended_by.as_ref())
+    }
+
     pub(crate) fn pending_count(&self) -> usize {
         self.lock_core().pending.len()
     }
@@ -340,7 +345,7 @@ impl<D: Detector> Inner<D> {
             return None;
         }
         let mut core = self.lock_core();
-        core.detector.as_mut().map(f)
+        core.detector.as_mut().map(|detector| in_callback(|| f(detector)))
     }
 
     fn can_be_armed(&self) -> bool {

@@ -25,18 +25,18 @@ use vigie_detect::{
 use super::{Datagrams, Numbers, send};
 
 /// A server in the test's own hands.
-fn server() -> (Server, Lookout) {
+pub(crate) fn server() -> (Server, Lookout) {
     let server = Server::new(Flavor::UserLevel).expect("the kernel gives a server");
     let lookout = server.lookout();
     (server, lookout)
 }
 
 /// Prepares for a sleep like a host with nothing to run, and wakes up at once.
-fn prepare(lookout: &mut Lookout) {
+pub(crate) fn prepare(lookout: &mut Lookout) {
     lookout.park_unless(None, || true);
 }
 
-fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+pub(crate) fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 

@@ -1,13 +1,21 @@
 //! The suite for engines: an engine on its host is a detector, and is tried as one.
 
+use std::{
+    fmt,
+    task::{Context, Poll, Waker},
+};
+
 use super::{
-    Harness, Hosts, Options, Profile, Recognised, Report, SetupError, Trigger, Unclaimed,
-    Violation, World, check_with,
+    At, Harness, Hosts, Options, Profile, Recognised, Report, Rule, SetupError, Suite, Trigger,
+    Unclaimed, Violation, World, check_with,
+    stage::{Flag, Host, Stage},
 };
 use crate::{
     clock::Instant,
-    engine::{Engine, EngineEvent, EngineHost, EngineWatch},
+    engine::{Asked, Engine, EngineEvent, EngineHost, EngineWaiter, EngineWatch},
+    error::WaitError,
     server::Handle,
+    sync::Arc,
 };
 
 /// What the suite needs of an [`Engine`]: its host, and a way to make its events happen. [`Harness`] says how the suite
@@ -42,9 +50,41 @@ pub trait EngineHarness: Sized + 'static {
         None
     }
 
+    /// Makes event number `index` for whoever waits for it [by name](EngineHost::waiter); `None`, the default, if the engine
+    /// serves nobody so.
+    fn named(&mut self, index: usize) -> Option<Named<Self::Engine>> {
+        let _ = index;
+        None
+    }
+
     /// Makes the want for [`EngineHost::events`]; `None`, the default, if nobody uses them.
     fn want_of_events(&mut self) -> Option<<Self::Engine as Engine>::Want> {
         None
+    }
+}
+
+/// An event for whoever waits for it by name.
+pub struct Named<E> {
+    name: u64,
+    look: Box<dyn FnMut(&mut E) -> bool>,
+    trigger: Trigger,
+}
+
+impl<E> Named<E> {
+    /// Names an event, says how a waiter looks for it, which returns whether it has found it, and how it is made happen.
+    #[must_use]
+    pub fn new(
+        name: u64,
+        look: impl FnMut(&mut E) -> bool + 'static,
+        trigger: impl FnOnce() + Send + 'static,
+    ) -> Self {
+        Self { name, look: Box::new(look), trigger: Box::new(trigger) }
+    }
+}
+
+impl<E> fmt::Debug for Named<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Named").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
@@ -66,11 +106,243 @@ pub fn check_engine_with<H: EngineHarness>(
     options: &Options,
     factory: &mut impl FnMut(&World) -> Result<H, SetupError>,
 ) -> Result<Report, Violation> {
-    check_with(options, &mut |world: &World| factory(world).map(OnHost))
+    let factory = &mut |world: &World| factory(world).map(OnHost);
+    let report = check_with(options, factory)?;
+    let mut suite = Suite { options, factory, report };
+    for (host, other) in [(Host::Virtual, Hosts::Real), (Host::Real, Hosts::Virtual)] {
+        if H::HOSTS != other {
+            suite.named(host)?;
+        }
+    }
+    Ok(suite.report)
+}
+
+/// A case with waiters that have names: at the stage, and its host.
+type NamedCase<H> =
+    fn(&mut Stage<OnHost<H>>, &EngineHost<<H as EngineHarness>::Engine>) -> Result<(), Violation>;
+
+impl<H, F> Suite<'_, F>
+where
+    H: EngineHarness,
+    F: FnMut(&World) -> Result<OnHost<H>, SetupError>,
+{
+    fn named(&mut self, host: Host) -> Result<(), Violation> {
+        let cases: [(&'static str, NamedCase<H>); 6] = [
+            ("name, event before the wait", named_before),
+            ("name, event after the wait", named_after),
+            ("name, event between arming and sleep", named_before_sleep),
+            ("name, a waiter that is polled again", named_renewed),
+            ("name, a waiter that leaves", named_dropped),
+            ("name, shutdown", named_shutdown),
+        ];
+        for (name, case) in cases {
+            let at = At { case: name, host: host.name(), seed: self.options.seeds.start };
+            let mut stage = Stage::<OnHost<H>>::new(self.factory, host, self.options.guard, at)?;
+            if stage.harness.0.named(0).is_none() {
+                self.report.skipped.push((name, "the engine serves nobody by name"));
+                continue;
+            }
+            let on_host = stage.harness.0.host().clone();
+            case(&mut stage, &on_host)?;
+            self.close(&stage);
+            self.report.cases.push((host.name(), name));
+        }
+        Ok(())
+    }
+}
+
+/// Somebody who waits for event `index` by name.
+struct Task<'a, E: Engine> {
+    waiter: EngineWaiter<'a, E>,
+    flag: Arc<Flag>,
+}
+
+impl<'a, E: Engine> Task<'a, E> {
+    fn new(host: &'a EngineHost<E>, named: &Named<E>) -> Self {
+        Self { waiter: host.waiter(named.name), flag: Flag::new() }
+    }
+
+    fn poll(&mut self, named: &mut Named<E>) -> Poll<Result<(), WaitError>> {
+        self.flag.clear();
+        let waker = Waker::from(Arc::clone(&self.flag));
+        let look = |engine: &mut E| (named.look)(engine).then_some(());
+        self.waiter.poll(&Context::from_waker(&waker), look)
+    }
+}
+
+impl<H: EngineHarness> Stage<OnHost<H>> {
+    fn named(&mut self, index: usize) -> Named<H::Engine> {
+        self.waits += 1;
+        self.harness.0.named(index).expect("invariant: asked before")
+    }
+
+    /// Polls `task`, which must wait.
+    fn begins(
+        &self,
+        task: &mut Task<'_, H::Engine>,
+        named: &mut Named<H::Engine>,
+    ) -> Result<(), Violation> {
+        let saw = match task.poll(named) {
+            Poll::Pending => return Ok(()),
+            Poll::Ready(ended) => format!("{ended:?} at once"),
+        };
+        Err(Violation::Spurious { request: 0, saw, at: self.at })
+    }
+
+    /// Runs the host until `task` has found its event.
+    fn finds(
+        &mut self,
+        task: &mut Task<'_, H::Engine>,
+        named: &mut Named<H::Engine>,
+        rule: Rule,
+    ) -> Result<(), Violation> {
+        let flag = Arc::clone(&task.flag);
+        while self.settle(|_| flag.is_set())? {
+            match task.poll(named) {
+                Poll::Ready(Ok(())) => {
+                    self.events += 1;
+                    return Ok(());
+                }
+                Poll::Ready(Err(error)) => {
+                    return Err(Violation::Failed { request: 0, error, at: self.at });
+                }
+                Poll::Pending => {}
+            }
+        }
+        Err(self.lost(rule, 0, "nothing could happen any more, and it was not woken"))
+    }
+}
+
+/// What is replaced: a trigger is called once.
+fn trigger_of<E>(named: &mut Named<E>) -> Trigger {
+    std::mem::replace(&mut named.trigger, Box::new(|| {}))
+}
+
+/// Rule 2: it is found by the first look.
+fn named_before<H: EngineHarness>(
+    stage: &mut Stage<OnHost<H>>,
+    host: &EngineHost<H::Engine>,
+) -> Result<(), Violation> {
+    let mut named = stage.named(0);
+    trigger_of(&mut named)();
+    let mut task = Task::new(host, &named);
+    // An engine may have to work for it.
+    match task.poll(&mut named) {
+        Poll::Ready(Ok(())) => Ok(()),
+        _ => stage.finds(&mut task, &mut named, Rule::Before),
+    }
+}
+
+/// Rule 3: whoever waits is woken, once the host sleeps too.
+fn named_after<H: EngineHarness>(
+    stage: &mut Stage<OnHost<H>>,
+    host: &EngineHost<H::Engine>,
+) -> Result<(), Violation> {
+    for index in 0..4 {
+        let mut named = stage.named(index);
+        let mut task = Task::new(host, &named);
+        stage.begins(&mut task, &mut named)?;
+        for _ in 0..index {
+            stage.look()?;
+        }
+        trigger_of(&mut named)();
+        stage.finds(&mut task, &mut named, Rule::Announced)?;
+    }
+    Ok(())
+}
+
+/// Rule 3: what comes while a host goes to sleep wakes it.
+fn named_before_sleep<H: EngineHarness>(
+    stage: &mut Stage<OnHost<H>>,
+    host: &EngineHost<H::Engine>,
+) -> Result<(), Violation> {
+    let mut named = stage.named(0);
+    let mut task = Task::new(host, &named);
+    stage.begins(&mut task, &mut named)?;
+    stage.look()?;
+    let (trigger, flag) = (trigger_of(&mut named), Arc::clone(&task.flag));
+    let between = || {
+        trigger();
+        // A host is told of a task that can run.
+        flag.is_set()
+    };
+    stage.sleep(Some(Box::new(between)), None)?;
+    stage.finds(&mut task, &mut named, Rule::Announced)
+}
+
+/// Rule 3: a waiter that moved to another task is woken there, and one that was served says so.
+fn named_renewed<H: EngineHarness>(
+    stage: &mut Stage<OnHost<H>>,
+    host: &EngineHost<H::Engine>,
+) -> Result<(), Violation> {
+    let mut named = stage.named(0);
+    let mut task = Task::new(host, &named);
+    stage.begins(&mut task, &mut named)?;
+    let first = std::mem::replace(&mut task.flag, Flag::new());
+    let waker = Waker::from(Arc::clone(&task.flag));
+    let cx = Context::from_waker(&waker);
+    if !task.waiter.still_waits(&cx) {
+        return Err(stage.lost(Rule::Announced, 0, "it waited no more, and nothing had happened"));
+    }
+    trigger_of(&mut named)();
+    stage.finds(&mut task, &mut named, Rule::Announced)?;
+    if first.is_set() || task.waiter.still_waits(&cx) {
+        return Err(stage.lost(Rule::Announced, 0, "the wrong task was woken, or it still waits"));
+    }
+    Ok(())
+}
+
+/// Rule 5: one that leaves, whether it was woken or not, takes nothing with it.
+fn named_dropped<H: EngineHarness>(
+    stage: &mut Stage<OnHost<H>>,
+    host: &EngineHost<H::Engine>,
+) -> Result<(), Violation> {
+    for (index, leaves_first) in [(0, false), (1, true)] {
+        let mut named = stage.named(index);
+        let mut leaver = Task::new(host, &named);
+        let mut task = Task::new(host, &named);
+        stage.begins(&mut leaver, &mut named)?;
+        stage.begins(&mut task, &mut named)?;
+        let trigger = trigger_of(&mut named);
+        if leaves_first {
+            drop(leaver);
+            trigger();
+        } else {
+            trigger();
+            let flag = Arc::clone(&leaver.flag);
+            if !stage.settle(|_| flag.is_set())? {
+                return Err(stage.lost(Rule::Announced, index, "it was not woken"));
+            }
+            drop(leaver);
+        }
+        stage.cancelled += 1;
+        stage.finds(&mut task, &mut named, Rule::Cancelled)?;
+    }
+    Ok(())
+}
+
+/// Rule 10: the end wakes whoever waits, and everybody later is told.
+fn named_shutdown<H: EngineHarness>(
+    stage: &mut Stage<OnHost<H>>,
+    host: &EngineHost<H::Engine>,
+) -> Result<(), Violation> {
+    let mut named = stage.named(0);
+    let mut task = Task::new(host, &named);
+    stage.begins(&mut task, &mut named)?;
+    stage.server.shutdown();
+    let mut later = Task::new(host, &named);
+    for (is_woken, task) in [(task.flag.is_set(), &mut task), (true, &mut later)] {
+        let ended = task.poll(&mut named);
+        if !is_woken || !matches!(ended, Poll::Ready(Err(WaitError::ServerClosed))) {
+            let saw = format!("{ended:?}, woken: {is_woken}");
+            return Err(Violation::NotEnded { request: 0, saw, at: stage.at });
+        }
+    }
+    Ok(())
 }
 
 /// An engine's harness as that of the detector on its host.
-struct OnHost<H>(H);
+pub(super) struct OnHost<H>(H);
 
 impl<H: EngineHarness> Harness for OnHost<H> {
     type Detector = EngineWatch<H::Engine>;
@@ -81,8 +353,8 @@ impl<H: EngineHarness> Harness for OnHost<H> {
         self.0.host().handle()
     }
 
-    fn request(&mut self, index: usize) -> <H::Engine as Engine>::Want {
-        self.0.want(index)
+    fn request(&mut self, index: usize) -> Asked<<H::Engine as Engine>::Want> {
+        Asked::Want(self.0.want(index))
     }
 
     fn trigger(&mut self, index: usize) -> Trigger {
@@ -101,7 +373,7 @@ impl<H: EngineHarness> Harness for OnHost<H> {
         self.0.happens_at(index)
     }
 
-    fn stream_request(&mut self) -> Option<<H::Engine as Engine>::Want> {
-        self.0.want_of_events()
+    fn stream_request(&mut self) -> Option<Asked<<H::Engine as Engine>::Want>> {
+        self.0.want_of_events().map(Asked::Want)
     }
 }

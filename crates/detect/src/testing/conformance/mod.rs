@@ -34,7 +34,7 @@ mod suite;
 mod violation;
 mod walk;
 
-pub use engines::{EngineHarness, check_engine, check_engine_with};
+pub use engines::{EngineHarness, Named, check_engine, check_engine_with};
 pub use harness::{
     Delivery, Harness, Hosts, Memory, Profile, Recognised, SetupError, Trigger, Unclaimed, World,
 };
