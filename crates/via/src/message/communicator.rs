@@ -70,7 +70,7 @@ pub struct Communicator<P: Provider> {
 
 impl<P: Provider> Communicator<P> {
     pub(super) fn new(inner: Arc<Inner<P>>, context: u16) -> Self {
-        let (rank, size) = inner.shared.with(|engine| (engine.rank(), engine.size()));
+        let (rank, size) = inner.with(|engine| (engine.rank(), engine.size()));
         Self { inner, context, rank, size }
     }
 
@@ -92,7 +92,7 @@ impl<P: Provider> Communicator<P> {
     /// # Errors
     /// [`MessageErrorKind::NoContext`].
     pub fn duplicate(&self) -> Result<Self, MessageError> {
-        let context = self.inner.shared.next_context().ok_or(MessageErrorKind::NoContext)?;
+        let context = self.inner.next_context().ok_or(MessageErrorKind::NoContext)?;
         Ok(Self { inner: Arc::clone(&self.inner), context, rank: self.rank, size: self.size })
     }
 
@@ -100,7 +100,7 @@ impl<P: Provider> Communicator<P> {
     /// those who poll for messages, and so are told by no receive.
     #[must_use]
     pub fn failures(&self, known: usize) -> Vec<u32> {
-        self.inner.shared.with(|engine| engine.failures_after(known).to_vec())
+        self.inner.with(|engine| engine.failures_after(known).to_vec())
     }
 
     pub(super) const fn context(&self) -> u16 {
@@ -131,7 +131,7 @@ impl<P: Provider> Communicator<P> {
         mode: Mode,
         payload: Payload<'_>,
     ) -> Result<SendState, SendError> {
-        self.inner.shared.with(|engine| {
+        self.inner.with(|engine| {
             let sent = engine.send(dest, self.context, tag, mode, payload);
             self.serve_own(engine, dest);
             sent
@@ -160,7 +160,7 @@ impl<P: Provider> Communicator<P> {
         mode: Mode,
         bytes: &[u8],
     ) -> Result<(), MessageError> {
-        let sent = self.inner.shared.with(|engine| {
+        let sent = self.inner.with(|engine| {
             let sent = engine.send_bytes(dest, self.context, tag, mode, bytes);
             self.serve_own(engine, dest);
             sent
@@ -201,7 +201,7 @@ impl<P: Provider> Communicator<P> {
         match sent {
             SendState::Done => {}
             // It goes on without us.
-            SendState::Pending(id) => self.inner.shared.with(|engine| engine.drop_send(id)),
+            SendState::Pending(id) => self.inner.with(|engine| engine.drop_send(id)),
         }
         Ok(())
     }
@@ -333,9 +333,9 @@ impl<P: Provider> Communicator<P> {
         sink: &mut S,
     ) -> Result<Status, MessageError> {
         let pattern = self.pattern(source.into(), tag.into());
-        let shared = &self.inner.shared;
-        let now = shared.spin.until(|| {
-            shared.with(|engine| {
+        let inner = &*self.inner;
+        let now = inner.spin.until(|| {
+            inner.with(|engine| {
                 for _ in 0..LOOKS_PER_LOCK {
                     if let Some(begun) = engine.receive_begun(pattern, sink) {
                         return Some(begun);
@@ -348,7 +348,7 @@ impl<P: Provider> Communicator<P> {
             Some(Begun::Received(status)) => Ok(status),
             Some(Begun::Open(id)) => self.receive_rest(id, sink).await,
             None => {
-                let id = shared.with(|engine| engine.post_receive(pattern));
+                let id = inner.with(|engine| engine.post_receive(pattern));
                 self.receive_rest(id, sink).await
             }
         }
@@ -377,7 +377,7 @@ impl<P: Provider> Communicator<P> {
         tag: impl Into<Tag>,
     ) -> ReceiveRequest<P> {
         let pattern = self.pattern(source.into(), tag.into());
-        let id = self.inner.shared.with(|engine| engine.post_receive(pattern));
+        let id = self.inner.with(|engine| engine.post_receive(pattern));
         ReceiveRequest::new(Arc::clone(&self.inner), id)
     }
 
@@ -397,8 +397,8 @@ impl<P: Provider> Communicator<P> {
         tag: impl Into<Tag>,
     ) -> Result<Status, MessageError> {
         let pattern = self.pattern(source.into(), tag.into());
-        let failure_count = self.inner.shared.with(|engine| engine.failure_count());
-        match self.inner.handle.wait(Want::Probe(pattern, failure_count)).await? {
+        let failure_count = self.inner.with(|engine| engine.failure_count());
+        match self.inner.host.wait(Want::Probe(pattern, failure_count)).await? {
             Found::Probed(status) => Ok(status?),
             other => unreachable!("invariant: {other:?} is no answer to a probe"),
         }
@@ -408,7 +408,7 @@ impl<P: Provider> Communicator<P> {
     #[must_use]
     pub fn try_probe(&self, source: impl Into<Source>, tag: impl Into<Tag>) -> Option<Status> {
         let pattern = self.pattern(source.into(), tag.into());
-        self.inner.shared.with(|engine| engine.probe(pattern))
+        self.inner.with(|engine| engine.probe(pattern))
     }
 
     /// Waits for a message that fits, and takes it off the list: nobody else can receive it.
@@ -439,7 +439,7 @@ impl<P: Provider> Communicator<P> {
         tag: impl Into<Tag>,
     ) -> Option<Matched<P>> {
         let pattern = self.pattern(source.into(), tag.into());
-        let (id, status) = self.inner.shared.with(|engine| engine.matched_probe(pattern))?;
+        let (id, status) = self.inner.with(|engine| engine.matched_probe(pattern))?;
         let request = ReceiveRequest::new(Arc::clone(&self.inner), id);
         Some(Matched { status, request })
     }

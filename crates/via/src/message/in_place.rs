@@ -72,7 +72,7 @@ impl<P: Provider> io::Write for LoanedBuffer<P> {
 impl<P: Provider> Drop for LoanedBuffer<P> {
     fn drop(&mut self) {
         if let Some(loan) = self.loan.take() {
-            self.inner.shared.with(|engine| engine.give_back(loan));
+            self.inner.let_go(|engine| engine.give_back(loan));
         }
     }
 }
@@ -130,7 +130,7 @@ impl<P: Provider> MessageView<P> {
 impl<P: Provider> Drop for MessageView<P> {
     fn drop(&mut self) {
         if let Some(view) = self.view.take() {
-            self.inner.shared.with(|engine| engine.release(view));
+            self.inner.let_go(|engine| engine.release(view));
         }
     }
 }
@@ -152,7 +152,7 @@ impl<P: Provider> Communicator<P> {
     /// # Errors
     /// [`MessageError`].
     pub fn loan(&self, dest: u32, length: u32) -> Result<LoanedBuffer<P>, MessageError> {
-        let loan = self.inner.shared.with(|engine| engine.loan(dest, length))?;
+        let loan = self.inner.with(|engine| engine.loan(dest, length))?;
         Ok(LoanedBuffer { inner: Arc::clone(&self.inner), loan: Some(loan), position: 0 })
     }
 
@@ -163,7 +163,7 @@ impl<P: Provider> Communicator<P> {
     /// # Errors
     /// [`SendError::OutOfMemory`].
     pub fn buffer(&self, length: usize) -> Result<Memory, MessageError> {
-        let buffer = self.inner.shared.with(|engine| engine.buffer(length));
+        let buffer = self.inner.with(|engine| engine.buffer(length));
         Ok(buffer.map_err(|_| SendError::OutOfMemory)?)
     }
 
@@ -197,8 +197,8 @@ impl<P: Provider> Communicator<P> {
         tag: u32,
     ) -> Result<(), MessageError> {
         let Some(mut loan) = buffer.loan.take() else { return Ok(()) };
-        let shared = &self.inner.shared;
-        let committed = shared.with(|engine| engine.commit(loan, self.context(), tag))?;
+        let inner = &*self.inner;
+        let committed = inner.with(|engine| engine.commit(loan, self.context(), tag))?;
         let id = match committed {
             Committed::Done => return Ok(()),
             Committed::Pending(id) => id,
@@ -206,7 +206,7 @@ impl<P: Provider> Communicator<P> {
                 // Others wait for room before it: it is copied after all, and waits in its turn.
                 loan = given_back;
                 let (rank, bytes) = (loan.rank(), loan.to_vec().unwrap_or_default());
-                let sent = shared.with(|engine| {
+                let sent = inner.with(|engine| {
                     engine.give_back(loan);
                     let payload = Payload::Owned(bytes);
                     engine.send(rank, self.context(), tag, Mode::Standard, payload)
@@ -238,19 +238,19 @@ impl<P: Provider> Communicator<P> {
     ) -> Result<MessageView<P>, MessageError> {
         let (source, tag) = (source.into(), tag.into());
         let pattern = self.pattern(source, tag);
-        let shared = &self.inner.shared;
-        let inner = || Arc::clone(&self.inner);
-        let found = shared.spin.until(|| {
-            shared.with(|engine| match engine.receive_view(pattern) {
+        let inner = &*self.inner;
+        let owner = || Arc::clone(&self.inner);
+        let found = inner.spin.until(|| {
+            inner.with(|engine| match engine.receive_view(pattern) {
                 Some(found) => Some(Some(found)),
                 None => engine.has_unexpected(pattern).then_some(None),
             })
         });
         if let Some(Some((status, view))) = found {
-            return Ok(MessageView { inner: inner(), status, view: Some(view), bytes: Vec::new() });
+            return Ok(MessageView { inner: owner(), status, view: Some(view), bytes: Vec::new() });
         }
         let mut bytes = Vec::new();
         let status = self.receive_into(source, tag, &mut bytes).await?;
-        Ok(MessageView { inner: inner(), status, view: None, bytes })
+        Ok(MessageView { inner: owner(), status, view: None, bytes })
     }
 }

@@ -8,11 +8,11 @@ use std::{
     task::{Context, Poll},
 };
 
-use vigie_detect::{Handle, Instant, Wait};
+use vigie_detect::{EngineWaiter, Instant};
 
 use super::{
     Message, MessageError, MessageErrorKind,
-    endpoint::{Inner, Want, Watch},
+    endpoint::{Hosted, Inner},
 };
 use crate::{
     protocol::{CancelState, Engine, RequestError, RequestId, Sink, Status, put_all},
@@ -31,7 +31,7 @@ pub(super) struct UntilReady<'a, P: Provider, F> {
     has_looked: bool,
     /// When the first looks were over, and how often it has looked on since.
     lost: Option<(Instant, u32)>,
-    wait: Option<Wait<Watch<P>, &'a Handle<Watch<P>>>>,
+    waiter: EngineWaiter<'a, Hosted<P>>,
 }
 
 /// How often a wait looks on at most, also where no time passes meanwhile.
@@ -42,7 +42,8 @@ where
     F: FnMut(&mut Engine<P>, RequestId) -> Poll<Result<T, RequestError>> + Unpin,
 {
     pub(super) const fn new(inner: &'a Inner<P>, id: RequestId, attempt: F) -> Self {
-        Self { inner, id, attempt, worked: 0, has_looked: false, lost: None, wait: None }
+        let waiter = inner.host.waiter(id.0);
+        Self { inner, id, attempt, worked: 0, has_looked: false, lost: None, waiter }
     }
 
     /// Looks once only before it hands over for the first time.
@@ -54,7 +55,7 @@ where
     #[inline]
     fn look(&mut self) -> Look<Result<T, RequestError>> {
         let Self { inner, id, attempt, worked, .. } = self;
-        inner.shared.with(|engine| match attempt(engine, *id) {
+        inner.with(|engine| match attempt(engine, *id) {
             Poll::Ready(result) => Look::Found(result),
             Poll::Pending if std::mem::replace(worked, engine.worked()) == engine.worked() => {
                 Look::Nothing
@@ -67,7 +68,7 @@ where
         if std::mem::take(&mut self.has_looked) {
             return None;
         }
-        let spin = &self.inner.shared.spin;
+        let spin = &self.inner.spin;
         let found = spin.until_idle(self.lost.is_some(), || self.look());
         if found.is_some() {
             self.note_end();
@@ -80,21 +81,13 @@ where
         let now = Instant::now();
         let (since, looks) = self.lost.get_or_insert((now, 0));
         *looks += 1;
-        *looks <= LOOKS_ON_MAX && now - *since < self.inner.shared.spin.patience()
+        *looks <= LOOKS_ON_MAX && now - *since < self.inner.spin.patience()
     }
 
     /// It has found what it waited for, after all.
     fn note_end(&self) {
         if let Some((since, _)) = self.lost {
-            self.inner.shared.spin.lasted(Instant::now() - since);
-        }
-    }
-
-    fn attempt(&mut self) -> Option<Result<T, RequestError>> {
-        let Self { inner, id, attempt, .. } = self;
-        match inner.shared.with(|engine| attempt(engine, *id)) {
-            Poll::Ready(result) => Some(result),
-            Poll::Pending => None,
+            self.inner.spin.lasted(Instant::now() - since);
         }
     }
 }
@@ -107,36 +100,26 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        loop {
-            if let Some(wait) = &mut this.wait {
-                match Pin::new(wait).poll(cx) {
-                    Poll::Ready(Ok(_)) => this.wait = None,
-                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
-                    Poll::Pending => return Poll::Pending,
-                }
-            }
-            let inner = this.inner;
-            if let Some(result) = this.look_for_a_while() {
-                return Poll::Ready(result.map_err(Into::into));
-            }
-            if this.looks_on() {
-                // Other tasks first; the next poll looks again.
-                cx.waker().wake_by_ref();
-                return Poll::Pending;
-            }
-            let wait = this.wait.insert(inner.handle.wait(Want::Request(this.id)));
-            if let Poll::Ready(result) = Pin::new(wait).poll(cx) {
-                this.wait = None;
-                result?;
-                continue;
-            }
-            // Whatever made it ready before the wait was known was told to nobody.
-            if let Some(result) = this.attempt() {
-                this.wait = None;
-                this.note_end();
-                return Poll::Ready(result.map_err(Into::into));
-            }
+        if this.waiter.still_waits(cx) {
+            return Poll::Pending;
         }
+        if let Some(result) = this.look_for_a_while() {
+            return Poll::Ready(result.map_err(Into::into));
+        }
+        if this.looks_on() {
+            // Other tasks first; the next poll looks again.
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let Self { id, attempt, waiter, .. } = this;
+        let looked = waiter.poll(cx, |hosted| match attempt(hosted.engine(), *id) {
+            Poll::Ready(result) => Some(result),
+            Poll::Pending => None,
+        });
+        looked.map(|ended| {
+            this.note_end();
+            ended?.map_err(Into::into)
+        })
     }
 }
 
@@ -166,9 +149,7 @@ impl<P: Provider> Drop for Owned<'_, P> {
 }
 
 fn forget<P: Provider>(inner: &Inner<P>, id: RequestId, is_send: bool) {
-    inner
-        .shared
-        .with(|engine| if is_send { engine.drop_send(id) } else { engine.drop_receive(id) });
+    inner.let_go(|engine| if is_send { engine.drop_send(id) } else { engine.drop_receive(id) });
 }
 
 /// A send that has begun and owns its bytes: `MPI_Isend`. It goes on by itself; dropping it lets the message
@@ -204,7 +185,7 @@ impl<P: Provider> SendRequest<P> {
     /// As [`wait`](Self::wait).
     pub fn test(&mut self) -> Result<bool, MessageError> {
         let Some(id) = self.id else { return Ok(true) };
-        match self.inner.shared.with(|engine| engine.poll_send(id, None)) {
+        match self.inner.with(|engine| engine.poll_send(id, None)) {
             Poll::Ready(result) => {
                 self.id = None;
                 result?;
@@ -221,7 +202,7 @@ impl<P: Provider> SendRequest<P> {
     /// As [`wait`](Self::wait).
     pub async fn cancel(mut self) -> Result<bool, MessageError> {
         let Some(id) = self.id else { return Ok(false) };
-        if self.inner.shared.with(|engine| engine.cancel_send(id)) == CancelState::Cancelled {
+        if self.inner.with(|engine| engine.cancel_send(id)) == CancelState::Cancelled {
             self.id = None;
             return Ok(true);
         }
@@ -312,8 +293,8 @@ impl<P: Provider> ReceiveRequest<P> {
     /// As [`wait`](Self::wait).
     pub fn test(&mut self) -> Result<Option<Message>, MessageError> {
         let id = self.id.ok_or(RequestError::Unknown)?;
-        let (shared, bytes) = (&self.inner.shared, &mut self.bytes);
-        match shared.with(|engine| engine.poll_receive(id, bytes)) {
+        let (inner, bytes) = (&self.inner, &mut self.bytes);
+        match inner.with(|engine| engine.poll_receive(id, bytes)) {
             Poll::Ready(result) => self.over(result.map_err(Into::into)).map(Some),
             Poll::Pending => Ok(None),
         }
@@ -332,7 +313,7 @@ impl<P: Provider> ReceiveRequest<P> {
     /// The request, to which a message belongs already.
     pub fn cancel(mut self) -> Result<(), Self> {
         let Some(id) = self.id else { return Ok(()) };
-        if self.inner.shared.with(|engine| engine.cancel_receive(id)) == CancelState::Cancelled {
+        if self.inner.with(|engine| engine.cancel_receive(id)) == CancelState::Cancelled {
             self.id = None;
             return Ok(());
         }

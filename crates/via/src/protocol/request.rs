@@ -11,7 +11,7 @@ use crate::vi::{Memory, Registered, RemoteKey};
 
 /// A send or a receive that has begun. Never used twice by one engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RequestId(pub(super) u64);
+pub struct RequestId(pub(crate) u64);
 
 /// How a send ends: MPI's four modes.
 ///

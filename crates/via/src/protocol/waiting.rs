@@ -85,11 +85,6 @@ impl<P: Provider> Engine<P> {
         self.worked
     }
 
-    /// Forgets what became ready: nobody waits.
-    pub(crate) fn clear_ready(&mut self) {
-        self.ready.clear();
-    }
-
     /// Returns whether [`event`](Self::event) has something to say.
     pub(crate) fn has_events(&self) -> bool {
         !self.events.is_empty()
