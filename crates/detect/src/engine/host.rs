@@ -176,7 +176,9 @@ impl<E: Engine> EngineHost<E> {
     #[must_use]
     pub fn waiter_count(&self) -> usize {
         let background = usize::from(self.background.get().is_some());
-        self.handle.pending_count() - background + self.shared.lock().waiters.len()
+        // At the end that request is over like all others.
+        let wants = self.handle.pending_count().saturating_sub(background);
+        wants + self.shared.lock().waiters.len()
     }
 
     /// Returns what was seen of this engine so far, and the present strategy.

@@ -8,7 +8,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use vigie_detect::{EngineWaiter, Instant};
+use vigie_detect::{EngineWaiter, Instant, WaitError};
 
 use super::{
     Message, MessageError, MessageErrorKind,
@@ -102,6 +102,9 @@ where
         let this = self.get_mut();
         if this.waiter.still_waits(cx) {
             return Poll::Pending;
+        }
+        if this.inner.host.is_inherited() {
+            return Poll::Ready(Err(WaitError::ServerClosed.into()));
         }
         if let Some(result) = this.look_for_a_while() {
             return Poll::Ready(result.map_err(Into::into));
