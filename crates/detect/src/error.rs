@@ -2,12 +2,13 @@
 
 use std::{
     any::Any,
-    cell::Cell,
     io,
     panic::{self, AssertUnwindSafe},
 };
 
 use thiserror::Error;
+
+use crate::sync::callbacks;
 
 /// Why a detector could not be registered.
 #[derive(Debug, Error)]
@@ -140,33 +141,22 @@ pub(crate) fn caught<T>(callback: &'static str, call: impl FnOnce() -> T) -> Res
     })
 }
 
-#[cfg(not(loom))]
-crate::sync::thread_local! {
-    static CALLBACKS: Cell<u32> = const { Cell::new(0) };
-}
-
-// Its threads are all on one of the system's.
-#[cfg(loom)]
-loom::thread_local! {
-    static CALLBACKS: Cell<u32> = Cell::new(0);
-}
-
 /// Calls what belongs to others while a lock of the server may be held.
 pub(crate) fn in_callback<T>(call: impl FnOnce() -> T) -> T {
     struct Leave;
     impl Drop for Leave {
         fn drop(&mut self) {
-            CALLBACKS.with(|count| count.set(count.get() - 1));
+            callbacks(|count| count.set(count.get() - 1));
         }
     }
-    CALLBACKS.with(|count| count.set(count.get() + 1));
+    callbacks(|count| count.set(count.get() + 1));
     let _leave = Leave;
     call()
 }
 
 /// Returns whether this thread is in a callback, and must wake nobody: a waker runs foreign code, which may want the lock.
 pub(crate) fn is_in_callback() -> bool {
-    CALLBACKS.with(|count| count.get() > 0)
+    callbacks(|count| count.get() > 0)
 }
 
 /// Drops what belongs to others, on a host's thread: a destructor that panics must not cost the events

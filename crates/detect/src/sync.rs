@@ -84,6 +84,25 @@ pub(crate) fn thread_number() -> u64 {
     NUMBER.with(|number| *number)
 }
 
+/// Gives `f` how many callbacks this thread is in.
+#[cfg(not(loom))]
+#[inline]
+pub(crate) fn callbacks<T>(f: impl FnOnce(&std::cell::Cell<u32>) -> T) -> T {
+    thread_local! {
+        static CALLBACKS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+    }
+    CALLBACKS.with(f)
+}
+
+/// As above: loom's threads are all on one of the system's.
+#[cfg(loom)]
+pub(crate) fn callbacks<T>(f: impl FnOnce(&std::cell::Cell<u32>) -> T) -> T {
+    loom::thread_local! {
+        static CALLBACKS: std::cell::Cell<u32> = std::cell::Cell::new(0);
+    }
+    CALLBACKS.with(f)
+}
+
 /// Keeps the compiler from reordering; the processor is fenced by the other side.
 #[cfg(not(loom))]
 #[inline]
