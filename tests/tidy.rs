@@ -117,6 +117,7 @@ const ROOMS: &[Rooms<'_>] = &[
             "policy",
             "builtin",
             "server",
+            "waiting",
             "engine",
             "stock",
             "net",

@@ -71,6 +71,7 @@ mod server;
 pub mod stock;
 mod sync;
 mod testing;
+mod waiting;
 
 /// The lock around an engine, for those of this workspace that do not stand on [`EngineHost`] yet.
 #[doc(hidden)]
@@ -89,8 +90,9 @@ pub use engine::{
 };
 pub use error::{RegisterError, WaitError};
 pub use policy::{
-    Adaptive, Costs, Decision, Fixed, Frequency, History, Load, Policy, Reactivity, Situation,
-    Stakes, Strategies, Strategy, Watch, strategies,
+    Adaptive, Costs, Decision, Fixed, Frequency, History, Load, Peers, Policy, Reactivity,
+    Situation, Stage, Stakes, Step, Strategies, Strategy, WaitPlan, WaitSituation, Watch,
+    strategies,
 };
 pub use server::{
     Alarm, Detected, Detection, Entered, EventStream, Handle, HandleReport, HostThread, Lookout,
@@ -98,3 +100,4 @@ pub use server::{
 };
 pub use stock::AsyncFd;
 pub use testing::{Deadlock, Simulated, Simulation, conformance};
+pub use waiting::{Bursts, Waiter, sleep_thread};

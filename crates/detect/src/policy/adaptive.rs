@@ -7,6 +7,7 @@ use super::{
     history::{History, Stakes},
     load::Load,
     reactivity::Reactivity,
+    stage::{WaitPlan, WaitSituation},
     strategies::{Watch, strategies},
     strategy::{Frequency, Strategy},
 };
@@ -82,6 +83,12 @@ pub trait Policy: Send + Sync + fmt::Debug + 'static {
     /// [`History::spin_balance`]. Default: the stakes of [`Reactivity::Balanced`].
     fn stakes(&self, costs: &Costs) -> Stakes {
         Adaptive::default().stakes(costs)
+    }
+
+    /// Returns what one who waits for peers, rather than for a device, does before it sleeps: [`Waiter`](crate::Waiter)
+    /// carries it out. Default: the plan of [`Reactivity::Balanced`].
+    fn plan_wait(&self, situation: &WaitSituation) -> WaitPlan {
+        Adaptive::default().plan_wait(situation)
     }
 }
 
@@ -238,5 +245,12 @@ impl Policy for Adaptive {
             costs.sleep_cpu.saturating_add(costs.wake_delay.saturating_mul(self.delay_weight));
         let spin_ns = nanos(self.spin_max.min(sleep)) / SPIN_STEP_NS * SPIN_STEP_NS;
         Stakes { spin: Duration::from_nanos(spin_ns), sleep }
+    }
+
+    /// Looks where all peers can have a core, for no longer than a sleep costs and at most
+    /// [`spin_max`](Self::spin_max); then gives the core away between two looks, until it costs as much as if all peers slept.
+    /// At once, if there are more peers than cores or others want the core. Not at all, if that did not pay lately or `spin_max` is zero.
+    fn plan_wait(&self, situation: &WaitSituation) -> WaitPlan {
+        WaitPlan::adaptive(situation, self.spin_max, self.delay_weight)
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use crate::{
     clock::{Instant, Timeout, nanos, thread_cpu_time},
-    sync::{AtomicU64, AtomicUsize, Ordering},
+    sync::{AtomicU64, AtomicUsize, OnceLock, Ordering},
 };
 
 /// What sleeping and waking cost.
@@ -140,10 +140,14 @@ impl CostMeter {
         } else {
             sleep.alarm.filter(|_| is_alone).map(Instant::as_nanos)
         };
-        // A deadline or a ring that the host was still awake for says nothing: such a delay is short.
-        if let Some(delay) = due_ns.and_then(|due| now.as_nanos().checked_sub(due))
-            && (1_000..DELAY_MAX_NS).contains(&delay)
-        {
+        if let Some(delay) = due_ns.and_then(|due| now.as_nanos().checked_sub(due)) {
+            self.woke(delay);
+        }
+    }
+
+    /// A sleeper was awake so long after it should have been. One that was still awake says nothing: such a delay is short.
+    fn woke(&self, delay: u64) {
+        if (1_000..DELAY_MAX_NS).contains(&delay) {
             average(&self.wake_delay_ns, delay);
             let delays = self.delays.load(Ordering::Relaxed);
             self.delays.store(delays.saturating_add(1), Ordering::Relaxed);
@@ -151,13 +155,67 @@ impl CostMeter {
     }
 }
 
+/// The costs of threads that sleep at no server: of the whole process.
+pub(crate) fn of_threads() -> &'static CostMeter {
+    static METER: OnceLock<CostMeter> = OnceLock::new();
+    METER.get_or_init(CostMeter::new)
+}
+
+impl CostMeter {
+    /// A thread sleeps in `sleep`, which returns when another one should have woken it, if one did.
+    pub(crate) fn thread_sleeps(
+        &self,
+        sleep: impl FnOnce() -> Option<Instant>,
+        now: impl FnOnce() -> Instant,
+    ) {
+        let sleeps = self.sleeps.fetch_add(1, Ordering::Relaxed);
+        let is_sampled = sleeps < SAMPLED_FIRST || sleeps.is_multiple_of(SAMPLED_ONE_IN);
+        let before = is_sampled.then(thread_cpu_time);
+        let woken = sleep();
+        if let Some(before) = before {
+            let spent = thread_cpu_time().saturating_sub(before);
+            average(&self.sleep_cpu_ns, nanos(spent).min(DELAY_MAX_NS));
+            if let Some(woken) = woken {
+                self.woke(now().as_nanos().saturating_sub(woken.as_nanos()));
+            }
+        }
+    }
+}
+
+/// What it costs to give the core away, until it is back: 0.25 µs here where nobody wants it, 1.4 µs where one other
+/// process looks and gives it back, as long as they compute where others do. Known to each waiter for itself, since it
+/// depends on with whom it shares the core.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct YieldMeter {
+    /// Zero until it was measured.
+    usual_ns: u64,
+}
+
+impl YieldMeter {
+    /// Returns what it usually costs, once that was measured.
+    pub(crate) const fn usual(self) -> Option<Duration> {
+        match self.usual_ns {
+            0 => None,
+            usual => Some(Duration::from_nanos(usual)),
+        }
+    }
+
+    /// The core was back after so long.
+    pub(crate) fn took(&mut self, time: Duration) {
+        let took = nanos(time).clamp(1, DELAY_MAX_NS);
+        self.usual_ns = if self.usual_ns == 0 { took } else { moved(self.usual_ns, took).max(1) };
+    }
+}
+
 /// Moves an average towards a new value: by a quarter down, by a sixteenth up. What disturbs a
 /// measurement only ever makes it longer.
 fn average(average_ns: &AtomicU64, value: u64) {
     let before = average_ns.load(Ordering::Relaxed);
-    let after =
-        if value < before { before - (before - value) / 4 } else { before + (value - before) / 16 };
-    average_ns.store(after, Ordering::Relaxed);
+    average_ns.store(moved(before, value), Ordering::Relaxed);
+}
+
+const fn moved(before: u64, value: u64) -> u64 {
+    if value < before { before - (before - value) / 4 } else { before + (value - before) / 16 }
 }
 
 #[cfg(test)]

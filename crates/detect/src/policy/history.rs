@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::account::Account;
 use crate::clock::{Instant, nanos};
 
 /// What is at stake when a host has nothing to run: it may poll for a while first, or sleep at once.
@@ -53,11 +54,8 @@ pub struct History {
     poll_cost_ns: u64,
     spin_hits: u64,
     spin_misses: u64,
-    spin_balance_ns: i64,
+    account: Account,
 }
-
-/// The balance lies within so many costs of a sleep: what was long ago does not count.
-const BALANCE_SLEEPS_MAX: i64 = 4;
 
 /// A sleep that ended with an event within so many costs of a sleep may have been short in truth.
 const DOUBTFUL_SLEEPS: u64 = 4;
@@ -137,7 +135,7 @@ impl History {
     /// decided by itself; the balance spares the polls in vain where events are far apart.
     #[must_use]
     pub const fn spin_balance(&self) -> i64 {
-        self.spin_balance_ns
+        self.account.balance()
     }
 
     /// Takes note of an event that came `waited` after the host had nothing to run. Returns whether
@@ -167,12 +165,12 @@ impl History {
         if spin == 0 {
             false
         } else if waited <= spin {
-            self.settle(signed(sleep.saturating_sub(waited)), sleep)
-        } else if found != Found::Awake && waited <= doubtful && self.spin_balance_ns <= 0 {
+            self.account.settle(signed(sleep.saturating_sub(waited)), stakes)
+        } else if found != Found::Awake && waited <= doubtful && !self.account.is_positive() {
             // The delay of waking up may be larger than is known. An attempt will show.
-            self.settle(signed(spin / DOUBTS).max(1), sleep)
+            self.account.settle(signed(spin / DOUBTS).max(1), stakes)
         } else {
-            self.settle(-signed(spin), sleep)
+            self.account.settle(-signed(spin), stakes)
         }
     }
 
@@ -180,14 +178,7 @@ impl History {
     /// balance has changed its sign.
     pub(crate) fn record_spin_miss(&mut self, stakes: &Stakes) -> bool {
         self.spin_misses += 1;
-        self.settle(-signed(nanos(stakes.spin)), nanos(stakes.sleep))
-    }
-
-    fn settle(&mut self, amount: i64, sleep: u64) -> bool {
-        let before = self.spin_balance_ns;
-        let limit = signed(sleep).saturating_mul(BALANCE_SLEEPS_MAX);
-        self.spin_balance_ns = before.saturating_add(amount).clamp(-limit, limit);
-        (before > 0) != (self.spin_balance_ns > 0)
+        self.account.settle(-signed(nanos(stakes.spin)), stakes)
     }
 
     /// Takes note of what one poll took.

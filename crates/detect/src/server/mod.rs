@@ -51,7 +51,7 @@ use crate::{
     clock::{Clock, ClockSource, Instant},
     detector::{Detector, Flavor},
     error::RegisterError,
-    policy::{Adaptive, Policy},
+    policy::{Adaptive, Costs, Load, Policy},
     sync::Arc,
 };
 
@@ -209,6 +209,13 @@ impl Server {
     #[must_use]
     pub fn now(&self) -> Instant {
         self.owner.shared.now()
+    }
+
+    /// Returns what a wait for peers is planned from, and the policy that plans it. Samples the load if that is old.
+    pub(crate) fn plans_waits(&self) -> (Adaptive, Costs, Load) {
+        let shared = &self.owner.shared;
+        shared.load.refresh(shared.now());
+        (shared.default_policy, shared.costs.costs(), shared.load.load())
     }
 
     /// Returns the flavor of the scheduler that this server is for.

@@ -1,0 +1,186 @@
+//! Waits on traces, in virtual time: what one waiter pays, and whether a group finds together again.
+
+use proptest::{prop_assert, proptest};
+
+use super::*;
+use crate::{
+    clock::{Instant, nanos},
+    policy::{Adaptive, Costs, Reactivity, Step},
+};
+
+type Nanos = u64;
+
+const MICRO: Nanos = 1_000;
+
+fn situation(peers: Peers, told: Nanos) -> WaitSituation {
+    let (sleep_cpu, wake_delay) = (Duration::ZERO, Duration::from_nanos(told));
+    WaitSituation::new(peers, Costs { sleep_cpu, wake_delay })
+}
+
+/// A waiter, and what the waits have cost it: the time of its tries, and of the sleeps of all.
+struct One {
+    policy: Adaptive,
+    situation: WaitSituation,
+    waits: Waits,
+    spent: Nanos,
+    sleep: Nanos,
+}
+
+impl One {
+    fn new(policy: Adaptive, situation: WaitSituation) -> Self {
+        let waits = Waits::new(&policy, &situation, 8);
+        let sleep = nanos(waits.planned().sleep);
+        Self { policy, situation, waits, spent: 0, sleep }
+    }
+
+    /// A wait whose event comes after `t`, if all are awake then. Returns whether it slept.
+    fn wait(&mut self, t: Nanos) -> bool {
+        let mut step = self.waits.first(false);
+        let (mut now, mut stage) = (0, self.waits.begin(false, step));
+        loop {
+            match step {
+                Step::Sleep => break,
+                Step::Look(count) => now += u64::from(count) * 40,
+                Step::GiveAway(count) => now += u64::from(count) * 250,
+                Step::Pause => panic!("a thread has no turns"),
+            }
+            if now >= t {
+                self.waits.found(&stage);
+                self.spent += t;
+                return false;
+            }
+            step = stage.next(Instant::from_nanos(now));
+        }
+        self.waits.gave_up(&stage);
+        self.spent += now + self.sleep;
+        let at = Instant::from_nanos;
+        let situation = self.situation;
+        self.waits.slept((at(0), at(t.max(now) + self.sleep)), &self.policy, |_| situation);
+        true
+    }
+}
+
+proptest! {
+    /// Goal: whatever comes, waiting costs at most twice what sleeping always would, or twice what trying always would, and what
+    /// learning costs. Method: waits of all sizes in runs of random length, pairs and crowds.
+    #[test]
+    fn it_never_pays_more_than_twice(
+        runs in proptest::collection::vec((0u32..20, 1usize..60), 1..40),
+        (count, cores) in (1u32..64, 1u32..9),
+        told in 1u64..100,
+    ) {
+        let trace: Vec<Nanos> =
+            runs.iter().flat_map(|&(log2, count)| vec![(1 << log2) * 100; count]).collect();
+        for reactivity in [Reactivity::LowCpu, Reactivity::Balanced] {
+            let situation = situation(Peers { count, cores }, told * MICRO);
+            let mut one = One::new(Adaptive::new(reactivity), situation);
+            for &t in &trace {
+                one.wait(t);
+            }
+            let plan = one.policy.plan_wait(&situation);
+            let tries = nanos(plan.look + plan.give_away);
+            let sleeping = trace.len() as u64 * one.sleep;
+            let each = |&t: &Nanos| if t <= tries { t } else { tries + one.sleep };
+            let trying: u64 = trace.iter().map(each).sum();
+            // The step that is under way when the time is over.
+            let steps = trace.len() as u64 * 1_000;
+            let learning = 10 * one.sleep * (1 + runs.len() as u64);
+            prop_assert!(one.spent <= 2 * sleeping + steps, "{} {}", one.spent, sleeping);
+            prop_assert!(one.spent <= 2 * trying + steps + learning, "{} {}", one.spent, trying);
+        }
+    }
+}
+
+/// Goal: waits that are far apart stop trying, and the first ones that are near begin again. Method: runs of both.
+#[test]
+fn far_waits_sleep_at_once() {
+    for (count, cores) in [(2, 2), (32, 2), (8, 8)] {
+        let situation = situation(Peers { count, cores }, 20 * MICRO);
+        let mut one = One::new(Adaptive::default(), situation);
+        for _ in 0..10 {
+            assert!(one.wait(100_000 * MICRO));
+        }
+        let before = one.spent;
+        assert!(one.wait(100_000 * MICRO));
+        assert_eq!(one.spent - before, one.sleep, "it sleeps at once");
+        let sleeps = (0..20).take_while(|_| one.wait(MICRO)).count();
+        assert!(sleeps <= 5, "{sleeps} near waits are slept through");
+        assert!(!one.wait(MICRO));
+    }
+}
+
+/// Goal: members that all sleep, because one was late, find together again: the sleep of all makes each barrier longer than
+/// anybody looks. Method: a group in virtual time whose barrier takes as long as the sleeps of all if one of them sleeps, on machines
+/// whose sleeps are dearer than is known.
+#[test]
+fn a_group_finds_together_again() {
+    for (count, truth) in [(2, 1), (2, 2), (8, 2), (32, 1), (32, 2), (32, 3)] {
+        let peers = Peers { count, cores: 2 };
+        let situation = situation(peers, 20 * MICRO);
+        let policy = Adaptive::default();
+        let mut group: Vec<_> = (0..count).map(|_| Waits::new(&policy, &situation, 8)).collect();
+        let barrier = |group: &mut [Waits], late: Nanos| {
+            let sleeps = group.iter().filter(|one| !one.planned().tries()).count();
+            let awake = 300 * u64::from(count);
+            let together = u64::from(peers.sleeps_in_a_row()) * 20 * MICRO * truth;
+            let lasts = if sleeps > 0 { together } else { awake } + late;
+            for one in group {
+                let tries = one.planned().look + one.planned().give_away;
+                let first = one.first(false);
+                let stage = one.begin(false, first);
+                if Duration::from_nanos(lasts) <= tries {
+                    one.found(&stage);
+                } else {
+                    one.gave_up(&stage);
+                    let at = Instant::from_nanos;
+                    one.slept((at(0), at(lasts.max(together))), &policy, |_| situation);
+                }
+            }
+            sleeps
+        };
+        for _ in 0..20 {
+            barrier(&mut group, 100_000 * MICRO);
+        }
+        assert_eq!(barrier(&mut group, 100_000 * MICRO), count as usize, "all sleep");
+        let rounds = (0..100).take_while(|_| barrier(&mut group, 0) > 0).count();
+        assert!(rounds <= 8, "{count} members, {truth}: {rounds} barriers");
+    }
+}
+
+/// Goal: a core that was given to somebody who computes is not given away for a while, ever longer while that goes on, and again as
+/// soon as it comes back early. Method: waits of a crowd in virtual time, where the core is away for 3 ms each time, and then no longer.
+#[test]
+fn a_core_is_not_given_to_who_computes() {
+    let situation = situation(Peers { count: 8, cores: 2 }, 20 * MICRO);
+    let policy = Adaptive::default();
+    let mut waits = Waits::new(&policy, &situation, 8);
+    let at = Instant::from_nanos;
+    let (mut now, mut lost) = (0, 0);
+    let mut wait = |waits: &mut Waits, away: Nanos| {
+        let first = waits.first(true);
+        let (begun, timed) = (now, waits.begin_timed(true, first, || at(now)));
+        let gives = matches!(first, Step::GiveAway(_));
+        now += if gives { away } else { 0 };
+        if let Some(mut stage) = timed {
+            stage.note(at(now));
+            waits.found(&stage);
+            waits.plan(at(now), &policy, |_| situation);
+        } else if first == Step::Sleep {
+            waits.gave_up(&waits.begin(true, first));
+            now += 100 * MICRO;
+            waits.slept((at(begun), at(now)), &policy, |_| situation);
+        } else {
+            waits.found_first();
+        }
+        lost += if gives { away } else { 0 };
+        gives
+    };
+    for _ in 0..100_000 {
+        wait(&mut waits, 3_000 * MICRO);
+    }
+    let until = (0..100_000).take_while(|_| !wait(&mut waits, 2 * MICRO)).count();
+    assert!(until < 100_000, "it tries again");
+    assert!((0..100).all(|_| wait(&mut waits, 2 * MICRO)));
+    // Eight waits go by before the first one is timed.
+    assert!(lost - 24_000 * MICRO < now / 50, "{lost} of {now}");
+}
