@@ -5,19 +5,12 @@ pub(crate) use loom::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicU32, AtomicU64, Ordering},
 };
-#[cfg(not(loom))]
-pub(crate) use std::hint::spin_loop;
 pub(crate) use std::sync::PoisonError;
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicU32, AtomicU64, Ordering},
 };
-
-/// Does nothing in a model, where loops that look have a bound: loom's own has the thread find the newest values
-/// after it, and would hide an exchange that does not order them.
-#[cfg(loom)]
-pub(crate) const fn spin_loop() {}
 
 /// Stands where the one order of all `SeqCst` operations is relied on: loom knows that order of fences
 /// alone, and takes `SeqCst` operations for weaker ones.

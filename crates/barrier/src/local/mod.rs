@@ -23,8 +23,6 @@
 //! faster. `docs/design/barrier-local.md` has the figures.
 
 #[cfg(not(loom))]
-pub(crate) mod patience;
-#[cfg(not(loom))]
 mod reducing;
 #[cfg(not(loom))]
 pub mod shm;
@@ -45,6 +43,10 @@ pub use self::{
     reducing::Reducing,
     threads::{ThreadBarrier, ThreadMember},
 };
+
+/// Looks at the shared word for each look at the clock: about 1 µs.
+#[cfg(not(loom))]
+pub(crate) const LOOKS: u32 = 32;
 
 /// Returns a number that no other barrier of this process has.
 pub(crate) fn next_group() -> u64 {

@@ -26,6 +26,8 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
+use vigie_detect::Bursts;
+
 use super::{
     absence::Absences,
     central::{Arrival, Central},
@@ -36,7 +38,7 @@ use super::{
 use crate::{
     error::{Arrived, BarrierError, Passed},
     group::{Group, Rank},
-    sync::{AtomicU32, AtomicU64, Ordering, spin_loop},
+    sync::{AtomicU32, AtomicU64, Ordering},
 };
 
 /// A barrier of tasks, of one runtime or of several: no member ever enters the kernel for it.
@@ -102,8 +104,8 @@ struct Team {
     size: u32,
     /// Where its last member was last seen: a hint.
     place: AtomicU64,
-    /// How often in a row looking was in vain: a hint.
-    losses: AtomicU32,
+    /// How its last member looks, and whether.
+    bursts: Bursts,
 }
 
 /// Something that no other processor should take away together with what is beside it.
@@ -115,18 +117,6 @@ const AWAY: u32 = 0;
 const LOOKING: u32 = 1;
 const DONE: u32 = 2;
 
-/// Looks in a row: some 5 µs, a few times what the others' part of a barrier takes.
-#[cfg(not(loom))]
-const LOOKS: u32 = 200;
-#[cfg(loom)]
-const LOOKS: u32 = 1;
-
-/// Times in a row that looking was in vain, after which most barriers do without.
-const LOSSES_MAX: u32 = 3;
-
-/// One barrier of so many still looks then.
-const TRY_EVERY: u32 = 16;
-
 impl TaskBarrier {
     /// Makes a barrier of a group, in which nobody has entered.
     pub fn new(group: Group) -> Self {
@@ -135,7 +125,7 @@ impl TaskBarrier {
             // The first ones have one more if it does not come out even.
             let (each, rest) = (size / count, size % count);
             let first = team * each + team.min(rest);
-            Team::new(first, each + u32::from(team < rest))
+            Team::new(first, each + u32::from(team < rest), count)
         });
         let (central, absences) = (Central::new(), Absences::new(group));
         let teams = teams.collect();
@@ -162,7 +152,7 @@ impl TaskBarrier {
 }
 
 impl Team {
-    fn new(first: u32, size: u32) -> Self {
+    fn new(first: u32, size: u32, team_count: u32) -> Self {
         Self {
             central: Central::new(),
             first,
@@ -170,7 +160,7 @@ impl Team {
             wakers: Padded(Wakers::new(Rank(size).index())),
             watch: Padded(AtomicU32::new(AWAY)),
             place: AtomicU64::new(0),
-            losses: AtomicU32::new(0),
+            bursts: Bursts::new(team_count),
         }
     }
 
@@ -182,17 +172,6 @@ impl Team {
     /// Where the waker of a member is.
     fn place_of(&self, rank: Rank) -> Option<usize> {
         rank.0.checked_sub(self.first).map(|place| Rank(place).index())
-    }
-
-    /// Returns whether looking is worth while, by what came of it lately.
-    fn is_hopeful(&self) -> bool {
-        let losses = self.losses.load(Ordering::Relaxed);
-        if losses <= LOSSES_MAX {
-            return true;
-        }
-        // It looks seldom, but it looks.
-        self.losses.store(losses.wrapping_add(1).max(LOSSES_MAX + 1), Ordering::Relaxed);
-        losses.is_multiple_of(TRY_EVERY)
     }
 }
 
@@ -221,7 +200,7 @@ impl Shared {
             team.place.store(here.0, Ordering::Relaxed);
         }
         let is_elsewhere = |other: &Team| here.is_not(other.place.load(Ordering::Relaxed));
-        let looks = self.teams.iter().any(is_elsewhere) && team.is_hopeful();
+        let looks = self.teams.iter().any(is_elsewhere) && team.bursts.is_hopeful();
         // Before the team is counted: whoever counts last finds it. Nobody else changes it until then, except for
         // the end of a late exchange, which both sides can bear.
         team.watch.0.store(if looks { LOOKING } else { AWAY }, Ordering::SeqCst);
@@ -249,16 +228,9 @@ impl Shared {
 
     /// Looks whether the barrier is passed, for a moment. If not, whoever passes it wakes the team.
     fn look(&self, team: &Team, target: u32) -> bool {
-        for _ in 0..LOOKS {
-            if self.central.is_passed(target) {
-                if team.losses.load(Ordering::Relaxed) != 0 {
-                    team.losses.store(0, Ordering::Relaxed);
-                }
-                return true;
-            }
-            spin_loop();
+        if team.bursts.look(|| self.central.is_passed(target)) {
+            return true;
         }
-        team.losses.fetch_add(1, Ordering::Relaxed);
         // Either the last one finds this, or this finds that it was there. What it finds may be of the barrier
         // before, whose last member was slow: hence the look.
         team.watch.0.swap(AWAY, Ordering::SeqCst) == DONE && self.central.is_passed(target)

@@ -3,16 +3,18 @@
 use std::sync::Arc;
 
 use rustix::thread::futex;
+use vigie_detect::{Instant, Waiter, clock::monotonic_now, sleep_thread};
 
 use super::{
+    LOOKS,
     absence::Absences,
     central::{Arrival, Central, Position},
     next_group,
-    patience::Patience,
 };
 use crate::{
     error::{Arrived, BarrierError, Passed},
     group::{Group, Rank},
+    sync::{AtomicU64, Ordering},
 };
 
 /// A barrier of threads, which block in it: not for tasks, whose executor would stand still.
@@ -46,13 +48,16 @@ struct Shared {
     number: u64,
     central: Central,
     absences: Absences,
+    /// When sleepers were woken last, in nanoseconds. `Relaxed`: a measurement.
+    woken_ns: AtomicU64,
 }
 
 impl ThreadBarrier {
     /// Makes a barrier of a group, in which nobody has entered.
     pub fn new(group: Group) -> Self {
         let (central, absences) = (Central::new(), Absences::new(group));
-        Self { shared: Arc::new(Shared { group, number: next_group(), central, absences }) }
+        let (number, woken_ns) = (next_group(), AtomicU64::new(0));
+        Self { shared: Arc::new(Shared { group, number, central, absences, woken_ns }) }
     }
 
     /// Returns the members, in the order of their ranks. Each is handed to one thread: it is the right to enter
@@ -66,7 +71,7 @@ impl ThreadBarrier {
             rank,
             position: Position::first(size),
             is_entered: false,
-            patience: Patience::new(size),
+            waiter: Waiter::new(size, LOOKS),
         };
         // All of them exist at once: one that is never taken from the iterator would be waited for.
         shared.group.ranks().map(member).collect::<Vec<_>>().into_iter()
@@ -76,6 +81,7 @@ impl ThreadBarrier {
 impl Shared {
     fn wake_sleepers(&self) {
         if self.central.must_wake() {
+            self.woken_ns.store(monotonic_now().as_nanos(), Ordering::Relaxed);
             // It fails for addresses that are none only.
             let _ =
                 futex::wake(self.central.gate(), futex::Flags::PRIVATE, i32::MAX.unsigned_abs());
@@ -87,8 +93,12 @@ impl Shared {
     fn sleep_unless(&self, is_over: impl FnOnce() -> bool) {
         let gate = self.central.begin_sleep();
         if !is_over() {
-            // Woken, changed before, or a signal: the caller looks again in each case.
-            let _ = futex::wait(self.central.gate(), futex::Flags::PRIVATE, gate, None);
+            sleep_thread(|| {
+                // Woken, changed before, or a signal: the caller looks again in each case.
+                let woken = futex::wait(self.central.gate(), futex::Flags::PRIVATE, gate, None);
+                let at = Instant::from_nanos(self.woken_ns.load(Ordering::Relaxed));
+                woken.is_ok().then_some(at)
+            });
         }
     }
 }
@@ -105,7 +115,7 @@ pub struct ThreadMember {
     /// The barrier in which it is, or which it enters next.
     position: Position,
     is_entered: bool,
-    patience: Patience,
+    waiter: Waiter,
 }
 
 impl ThreadMember {
@@ -184,14 +194,14 @@ impl ThreadMember {
 
     #[inline]
     fn depart_blocking(&mut self) -> Result<Passed, BarrierError> {
-        let Self { shared, position, patience, .. } = self;
+        let Self { shared, position, waiter, .. } = self;
         let is_over =
             || shared.central.is_passed(position.target) || shared.absences.fails(position.epoch);
-        if patience.until(|| is_over().then_some(())).is_none() {
+        if waiter.look_blocking(|| is_over().then_some(())).is_none() {
             while !is_over() {
                 shared.sleep_unless(is_over);
             }
-            patience.after_sleep();
+            waiter.slept();
         }
         // Whoever has left may have entered this one before: only if it was not passed has it failed.
         if shared.central.is_passed(position.target) {

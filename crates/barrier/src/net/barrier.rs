@@ -1,8 +1,8 @@
 //! The user's side: one member's place in a barrier over the network.
 
-use std::{fmt, sync::Arc, task::Poll, time::Duration};
+use std::{fmt, future, sync::Arc, task::Poll, time::Duration};
 
-use vigie_detect::{EventStream, Handle, HostThread, Registration, Server};
+use vigie_detect::{EventStream, Handle, HostThread, Registration, Server, Waiter};
 
 use super::{
     engine::{Engine, Exit, NetCounters},
@@ -16,14 +16,14 @@ use crate::{
     algorithm::Algorithm,
     error::{Arrived, BarrierError, Passed},
     group::{Group, Rank},
-    local::{next_group, patience::Patience},
+    local::next_group,
     logp::Waits,
     member::{Member, ShrinkError},
     sync::lock,
 };
 
 /// Looks at the transport for each one at the clock.
-const LOOKS_PER_TIME: u32 = 4;
+const LOOKS: u32 = 4;
 
 /// How packets for everyone are sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +45,8 @@ pub enum MulticastState {
 /// Dropping it leaves the group: barriers that it has not entered fail for all others.
 ///
 /// # How it waits
-/// Who waits looks by himself for up to a millisecond, giving his processor away between two looks; then he sleeps, by
+/// Who waits looks by himself in bursts of at most 20 µs, giving his processor away and letting other tasks run between them, for as long as it
+/// costs if all sleep; then he sleeps, by
 /// the decision of the scheduler that hosts the barrier; [`Waiting`](super::Waiting) says otherwise. While the member is outside of the barrier, or computes between
 /// [`arrive`](Self::arrive) and [`depart`](Self::depart), the host answers for it.
 #[must_use = "dropping a member leaves the group"]
@@ -54,7 +55,7 @@ pub struct NetBarrier {
     pub(super) handle: Handle<Watch>,
     background: Option<EventStream<Watch>>,
     pub(super) server: Server,
-    patience: Patience,
+    waiter: Waiter,
     multicast: MulticastState,
     pub(super) basis: Basis,
     /// What waits have taken.
@@ -79,6 +80,7 @@ impl NetBarrier {
         let shared = Shared::new(Engine::new(member, algorithm, transport));
         let watch = Watch::new(&shared).map_err(BarrierError::io("watching the transport"))?;
         let handle = server.register(watch, Registration::named("barrier"))?;
+        let waiter = Waiter::at(&server, size, LOOKS);
         let background = Some(handle.stream(Want::Background)?);
         let waker = std::task::Waker::from(Arc::clone(&shared));
         Ok(Self {
@@ -86,7 +88,7 @@ impl NetBarrier {
             handle,
             background,
             server,
-            patience: Patience::new(size).over_network(size),
+            waiter,
             multicast,
             basis,
             waits: Waits::default(),
@@ -275,7 +277,7 @@ impl NetBarrier {
         let mut rest = Rest { shared: Arc::clone(&self.shared), is_over: false };
         let exit = loop {
             if self.basis.waiting != Waiting::Sleeping
-                && let Some(exit) = self.look()
+                && let Some(exit) = self.look().await
             {
                 break exit;
             }
@@ -284,7 +286,7 @@ impl NetBarrier {
                 continue;
             }
             self.handle.wait(Want::Exit).await?;
-            self.patience.after_sleep();
+            self.waiter.slept();
             let exit = lock(&self.shared.engine).take_exit();
             if let Some(exit) = exit {
                 break exit;
@@ -295,39 +297,41 @@ impl NetBarrier {
         exit
     }
 
-    /// Looks by himself for a while.
-    fn look(&mut self) -> Option<Result<Exit, BarrierError>> {
+    /// Looks by himself for a while. In between, others of this executor run, and the host if there is something for it.
+    async fn look(&mut self) -> Option<Result<Exit, BarrierError>> {
         let (server, shared, waker) = (&self.server, &*self.shared, &self.waker);
-        {
-            let mut engine = lock(&shared.engine);
-            engine.is_looked_at = true;
-            engine.turns += 1;
-            // Whoever comes last finds everything there.
-            if let Some(exit) = engine.take_exit() {
-                engine.is_looked_at = false;
-                return Some(exit);
+        let (waiter, mut now, mut looks) = (&mut self.waiter, server.now(), 0_u32);
+        waiter.begin();
+        future::poll_fn(|cx| {
+            {
+                let mut engine = lock(&shared.engine);
+                engine.is_looked_at = true;
+                engine.turns += 1;
             }
-        }
-        let (mut now, mut looks) = (server.now(), 0_u32);
-        let found = self.patience.until(|| {
-            // Nothing is due so soon that it matters, and the clock costs as much as the rest of a look.
-            looks += 1;
-            if looks.is_multiple_of(LOOKS_PER_TIME) {
-                now = server.now();
-            }
-            let mut engine = lock(&shared.engine);
-            engine.look(now, waker);
-            engine.take_exit()
-        });
-        lock(&shared.engine).is_looked_at = false;
-        found
+            let found = waiter.poll_look(cx, || {
+                let mut engine = lock(&shared.engine);
+                // Whoever comes last finds everything there.
+                if looks > 0 {
+                    // Nothing is due so soon that it matters, and the clock costs as much as the rest of a look.
+                    if looks.is_multiple_of(LOOKS) {
+                        now = server.now();
+                    }
+                    engine.look(now, waker);
+                }
+                looks += 1;
+                engine.take_exit()
+            });
+            lock(&shared.engine).is_looked_at = false;
+            found
+        })
+        .await
     }
 }
 
 /// Lets the runtime's other tasks run.
 pub(super) async fn yield_now() {
     let mut has_yielded = false;
-    std::future::poll_fn(|cx| {
+    future::poll_fn(|cx| {
         if std::mem::replace(&mut has_yielded, true) {
             return Poll::Ready(());
         }

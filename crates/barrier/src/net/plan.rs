@@ -12,7 +12,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Waiting {
-    /// It looks by itself for up to a millisecond, and sleeps then.
+    /// It looks by itself for as long as it costs if all sleep, in bursts, and sleeps then.
     #[default]
     Adaptive,
     /// It looks by itself for as long as it waits: receiving costs it the least, and its processor is never free. It lets

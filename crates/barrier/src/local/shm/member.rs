@@ -1,11 +1,11 @@
 //! A member, the way it waits, and its watch at a detection server.
 
-use std::{fmt, io, sync::Arc, time::Duration};
+use std::{fmt, future, io, sync::Arc, time::Duration};
 
 use rustix::thread::futex;
 use vigie_detect::{
     Armed, Detector, Handle, Interest, Key, Methods, Mode, Notice, Registration, Round, Server,
-    Site, Submitted,
+    Site, Submitted, Waiter,
 };
 
 use super::{doors::Doors, segment::Segment};
@@ -13,9 +13,9 @@ use crate::{
     error::{Arrived, BarrierError, LostRanks, Passed},
     group::{Group, Rank},
     local::{
+        LOOKS,
         central::{Arrival, Position},
         next_group,
-        patience::Patience,
     },
     sync::Ordering,
 };
@@ -23,9 +23,6 @@ use crate::{
 /// How long a thread sleeps before it looks whether somebody is gone: what bounds the delay until it tells of a
 /// member that was killed, and what a lost wake-up of a hostile member can cost.
 const NAP: Duration = Duration::from_millis(100);
-
-/// The longest a wait of a task gives the processor away by itself, since its executor stands still meanwhile.
-const OF_A_TASK: Duration = Duration::from_micros(200);
 
 /// What a member's own handle and its watch have in common.
 #[derive(Debug)]
@@ -118,7 +115,7 @@ pub struct ShmMember {
     /// The barrier in which it is, or which it enters next.
     position: Position,
     is_entered: bool,
-    patience: Patience,
+    waiter: Waiter,
 }
 
 impl ShmMember {
@@ -133,7 +130,7 @@ impl ShmMember {
             number: next_group(),
             position: Position::first(size),
             is_entered: false,
-            patience: Patience::new(size).at_most(OF_A_TASK),
+            waiter: Waiter::at(server, size, LOOKS),
         })
     }
 
@@ -227,6 +224,7 @@ impl ShmMember {
             return Err(failure);
         }
         self.is_entered = true;
+        self.waiter.begin();
         let arrival = seat.segment.central().arrive(position.target);
         // After the arrival: if this process dies in between, it is told as missing from a barrier that may be
         // passed all the same, and not awaited in one that can never be.
@@ -249,14 +247,16 @@ impl ShmMember {
 
     async fn finish(&mut self) -> Result<Passed, BarrierError> {
         let (seat, position) = (&*self.seat, self.position);
-        let mut outcome = self.patience.until(|| seat.outcome(position));
+        let waiter = &mut self.waiter;
+        let mut outcome =
+            future::poll_fn(|cx| waiter.poll_look(cx, || seat.outcome(position))).await;
         let has_given_up = outcome.is_none();
         while outcome.is_none() {
             self.handle.wait(position).await?;
             outcome = seat.outcome(position);
         }
         if has_given_up {
-            self.patience.after_sleep();
+            self.waiter.slept();
         }
         outcome.unwrap_or(Ok(()))?;
         Ok(self.depart_now())
@@ -264,7 +264,7 @@ impl ShmMember {
 
     fn finish_blocking(&mut self) -> Result<Passed, BarrierError> {
         let (seat, position) = (&*self.seat, self.position);
-        let mut outcome = self.patience.until(|| seat.outcome(position));
+        let mut outcome = self.waiter.look_blocking(|| seat.outcome(position));
         let nap =
             futex::Timespec::try_from(NAP).unwrap_or(futex::Timespec { tv_sec: 1, tv_nsec: 0 });
         let has_given_up = outcome.is_none();
@@ -280,7 +280,7 @@ impl ShmMember {
             }
         }
         if has_given_up {
-            self.patience.after_sleep();
+            self.waiter.slept();
         }
         outcome.unwrap_or(Ok(()))?;
         Ok(self.depart_now())
