@@ -49,7 +49,7 @@ impl Waiter {
 
     fn build(count: u32, looks: u32, server: Option<Server>) -> Self {
         let peers = peers(count);
-        let (policy, costs, _) = known(server.as_ref());
+        let (policy, costs, _) = known(server.as_ref(), peers.are_crowded());
         let waits = Waits::new(&policy, &WaitSituation::new(peers, costs), looks);
         Self { waits, stage: None, began: None, server }
     }
@@ -103,14 +103,14 @@ impl Waiter {
     pub fn slept(&mut self) {
         let Some(began) = self.began.take() else { return };
         let now = monotonic_now();
-        let (policy, costs, load) = known(self.server.as_ref());
+        let (policy, costs, load) = known(self.server.as_ref(), self.waits.are_crowded());
         let situation = |peers| WaitSituation { load, ..WaitSituation::new(peers, costs) };
         self.waits.slept((began, now), &policy, situation);
     }
 
     /// Plans the next wait anew: who else wants the core may have changed.
     fn plan(&mut self, now: Instant) {
-        let (policy, costs, load) = known(self.server.as_ref());
+        let (policy, costs, load) = known(self.server.as_ref(), self.waits.are_crowded());
         let situation = |peers| WaitSituation { load, ..WaitSituation::new(peers, costs) };
         self.waits.plan(now, &policy, situation);
     }
@@ -161,7 +161,9 @@ impl Waiter {
             let now = world.now();
             stage.note(now);
             self.waits.found(&stage);
-            self.plan(now);
+            if !self.waits.are_crowded() {
+                self.plan(now);
+            }
             return Turn::Found(found);
         }
         self.stage = Some(stage);
@@ -286,10 +288,11 @@ fn peers(count: u32) -> Peers {
     Peers { count, cores: u32::try_from(cores).unwrap_or(u32::MAX) }
 }
 
-/// The policy, and what is known of the machine: by a server, or by this process's threads.
-fn known(server: Option<&Server>) -> (Adaptive, Costs, Load) {
+/// The policy, and what is known of the machine: by a server, or by this process's threads. Those who are crowded give the core
+/// away whoever else wants it, and need not ask.
+fn known(server: Option<&Server>, are_crowded: bool) -> (Adaptive, Costs, Load) {
     match server {
-        Some(server) => server.plans_waits(),
+        Some(server) => server.plans_waits(!are_crowded),
         None => (Adaptive::default(), costs(), Load::default()),
     }
 }

@@ -45,13 +45,12 @@ impl Peers {
         self.count > self.cores
     }
 
-    /// Returns how many sleeps and wake-ups follow on each other if all sleep: those that share a core, and at least the one of
-    /// the waiter and that of whom it waits for.
+    /// Returns how many sleeps and wake-ups follow on each other if all sleep: whoever comes last wakes the others one after the
+    /// other, and of a pair each sleeps once. (As many as share a core would be too few: with them, crowds of threads slept
+    /// before they had to, and all sleeps that follow from one are more than its own.)
     #[must_use]
     pub const fn sleeps_in_a_row(self) -> u32 {
-        let cores = if self.cores == 0 { 1 } else { self.cores };
-        let sleeps = self.count / cores;
-        if sleeps < 2 { 2 } else { sleeps }
+        if self.count < 2 { 2 } else { self.count }
     }
 }
 

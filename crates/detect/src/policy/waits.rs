@@ -14,7 +14,7 @@ use crate::clock::Instant;
 /// A wait that lasted longer than so many costs of a sleep was not to be shortened by looking.
 const FAR_SLEEPS: u32 = 4;
 
-/// After the core was away for longer than the sleeps of all take, it is not given away for so many times as long, and twice as long
+/// After the core was away twice in a row for longer than the sleeps of all take, it is not given away for so many times as long, and twice as long
 /// as the time before: at most a fiftieth of the time is lost.
 const PAUSES: u32 = 50;
 
@@ -22,7 +22,7 @@ const PAUSES: u32 = 50;
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// One wait of so many looks at the clock before and after it gives the core away first.
-const TIMED_ONE_IN: u32 = 8;
+const TIMED_ONE_IN: u32 = 32;
 
 /// What came of the waits of one waiter, and what it does at the next one.
 ///
@@ -40,6 +40,8 @@ pub(crate) struct Waits {
     yields: YieldMeter,
     /// Until when the core is not given away, and how long that was decided for.
     pause: Option<(Instant, Duration)>,
+    /// The core was away for long when it was given away last.
+    was_away: bool,
     waits: u32,
     /// Whether the last wait tried before it slept.
     tried: bool,
@@ -51,8 +53,13 @@ impl Waits {
         let plan = policy.plan_wait(situation);
         let account = Account::hopeful(&plan.stakes());
         let (yields, peers) = (YieldMeter::default(), situation.peers);
-        let (is_full, pause, waits, tried) = (true, None, 0, false);
-        Self { peers, looks, plan, account, is_full, yields, pause, waits, tried }
+        let (is_full, pause, was_away, waits, tried) = (true, None, false, 0, false);
+        Self { peers, looks, plan, account, is_full, yields, pause, was_away, waits, tried }
+    }
+
+    /// Returns whether who else wants the core makes no difference.
+    pub(crate) const fn are_crowded(&self) -> bool {
+        self.peers.are_crowded()
     }
 
     #[cfg(test)]
@@ -87,7 +94,7 @@ impl Waits {
             return None;
         }
         self.waits = self.waits.wrapping_add(1);
-        let is_timed = self.waits.is_multiple_of(TIMED_ONE_IN) || self.pause.is_some();
+        let is_timed = self.waits.is_multiple_of(TIMED_ONE_IN) || self.was_away;
         is_timed.then(|| self.begin(has_turns, first).begin_at(now()))
     }
 
@@ -113,12 +120,14 @@ impl Waits {
     fn learn_yields(&mut self, stage: &Stage) {
         self.yields = stage.yields();
         let Some((away, now)) = stage.away() else { return };
-        if away > self.plan.sleep {
+        let is_long = away > self.plan.sleep;
+        // Once may be chance.
+        if is_long && std::mem::replace(&mut self.was_away, is_long) {
             let last = self.pause.map_or(Duration::ZERO, |(_, pause)| pause);
             let pause = (away * PAUSES).max(last * 2).min(PAUSE_MAX);
             self.pause = Some((now + pause, pause));
-        } else {
-            self.pause = None;
+        } else if !is_long {
+            (self.was_away, self.pause) = (false, None);
         }
     }
 

@@ -211,10 +211,13 @@ impl Server {
         self.owner.shared.now()
     }
 
-    /// Returns what a wait for peers is planned from, and the policy that plans it. Samples the load if that is old.
-    pub(crate) fn plans_waits(&self) -> (Adaptive, Costs, Load) {
+    /// Returns what a wait for peers is planned from, and the policy that plans it. Samples the load, if that is asked for and
+    /// the last sample is old.
+    pub(crate) fn plans_waits(&self, samples: bool) -> (Adaptive, Costs, Load) {
         let shared = &self.owner.shared;
-        shared.load.refresh(shared.now());
+        if samples {
+            shared.load.refresh(shared.now());
+        }
         (shared.default_policy, shared.costs.costs(), shared.load.load())
     }
 

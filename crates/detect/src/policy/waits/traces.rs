@@ -181,6 +181,6 @@ fn a_core_is_not_given_to_who_computes() {
     let until = (0..100_000).take_while(|_| !wait(&mut waits, 2 * MICRO)).count();
     assert!(until < 100_000, "it tries again");
     assert!((0..100).all(|_| wait(&mut waits, 2 * MICRO)));
-    // Eight waits go by before the first one is timed.
-    assert!(lost - 24_000 * MICRO < now / 50, "{lost} of {now}");
+    // So many waits go by before the first one is timed, and one more.
+    assert!(lost - 100_000 * MICRO < now / 50, "{lost} of {now}");
 }
