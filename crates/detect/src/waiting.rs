@@ -297,9 +297,15 @@ fn known(server: Option<&Server>, are_crowded: bool) -> (Adaptive, Costs, Load) 
     }
 }
 
-/// What this process's threads have measured; a model's must not depend on that.
+/// What this process's threads have measured; a model's must not depend on that. A crowd's sleeps are dearer than the first of those
+/// that are woken shows, so that the delay is not taken for less than it is thought to be before it is measured.
 fn costs() -> Costs {
-    if cfg!(loom) { Costs::default() } else { of_threads().costs() }
+    let usual = Costs::default();
+    if cfg!(loom) {
+        return usual;
+    }
+    let measured = of_threads().costs();
+    Costs { wake_delay: measured.wake_delay.max(usual.wake_delay), ..measured }
 }
 
 /// Lets this thread sleep in `sleep`, which returns when another one woke it, if one did: what that costs is measured now and
