@@ -45,8 +45,8 @@ pub enum MulticastState {
 /// Dropping it leaves the group: barriers that it has not entered fail for all others.
 ///
 /// # How it waits
-/// Who waits looks by himself in bursts of at most 20 µs, giving his processor away and letting other tasks run between them, for as long as it
-/// costs if all sleep; then he sleeps, by
+/// A member that waits first looks in bursts of at most 20 µs, in which it also gives the processor to others, and other tasks run between
+/// the bursts. After as much time as it would cost if all members slept, it sleeps, by
 /// the decision of the scheduler that hosts the barrier; [`Waiting`](super::Waiting) says otherwise. While the member is outside of the barrier, or computes between
 /// [`arrive`](Self::arrive) and [`depart`](Self::depart), the host answers for it.
 #[must_use = "dropping a member leaves the group"]
@@ -297,7 +297,7 @@ impl NetBarrier {
         exit
     }
 
-    /// Looks by himself for a while. In between, others of this executor run, and the host if there is something for it.
+    /// Looks for a while, without the host. Between two bursts the executor's other tasks run, and the host if there is something for it.
     async fn look(&mut self) -> Option<Result<Exit, BarrierError>> {
         let (server, shared, waker) = (&self.server, &*self.shared, &self.waker);
         let (waiter, mut now, mut looks) = (&mut self.waiter, server.now(), 0_u32);

@@ -103,9 +103,9 @@ pub trait Engine: Send + 'static {
         None
     }
 
-    /// Names those whom calls and turns have served since this was asked last: who waits under one of these names, by
-    /// [`EngineHost::waiter`](crate::EngineHost::waiter), is woken and looks again. A name may come more than once, and of
-    /// somebody who does not wait. Default nobody.
+    /// Adds the names that calls and turns have served since the last call of this method. The host wakes every waiter of such a name
+    /// ([`EngineHost::waiter`](crate::EngineHost::waiter)), which looks again. A name may be added more than once, or without a waiter.
+    /// Default: none.
     fn served(&mut self, names: &mut Vec<u64>) {
         let _ = names;
     }
