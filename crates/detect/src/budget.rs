@@ -1,31 +1,31 @@
-//! A budget in time for each poll of a task, so that one whose socket is always readable gives way.
+//! A time budget for each poll of a task, so that a task whose socket is always ready yields.
 //!
-//! A host [opens](begin) a budget when it begins to poll a task. What this crate offers to wait for
+//! A host [opens](begin) a budget when it begins to poll a task. The awaitable operations of this crate
 //! (descriptors and sockets, every [`Handle`](crate::Handle) and [`EventStream`](crate::EventStream),
-//! hence channels and timers) asks the budget whenever it would return `Ready`. Once the time is over,
-//! it returns `Pending` instead and wakes the task at once: the task is polled again after the others,
-//! and after a look for events if one is due. Nothing is lost by that, since the budget is asked
-//! *before* an event is taken or a system call is made: readiness, events and bytes stay where they are.
+//! hence channels and timers) check the budget before they return `Ready`. Once the time is over, they
+//! return `Pending` instead and wake the task at once: it is polled again after the others, and after a
+//! poll for events if one is due. Nothing is lost, since the budget is checked *before* an event is
+//! taken or a system call is made: readiness, events and bytes stay where they are.
 //!
 //! ```text
 //!            begin(now)                       time over: Pending, woken
 //!  no budget ──────────▶ running ─────────────────────────────────────▶ over
 //!      ▲   ◀── end ───────┘  ▲                                           │
 //!      └────── end ──────────┼───────────────────────────────────────────┤
-//!                            └── polled on for as long again all the same ┘
+//!                            └── polled regardless, for as long once more ┘
 //! ```
 //!
-//! The last arrow is for code that polls on and on inside one poll, such as a foreign `block_on` in a
+//! The last arrow is for code that keeps polling inside one poll, such as a foreign `block_on` in a
 //! task: it is slowed down, but makes progress.
 //!
 //! # Where there is no budget
-//! Outside of a poll by a host that opens one: on plain threads, in other executors, on the
-//! kernel-level flavor, where each task has a thread of its own. There, nothing ever gives way. The
-//! same goes for operations that cannot wait (`try_read`).
+//! Outside polls by a host that opens one: on plain threads, in other executors, and on the
+//! kernel-level flavor, where each task has its own thread. There, nothing yields. The same holds
+//! for operations that cannot wait (`try_read`).
 //!
 //! # Cost
 //! A thread-local counter for each operation. The clock is read at the eighth operation of a poll, then
-//! about eight times in a budget, and after each long transfer.
+//! about eight times per budget, and after each long transfer.
 
 use std::{
     cell::Cell,
@@ -40,48 +40,48 @@ use crate::{
     sync::thread_local,
 };
 
-/// How long a budget lasts if nothing is known of the host's looks.
+/// The length of a budget if the interval between the host's looks is unknown.
 pub const DEFAULT_LENGTH: Duration = Duration::from_nanos(DEFAULT_NS);
 
 const DEFAULT_NS: u64 = 100_000;
 
-/// The shortest and the longest budget that the interval between two looks makes, in nanoseconds: one
-/// that is shorter costs more switches and looks than it is worth, one that is longer makes a long poll
-/// of a task that only transfers.
+/// The shortest and the longest budget derived from the interval between two looks, in nanoseconds: a
+/// shorter one costs more switches and looks than it is worth; a longer one turns a task that only
+/// transfers into a long poll.
 const LENGTH_BOUNDS_NS: (u64, u64) = (50_000, 150_000);
 
-/// How many operations of a poll run before the clock is read for the first time.
+/// The number of operations in a poll before the clock is first read.
 const FIRST: u32 = 8;
 
-/// The most operations between two readings of the clock, should they become slower at once.
+/// The most operations between two clock readings, in case they suddenly become slower.
 const MOST: u32 = 32;
 
-/// Into how many parts the readings of the clock divide a budget.
+/// The number of clock readings per budget.
 const READINGS: u64 = 8;
 
-/// A transfer of so many bytes takes so long that the clock is read after it.
+/// After a transfer of at least this many bytes the clock is read.
 const LONG_TRANSFER: usize = 16 << 10;
 
 /// No budget.
 const NEVER: u64 = u64::MAX;
 
-/// The budget of the poll that runs on one thread: all of its logic, without its clock.
+/// The budget of the running poll of one thread: all of its logic, without the clock.
 struct Budget {
-    /// Operations until the clock is read.
+    /// Operations until the next clock reading.
     left: Cell<u32>,
-    /// Operations since the beginning, those that are left included; zero once the budget is over.
+    /// Operations since the beginning, including those in `left`; zero once the budget is over.
     counted: Cell<u32>,
-    /// When the budget ends, in nanoseconds; once it is over, when the next one begins if the poll goes
-    /// on all the same.
+    /// When the budget ends, in nanoseconds; once it is over, when the next one begins if the poll
+    /// continues regardless.
     end: Cell<u64>,
     /// In nanoseconds.
     length: Cell<u64>,
-    /// The length of a budget that is given none, in nanoseconds.
+    /// The default length of a budget, in nanoseconds.
     usual: Cell<u64>,
 }
 
-// No function that reaches for it is `#[inline]`: in another crate, the thread's variable is behind a
-// function pointer unless the whole program is optimized at once.
+// No function that uses it is `#[inline]`: in another crate, the thread-local is behind a function
+// pointer unless the whole program is optimized at once.
 thread_local! {
     static BUDGET: Budget = const { Budget::none() };
 }
@@ -129,6 +129,7 @@ impl Budget {
             self.left.set(u32::MAX);
             return true;
         }
+
         let (now, length) = (clock(), self.length.get());
         let counted = self.counted.get();
         if counted == 0 {
@@ -139,12 +140,14 @@ impl Budget {
             self.left.set(FIRST - 1);
             return true;
         }
+
         if now >= end {
             self.counted.set(0);
             self.end.set(now.saturating_add(length));
             return false;
         }
-        // What a part of the budget would suffice for, at the pace so far.
+
+        // The operations that fit in one part of the budget at the pace so far.
         let elapsed = now.saturating_sub(end.saturating_sub(length)).max(1);
         let pace = u64::from(counted).saturating_mul(length / READINGS) / elapsed;
         let next = u32::try_from(pace).unwrap_or(MOST).clamp(1, MOST);
@@ -153,7 +156,7 @@ impl Budget {
         true
     }
 
-    /// The clock is to be read at the next operation.
+    /// Makes the next operation read the clock.
     fn expect_reading(&self) {
         // Without a budget, the next operation finds that out.
         let left = self.left.replace(0);
@@ -172,13 +175,13 @@ impl Budget {
 }
 
 /// Opens a budget for the poll that begins on this thread at `now` on the monotonic clock. It replaces
-/// the present one and lasts until [`end`] or the next one.
+/// the present budget and lasts until [`end`] or the next call.
 ///
-/// It is as long as the interval in which this thread's [`Lookout`](crate::Lookout) looks for events,
-/// within 50 and 150 µs; [`DEFAULT_LENGTH`] if no interval is known.
+/// Its length is the interval at which this thread's [`Driver`](crate::Driver) looks for events,
+/// clamped to 50–150 µs; [`DEFAULT_LENGTH`] if the interval is unknown.
 ///
 /// # Cost
-/// A few stores to the thread's own memory.
+/// A few stores to thread-local memory.
 pub fn begin(now: Instant) {
     BUDGET.with(|budget| budget.begin(now.as_nanos(), budget.usual.get()));
 }
@@ -189,21 +192,21 @@ pub fn begin_with(now: Instant, length: Duration) {
     BUDGET.with(|budget| budget.begin(now.as_nanos(), length));
 }
 
-/// The poll that had a budget is over: until the next [`begin`] there is none.
+/// Ends the budget with its poll: there is no budget until the next [`begin`].
 pub fn end() {
     BUDGET.with(Budget::stop);
 }
 
-/// Returns whether the poll that runs on this thread, or has just run, was told to give way: then its task did not yield by its own wish.
+/// Returns whether the present or last poll on this thread was told to yield: if so, its task did not yield of its own accord.
 #[must_use]
 pub fn has_ended() -> bool {
     BUDGET.with(|budget| budget.counted.get() == 0 && budget.end.get() != NEVER)
 }
 
-/// Lets this thread work without a budget until the guard drops, which puts the present one back.
+/// Suspends this thread's budget until the guard is dropped, which restores it.
 ///
-/// For executors that run inside a poll of another one, and for `unconstrained` futures. The time goes
-/// on meanwhile: a budget may be over when it is put back.
+/// For executors that run inside another executor's poll, and for `unconstrained` futures. Time
+/// continues to count: a restored budget may be over.
 pub fn suspend() -> Suspended {
     let previous = Budget::none();
     BUDGET.with(|budget| {
@@ -213,11 +216,11 @@ pub fn suspend() -> Suspended {
     Suspended { previous, _not_send: PhantomData }
 }
 
-/// Returned by [`suspend`]. Dropping it, also in a panic, puts back what was there.
+/// Returned by [`suspend`]. Dropping it, even during a panic, restores the budget.
 #[must_use = "the budget is suspended only until this is dropped"]
 pub struct Suspended {
     previous: Budget,
-    /// The budget is the thread's.
+    /// The budget belongs to the thread.
     _not_send: PhantomData<*mut ()>,
 }
 
@@ -233,17 +236,17 @@ impl fmt::Debug for Suspended {
     }
 }
 
-/// Returns `Ready` if the running poll may go on with an operation that would be ready at once;
+/// Returns `Ready` if the running poll may continue with an operation that would be ready at once;
 /// otherwise wakes the task of `cx` and returns `Pending`.
 ///
-/// For own leaf futures: ask when there is something to return, and before it is taken.
+/// For your own leaf futures: call it when there is something to return, before taking it.
 ///
 /// # Examples
 /// ```
 /// use std::{collections::VecDeque, task::{Context, Poll, ready}};
 ///
 /// fn poll_pop(queue: &mut VecDeque<u32>, cx: &Context<'_>) -> Poll<Option<u32>> {
-///     // An empty queue would leave the waker of `cx` with whoever fills it.
+///     // With an empty queue, the waker of `cx` would go to the producer.
 ///     if !queue.is_empty() {
 ///         ready!(vigie_detect::budget::poll_proceed(cx));
 ///     }
@@ -261,12 +264,13 @@ pub fn poll_proceed(cx: &Context<'_>) -> Poll<()> {
     Poll::Pending
 }
 
-/// Returns whether an operation may go on; if not, the caller wakes the task and returns `Pending`.
+/// Returns whether an operation may continue; if not, the caller wakes the task and returns
+/// `Pending`.
 pub(crate) fn may_proceed() -> bool {
     BUDGET.with(|budget| budget.proceeds(|| monotonic_now().as_nanos()))
 }
 
-/// Takes note that `bytes` were moved: after many, the next operation reads the clock.
+/// Records a transfer of `bytes`: after a long one, the next operation reads the clock.
 #[inline]
 pub(crate) fn note_transfer(bytes: usize) {
     if bytes >= LONG_TRANSFER {
@@ -274,13 +278,13 @@ pub(crate) fn note_transfer(bytes: usize) {
     }
 }
 
-/// Takes note that an operation took many times longer than a reading of the clock.
+/// Records that an operation took many times longer than a clock reading.
 pub(crate) fn note_long() {
     BUDGET.with(Budget::expect_reading);
 }
 
-/// Takes note of how often this thread's host looks for events; `u64::MAX` if that is not known.
-pub(crate) fn note_look_interval(nanos: u64) {
+/// Records the interval at which this thread's host looks for events; `u64::MAX` if unknown.
+pub(crate) fn note_pass_interval(nanos: u64) {
     let (least, most) = LENGTH_BOUNDS_NS;
     let known = if nanos == NEVER { DEFAULT_NS } else { nanos.clamp(least, most) };
     BUDGET.with(|budget| budget.usual.set(known));
@@ -290,8 +294,8 @@ pub(crate) fn note_look_interval(nanos: u64) {
 mod tests {
     use super::*;
 
-    /// Runs operations of `cost` nanoseconds until one is refused; returns how many there were, the
-    /// time, and how often the clock was read.
+    /// Runs operations of `cost` nanoseconds until one is refused. Returns how many there were, the
+    /// time, and the number of clock readings.
     fn run(budget: &Budget, mut now: u64, cost: impl Fn(u32) -> u64) -> (u32, u64, u32) {
         let readings = Cell::new(0);
         for count in 0..1_000_000 {
@@ -327,7 +331,8 @@ mod tests {
         assert!(now <= 100_000 + u64::from(MOST) * 10_000);
     }
 
-    /// Goal: who polls on although it was refused is let on after as long again, and not before.
+    /// Goal: a poll that continues although refused is allowed on after as long again, and not
+    /// before.
     /// Method: a virtual clock at the edges.
     #[test]
     fn a_poll_that_goes_on_gets_another_budget() {
@@ -370,7 +375,7 @@ mod tests {
         assert!(budget.proceeds(|| unreachable!("the first")));
         budget.expect_reading();
         assert!(!budget.proceeds(|| 1_000));
-        // Nor does a long one give an ended budget anything back.
+        // A long operation, too, gives nothing back to an ended budget.
         budget.expect_reading();
         assert!(!budget.proceeds(|| 1_001));
     }
@@ -379,7 +384,7 @@ mod tests {
     /// them, one of which is left by a panic.
     #[test]
     fn suspensions_nest_and_survive_panics() {
-        // Over by now, and for as long again: half of the time since the machine's start.
+        // Over now, and for as long again: half of the time since the machine's start.
         let half = monotonic_now().as_nanos() / 2;
         begin_with(Instant::from_nanos(half), Duration::from_nanos(half));
         note_long();
@@ -404,7 +409,7 @@ mod tests {
         for (interval, length) in
             [(70_000, 70_000), (1, 50_000), (1_000_000, 150_000), (NEVER, 100_000)]
         {
-            note_look_interval(interval);
+            note_pass_interval(interval);
             begin(Instant::from_nanos(7));
             BUDGET.with(|budget| assert_eq!(budget.end.get(), 7 + length));
         }

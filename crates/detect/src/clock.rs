@@ -1,7 +1,7 @@
 //! Time: the one clock that detection, timers and schedulers read.
 //!
 //! Time enters through a [`Clock`], so that the simulator can replace it. The real clock is
-//! `CLOCK_MONOTONIC`, the same that the wait point's timerfd counts in.
+//! `CLOCK_MONOTONIC`, which the poller's timerfd uses too.
 
 use std::{
     fmt,
@@ -14,7 +14,7 @@ use crate::sync::{Arc, AtomicU64, Ordering};
 /// A point in time: nanoseconds since the origin of the clock that made it.
 ///
 /// The real clock's origin is that of `CLOCK_MONOTONIC` (the machine's start on Linux), a virtual
-/// clock's is zero. Instants of different clocks must not be compared.
+/// clock's is zero. Do not compare instants of different clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(u64);
 
@@ -40,7 +40,7 @@ impl Instant {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
-    /// Returns `self + duration`, or [`Instant::MAX`] where that would overflow.
+    /// Returns `self + duration`, or [`Instant::MAX`] on overflow.
     #[must_use]
     pub fn saturating_add(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)))
@@ -68,7 +68,7 @@ impl Sub for Instant {
 /// How long the host may sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Timeout {
-    /// Not at all: look and return.
+    /// Do not sleep: look and return.
     Zero,
     Until(Instant),
     Never,
@@ -83,7 +83,7 @@ pub trait Clock: Send + Sync + fmt::Debug {
     fn now(&self) -> Instant;
 }
 
-/// A clock that moves only when it is told to: the simulator's.
+/// A clock that moves only when told to: the simulator's.
 #[derive(Debug)]
 pub struct VirtualClock {
     /// Written by the simulation's thread only; read by any thread that asks for the time. `Relaxed`
@@ -92,14 +92,14 @@ pub struct VirtualClock {
 }
 
 impl VirtualClock {
-    /// Returns a clock that stands at zero.
+    /// Returns a clock that starts at zero.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "a clock is made on purpose, never by default")]
     pub fn new() -> Self {
         Self { nanos: AtomicU64::new(0) }
     }
 
-    /// Moves the clock forward to `instant`; an earlier instant leaves it where it is.
+    /// Moves the clock forward to `instant`; does nothing if `instant` is in the past.
     pub fn advance_to(&self, instant: Instant) {
         self.nanos.fetch_max(instant.as_nanos(), Ordering::Relaxed);
     }
@@ -116,7 +116,7 @@ impl Clock for VirtualClock {
     }
 }
 
-/// The clock of one server: real without a virtual call, or anything else behind one.
+/// The clock of one server: the real one without a virtual call, or any other behind one.
 #[derive(Clone, Debug)]
 pub(crate) enum ClockSource {
     Monotonic,
@@ -144,7 +144,7 @@ pub fn monotonic_now() -> Instant {
     Instant(seconds * 1_000_000_000 + nanos)
 }
 
-/// Returns how long the calling thread has run on a processor.
+/// Returns the CPU time that the calling thread has used.
 ///
 /// # Cost
 /// A system call, about 200 ns.
@@ -155,7 +155,7 @@ pub fn thread_cpu_time() -> Duration {
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), nanos)
 }
 
-/// Returns a duration in nanoseconds; the longest are all the same.
+/// Returns a duration in nanoseconds, saturating at `u64::MAX`.
 pub(crate) fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

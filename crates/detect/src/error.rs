@@ -1,4 +1,4 @@
-//! What registering and waiting can end in, other than an event.
+//! The errors of registering and waiting.
 
 use std::{
     any::Any,
@@ -23,24 +23,25 @@ pub enum RegisterError {
         /// The strategy, as its `Display` shows it.
         strategy: String,
     },
-    /// The detector offers [`Methods::BLOCK`](crate::Methods::BLOCK), but gives no call.
-    #[error("the detector offers to block as a method: `block()` must give a call")]
+    /// The detector offers [`Methods::BLOCK`](crate::Methods::BLOCK), but `block()` returns `None`.
+    #[error("the detector offers the method BLOCK: `block()` must return a call")]
     NoBlocker,
-    /// The detector offers [`Methods::SIGNAL`](crate::Methods::SIGNAL), but names no signal.
-    #[error("the detector offers a signal as a method: `signal()` must name one")]
+    /// The detector offers [`Methods::SIGNAL`](crate::Methods::SIGNAL), but `signal()` returns
+    /// `None`.
+    #[error("the detector offers the method SIGNAL: `signal()` must return a signal")]
     NoSignal,
     /// The signal cannot be caught (SIGKILL, SIGSTOP), reports a fault of the running code (SIGSEGV,
-    /// SIGBUS, SIGILL, SIGFPE), is kept by the C library, or does not exist.
+    /// SIGBUS, SIGILL, SIGFPE), is reserved by the C library, or does not exist.
     #[error("signal {signal} cannot announce events")]
     ForbiddenSignal {
-        /// Its number.
+        /// The signal's number.
         signal: i32,
     },
-    /// The kernel refused the signal's handler.
+    /// The kernel refused to install the signal's handler.
     #[error("the handler of the signal could not be installed")]
     Signal(#[source] io::Error),
     /// [`Detector::attach`](crate::Detector::attach) failed.
-    #[error("the detector could not be attached to its site")]
+    #[error("the detector could not be attached to its driver")]
     Attach(#[source] io::Error),
     /// A callback of the detector panicked during the registration.
     #[error("the detector could not be registered: {message}")]
@@ -51,10 +52,10 @@ pub enum RegisterError {
     /// The server has been shut down.
     #[error("the detection server has been shut down")]
     ServerClosed,
-    /// The server holds as many handles as its tokens can number.
+    /// The server holds as many handles as a token can address.
     #[error("the detection server holds its maximum of {limit} handles")]
     TooManyHandles {
-        /// The largest number of handles of one server.
+        /// The maximum number of handles per server.
         limit: usize,
     },
 }
@@ -63,10 +64,10 @@ pub enum RegisterError {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum WaitError {
-    /// The detection server was shut down while the request was pending, or before.
+    /// The detection server was shut down before or during the wait.
     #[error("the detection server has been shut down")]
     ServerClosed,
-    /// The detector refused the request or gave it up.
+    /// The detector rejected the request or failed it later.
     #[error("the detector failed the request")]
     Failed(#[from] io::Error),
     /// A callback of the detector panicked.
@@ -82,22 +83,22 @@ pub enum WaitError {
         "{limit} requests are pending already; raise `Registration::max_pending` or wait for some"
     )]
     TooManyPending {
-        /// The bound that was reached.
+        /// The limit that was reached.
         limit: usize,
     },
-    /// The request ended without an event: a stream that was waited on once more after its end.
+    /// The request ended without an event: the caller waited on a stream that had already ended.
     #[error("the request has ended")]
     Ended,
 }
 
 impl WaitError {
-    /// Returns whether the detection server is gone, so that no later wait can succeed either.
+    /// Returns whether the detection server is gone, in which case no later wait can succeed.
     #[must_use]
     pub const fn is_closed(&self) -> bool {
         matches!(self, Self::ServerClosed)
     }
 
-    /// A copy for one more of several requests that one failure ends.
+    /// Returns a copy, for when one failure ends several requests.
     pub(crate) fn duplicate(&self) -> Self {
         match self {
             Self::ServerClosed => Self::ServerClosed,
@@ -129,10 +130,10 @@ fn duplicate(error: &io::Error) -> io::Error {
     }
 }
 
-/// Calls foreign code; a panic in it becomes an error that names the callback.
+/// Calls foreign code and turns a panic into an error that names the callback.
 pub(crate) fn caught<T>(callback: &'static str, call: impl FnOnce() -> T) -> Result<T, WaitError> {
-    // What a panicking callback leaves half-changed is its own: the server closes the handle or ends
-    // the request, and touches the detector's state no more on that request's behalf.
+    // A panicking callback may leave the detector half-changed: the server closes the handle or ends
+    // the request, and does not touch the detector's state again on that request's behalf.
     let call = AssertUnwindSafe(|| in_callback(call));
     panic::catch_unwind(call).map_err(|payload| {
         let message = panic_message(&*payload);
@@ -141,7 +142,7 @@ pub(crate) fn caught<T>(callback: &'static str, call: impl FnOnce() -> T) -> Res
     })
 }
 
-/// Calls what belongs to others while a lock of the server may be held.
+/// Calls foreign code while a lock of the server may be held.
 pub(crate) fn in_callback<T>(call: impl FnOnce() -> T) -> T {
     struct Leave;
     impl Drop for Leave {
@@ -154,18 +155,19 @@ pub(crate) fn in_callback<T>(call: impl FnOnce() -> T) -> T {
     call()
 }
 
-/// Returns whether this thread is in a callback, and must wake nobody: a waker runs foreign code, which may want the lock.
+/// Returns whether this thread is in a callback and must not wake a task: a waker runs foreign code, which may take the
+/// lock.
 pub(crate) fn is_in_callback() -> bool {
     callbacks(|count| count.get() > 0)
 }
 
-/// Drops what belongs to others, on a host's thread: a destructor that panics must not cost the events
-/// that the host has in its hands.
+/// Drops a foreign value on a host's thread: a destructor that panics must not lose the events that
+/// the host is about to deliver.
 pub(crate) fn discard<T>(value: T) {
     let _ = caught("drop", || drop(value));
 }
 
-/// Returns the text that a panic was given.
+/// Returns the message of a panic.
 pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> String {
     payload
         .downcast_ref::<&str>()

@@ -1,10 +1,12 @@
-//! Events: what they are, how they may be seen, and the server that watches for them.
+//! Event detection: detectors describe events and the methods to see them; a server watches for
+//! them.
 //!
 //! ```
 //! use vigie_detect::{Server, stock::doorbell::doorbell};
 //!
 //! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
-//! // A server on a thread of its own; inside a vigie runtime, `Server::current()` is the scheduler's.
+//! // A server on its own thread. Inside a vigie runtime, `Server::current()` is the
+//! // scheduler's server.
 //! let host = Server::spawn_thread()?;
 //! let (button, bell) = doorbell(host.server())?;
 //! std::thread::spawn(move || button.press());
@@ -15,44 +17,46 @@
 //! ```
 //!
 //! # The parts
-//! - [`Detector`]: a kind of event and the [`Methods`] by which it may be seen: check, group + poll,
-//!   notify, block, signal. Yours is as good as ours: see
-//!   [the tutorial](docs::write_a_detector) and [`conformance`].
-//! - [`Server`]: watches all registered detectors. A scheduler hosts it, or a
-//!   [thread](Server::spawn_thread), or the [`Simulation`] in virtual time.
-//! - [`Handle`]: a registered detector. [`wait`](Handle::wait) for one event, or
-//!   [`stream`](Handle::stream) many from one request.
-//! - [`Strategy`] and [`Policy`]: what the server does for a handle, and who decides.
-//! - [`Engine`] and [`EngineHost`]: a device or a protocol that never waits itself, and the host that waits for it: the way
-//!   to [bring your own](docs::bring_a_device).
-//! - [`net`], [`AsyncFd`], [`stock`]: sockets, descriptors, timers, channels, doorbells, io_uring: all
-//!   of them detectors, through the public trait.
+//! - [`Detector`]: a kind of event and the [`Methods`] that can detect it: check, group + poll,
+//!   notify, block, signal. Your own detectors use the same trait as ours: see [the
+//!   tutorial](docs::write_a_detector) and [`conformance`].
+//! - [`Server`]: watches all registered detectors. It is hosted by a scheduler, by a
+//!   [thread](Server::spawn_thread), or by the [`Simulation`] in virtual time.
+//! - [`Handle`]: a registered detector. [`wait`](Handle::wait) waits for one event;
+//!   [`stream`](Handle::stream) delivers many from one request.
+//! - [`Strategy`] and [`Policy`]: how the server watches a handle, and the code that decides it.
+//! - [`Engine`] and [`EngineHost`]: a device or protocol that never waits itself, and the host that waits for it. Use these
+//!   to [bring your own device](docs::bring_a_device).
+//! - [`net`], [`AsyncFd`], [`stock`]: sockets, descriptors, timers, channels, doorbells, io_uring. All
+//!   are detectors built on the public trait.
 //!
 //! # The flow of an event
 //! ```text
-//!  wait(request) ──▶ Detector::submit ──▶ pending ··· poll / notified ──▶ Round::emit ──▶ slot ──▶ waker
+//!  wait(request) ──▶ Detector::submit ──▶ pending ··· poll / notified ──▶ PollContext::emit ──▶ slot ──▶ waker
 //!        │                  │ there already                                                        │
 //!        └──────────────────┴──────────────────────────▶ event ◀──────────────── polled again ◀────┘
 //! ```
 //!
-//! # Who runs what
-//! `submit` and `cancel` run on the waiter's thread, every other callback on the thread that turns the
-//! server, all of them under the handle's lock. Wakers run with no lock held.
+//! # Which thread runs what
+//! `submit` and `cancel` run on the waiter's thread, every other callback on the thread that drives
+//! the server. All of them run under the handle's lock; wakers run with no lock held.
 //!
 //! # Cost and limits
-//! An event that is there already costs one short lock. Waiting allocates nothing once as many requests
-//! were pending before. A look without sleeping is one `epoll_wait` and one lock for each detector that
-//! is polled. Up to 2^24 handles and as many watched descriptors a server, 2^20 pending requests a
-//! handle unless its registration says otherwise. Linux only.
+//! If the event has already happened, a wait costs one short lock. Waiting does not allocate once as
+//! many requests have been pending before. A poll without sleeping is one `epoll_wait` and one lock for
+//! each polled detector. Limits: 2^24 handles and 2^24 watched descriptors per server; 2^20 pending
+//! requests per handle unless its registration says otherwise. Linux only.
 //!
-//! # Giving way
-//! A host may open a [budget] in time for each poll. What is waited for here then gives way at its end.
+//! # Cooperative yielding
+//! A host may open a time [budget] for each poll. When the budget is used up, the waits of this crate
+//! yield.
 //!
 //! # Features
-//! `uring` (default): the io_uring detector. Whether the kernel allows it is found out at run time.
+//! `uring` (default): the io_uring detector. Whether the kernel allows io_uring is checked at run
+//! time.
 //!
 //! # What this crate does not do
-//! It knows no tasks and runs none. It does not resolve host names.
+//! It neither knows nor runs tasks. It does not resolve host names.
 pub mod budget;
 mod builtin;
 pub mod clock;
@@ -73,31 +77,32 @@ mod sync;
 mod testing;
 mod waiting;
 
-/// The lock around an engine, for those of this workspace that do not stand on [`EngineHost`] yet.
+/// The lock around an engine, for crates of this workspace that do not use [`EngineHost`] yet.
 #[doc(hidden)]
 pub mod engine_lock {
-    pub use crate::engine::{Guard, Lock};
+    pub use crate::engine::{BiasedLock, BiasedLockGuard};
 }
 
 pub use builtin::Timers;
 pub use clock::{Clock, Instant, VirtualClock};
 pub use detector::{
-    Armed, Arming, Bell, Blocker, Cancel, Detector, Emitted, Flavor, Interest, Key, Methods, Mode,
-    Notice, Pending, Ready, Round, Site, Submitted,
+    Armed, Arming, Blocker, Cancel, Detector, DriverHandle, Emitted, Flavor, Interest, Key,
+    Methods, Mode, Notifier, Pending, PollContext, ReadinessEvent, Ready, Submitted,
 };
 pub use engine::{
-    Engine, EngineEvents, EngineHost, EngineWait, EngineWaiter, Progress, Turn, WatchedDescriptor,
+    Engine, EngineContext, EngineEvents, EngineHost, EngineWait, EngineWaiter, Progress,
+    WatchedDescriptor,
 };
 pub use error::{RegisterError, WaitError};
 pub use policy::{
     Adaptive, Costs, Decision, Fixed, Frequency, History, Load, Peers, Policy, Reactivity,
-    Situation, Stage, Stakes, Step, Strategies, Strategy, WaitPlan, WaitSituation, Watch,
-    strategies,
+    Situation, SpinCosts, SpinStep, SpinWait, Strategies, Strategy, StrategyKind, WaitPlan,
+    WaitSituation, YieldBackoff, strategies,
 };
 pub use server::{
-    Alarm, Detected, Detection, Entered, EventStream, Handle, HandleReport, HostThread, Lookout,
-    NoServer, OwnWaitPoint, Registration, Server, Snapshot, Wait,
+    Detected, Detection, Driver, EnterGuard, EventStream, Handle, HandleReport, HostThread,
+    NoServer, Registration, Server, Snapshot, ThreadPoller, Unparker, Wait,
 };
 pub use stock::AsyncFd;
 pub use testing::{Deadlock, Simulated, Simulation, conformance};
-pub use waiting::{Bursts, Waiter, sleep_thread};
+pub use waiting::{Bursts, Probe, SharedWait, SharedWaiter, Waiter, sleep_thread};

@@ -1,4 +1,4 @@
-//! Doors to the parts that `tests/loom.rs` checks, open under `--cfg loom` only.
+//! Access to the parts that `tests/loom.rs` checks, only under `--cfg loom`.
 
 use std::{
     fmt, io,
@@ -7,35 +7,34 @@ use std::{
 };
 
 use crate::{
-    builtin::{Direction, Readable, Source},
+    builtin::{Direction, IoSource, ReadyEvent},
     clock::Instant,
     detector::{Armed, Blocker, Detector, Ready},
     engine,
     error::WaitError,
-    request::{End, Taken, Waiter, slot},
+    request::{SlotEnd, SlotItem, WaiterKind, slot},
     server::{
-        helper,
-        own_point::{self, Place},
-        park,
+        helper, park_state,
+        thread_poller::{self, SleepPlace},
     },
     stock,
     sync::{AtomicU64, AtomicUsize, Ordering},
 };
 
-/// The park word, and what is published beside it.
+/// The park state, and the data published beside it.
 #[derive(Debug)]
-pub struct ParkWord {
-    word: park::ParkWord,
+pub struct ParkState {
+    state: park_state::ParkState,
     deadline: AtomicU64,
     known_count: AtomicUsize,
 }
 
-impl ParkWord {
-    /// Returns a word of a host that is awake, without deadlines and requests.
+impl ParkState {
+    /// Returns the state of an awake host without deadlines and requests.
     #[expect(clippy::new_without_default, reason = "made on purpose, inside a model")]
     pub fn new() -> Self {
         Self {
-            word: park::ParkWord::new(),
+            state: park_state::ParkState::new(),
             deadline: AtomicU64::new(u64::MAX),
             known_count: AtomicUsize::new(0),
         }
@@ -43,58 +42,58 @@ impl ParkWord {
 
     /// Returns whether the host may sleep.
     pub fn begin_park(&self) -> bool {
-        self.word.begin_park() == park::Park::Sleep
+        self.state.begin_park() == park_state::Park::Sleep
     }
 
     /// The host is awake.
     pub fn end_park(&self) {
-        self.word.end_park();
+        self.state.end_park();
     }
 
-    /// Takes the ring.
-    pub fn take_ring(&self) -> bool {
-        self.word.take_ring()
+    /// Takes the notification.
+    pub fn take_notification(&self) -> bool {
+        self.state.take_notification()
     }
 
-    /// Returns whether the ringer must wake the host.
-    pub fn ring(&self) -> bool {
-        self.word.ring()
+    /// Returns whether the notifier must wake the host.
+    pub fn notify(&self) -> bool {
+        self.state.notify()
     }
 
-    /// As `Shared::publish_deadline`: returns whether the host must be rung for.
+    /// Like `ServerShared::publish_deadline`: returns whether the host must be notified.
     pub fn publish_deadline(&self, deadline: Instant) -> bool {
-        self.word.lower(&self.deadline, deadline.as_nanos())
+        self.state.lower(&self.deadline, deadline.as_nanos())
     }
 
-    /// As the host in `prepare`.
+    /// Like the host in `prepare`.
     pub fn deadline(&self) -> Option<Instant> {
         let nanos = self.deadline.load(Ordering::SeqCst);
         (nanos < u64::MAX).then(|| Instant::from_nanos(nanos))
     }
 
-    /// As `Inner::submit`: returns whether the host must be rung for.
+    /// Like `HandleInner::submit`: returns whether the host must be notified.
     pub fn publish_request(&self) -> bool {
-        self.word.raise(&self.known_count, 1)
+        self.state.raise(&self.known_count, 1)
     }
 
-    /// As `Driver::active`.
+    /// Like `DriverState::active`.
     pub fn has_request(&self) -> bool {
         self.known_count.load(Ordering::SeqCst) > 0
     }
 }
 
-/// The slot between a round and a waiter.
+/// The slot between a poll and a waiter.
 #[derive(Debug)]
-pub struct Slot(slot::Slot<u32>);
+pub struct Slot(slot::EventSlot<u32>);
 
 impl Slot {
     /// Returns an empty slot.
     #[expect(clippy::new_without_default, reason = "made on purpose, inside a model")]
     pub fn new() -> Self {
-        Self(slot::Slot::new())
+        Self(slot::EventSlot::new())
     }
 
-    /// The round's side: an event. Returns whom it wakes.
+    /// The poll's side: an event. Returns the wakers to call.
     ///
     /// # Errors
     /// The event, if the slot is full.
@@ -104,170 +103,171 @@ impl Slot {
         Ok(woken)
     }
 
-    /// The round's side: the end. Returns whom it wakes.
+    /// The poll's side: the end. Returns the wakers to call.
     pub fn finish(&self) -> Vec<Waker> {
         let mut woken = Vec::new();
-        self.0.finish(End::Finished, &mut woken);
+        self.0.finish(SlotEnd::Finished, &mut woken);
         woken
     }
 
-    /// The waiter's side: an event, and whether the detector must be told of room; or the end.
+    /// The waiter's side: an event, and whether the detector must be told of the new room; or the
+    /// end.
     pub fn poll(&self, cx: &Context<'_>) -> Poll<Option<(u32, bool)>> {
         self.0.poll(cx).map(|taken| match taken {
-            Taken::Event(event) => Some((event, false)),
-            Taken::Relief(event) => Some((event, true)),
-            Taken::End(_) => None,
+            SlotItem::Event(event) => Some((event, false)),
+            SlotItem::Relief(event) => Some((event, true)),
+            SlotItem::End(_) => None,
         })
     }
 }
 
 /// The readiness of a descriptor.
 #[derive(Debug)]
-pub struct Readiness(Source);
+pub struct Readiness(IoSource);
 
 impl Readiness {
     /// Returns the readiness of a descriptor that was announced as readable once.
     #[expect(clippy::new_without_default, reason = "made on purpose, inside a model")]
     pub fn new() -> Self {
-        let source = Source::new(0);
+        let source = IoSource::new(0);
         source.announce(Ready::READABLE);
         Self(source)
     }
 
-    /// The round's side.
+    /// The poll's side.
     pub fn announce(&self) {
         self.0.announce(Ready::READABLE);
     }
 
     /// The owner's side: what it sees before it tries.
-    pub fn seen(&self) -> Readable {
+    pub fn seen(&self) -> ReadyEvent {
         self.0.ready(Direction::Read)
     }
 
-    /// The owner's side: it tried, and would have blocked.
-    pub fn clear(&self, seen: Readable) {
+    /// The owner's side: it tried, and the operation would have blocked.
+    pub fn clear(&self, seen: ReadyEvent) {
         self.0.clear(seen);
     }
 }
 
-/// One direction of a watched descriptor: its readiness, and who waits for it.
+/// One direction of a watched descriptor: its readiness, and its waiters.
 #[derive(Debug)]
-pub struct Awaited {
-    source: Source,
-    slot: slot::Slot<Readable>,
+pub struct WatchedSource {
+    source: IoSource,
+    slot: slot::EventSlot<ReadyEvent>,
 }
 
 /// A waiter's place beside others.
 #[derive(Debug, Default)]
-pub struct Seat(Option<slot::Place>);
+pub struct WaiterToken(Option<slot::WaiterToken>);
 
-impl Awaited {
-    /// Returns a descriptor that is not ready, for which nobody waits.
+impl WatchedSource {
+    /// Returns a descriptor that is not ready and has no waiters.
     #[expect(clippy::new_without_default, reason = "made on purpose, inside a model")]
     pub fn new() -> Self {
-        Self { source: Source::new(0), slot: slot::Slot::new() }
+        Self { source: IoSource::new(0), slot: slot::EventSlot::new() }
     }
 
-    /// The round's side, first: what became ready. As in `Readiness::notified`.
-    pub fn raise(&self) -> Readable {
+    /// The poll's side, first: what became ready. Like `Readiness::notified`.
+    pub fn raise(&self) -> ReadyEvent {
         self.source.announce(Ready::READABLE)
     }
 
-    /// The round's side, then: an event. Returns whom it wakes. As `Round::emit`.
-    pub fn emit(&self, readable: Readable) -> Vec<Waker> {
+    /// The poll's side, then: an event. Returns the wakers to call. Like `PollContext::emit`.
+    pub fn emit(&self, readable: ReadyEvent) -> Vec<Waker> {
         let mut woken = Vec::new();
         let merge = <stock::readiness::Readiness as Detector>::merge;
         self.slot.push(readable, 1, merge, &mut woken).expect("readiness merges");
         woken
     }
 
-    /// The round's side: the end. Returns whom it wakes.
+    /// The poll's side: the end. Returns the wakers to call.
     pub fn finish(&self) -> Vec<Waker> {
         let mut woken = Vec::new();
-        self.slot.finish(End::Failed(WaitError::ServerClosed), &mut woken);
+        self.slot.finish(SlotEnd::Failed(WaitError::ServerClosed), &mut woken);
         woken
     }
 
-    /// The waiter's side, as `AsyncFd::poll_as`: what is ready, or the end.
-    pub fn poll(&self, cx: &Context<'_>, seat: &mut Seat) -> Poll<Option<Readable>> {
-        let register = || self.register(cx, seat);
+    /// The waiter's side, like `AsyncFd::poll_as`: what is ready, or the end.
+    pub fn poll(&self, cx: &Context<'_>, token: &mut WaiterToken) -> Poll<Option<ReadyEvent>> {
+        let register = || self.register(cx, token);
         self.source.poll_ready(Direction::Read, cx, register).map(Result::ok)
     }
 
     /// The waiter's side: what it sees without waiting.
-    pub fn seen(&self) -> Readable {
+    pub fn seen(&self) -> ReadyEvent {
         self.source.ready(Direction::Read)
     }
 
-    /// The waiter's side: leaves its waker.
+    /// The waiter's side: registers its waker.
     ///
     /// # Errors
     /// The end.
-    pub fn register(&self, cx: &Context<'_>, seat: &mut Seat) -> Result<(), WaitError> {
-        self.slot.register(cx.waker(), Waiter::Beside(&mut seat.0))
+    pub fn register(&self, cx: &Context<'_>, token: &mut WaiterToken) -> Result<(), WaitError> {
+        self.slot.register(cx.waker(), WaiterKind::Beside(&mut token.0))
     }
 
-    /// The waiter's side: it tried, and would have blocked.
-    pub fn clear(&self, seen: Readable) {
+    /// The waiter's side: it tried, and the operation would have blocked.
+    pub fn clear(&self, seen: ReadyEvent) {
         self.source.clear(seen);
     }
 
-    /// The waiter's side: it goes.
-    pub fn leave(&self, seat: &mut Seat) {
-        if let Some(place) = seat.0.take() {
+    /// The waiter's side: it leaves.
+    pub fn leave(&self, token: &mut WaiterToken) {
+        if let Some(place) = token.0.take() {
             self.slot.unregister(place);
         }
     }
 }
 
-/// The word of a thread that has a wait point of its own.
+/// The sleep state of a thread with its own poller.
 #[derive(Debug)]
-pub struct SleepWord(own_point::SleepWord);
+pub struct SleepState(thread_poller::SleepState);
 
-impl SleepWord {
-    /// Returns the word of a thread that is awake.
+impl SleepState {
+    /// Returns the state of an awake thread.
     #[expect(clippy::new_without_default, reason = "made on purpose, inside a model")]
     pub fn new() -> Self {
-        Self(own_point::SleepWord::new())
+        Self(thread_poller::SleepState::new())
     }
 
     /// Returns whether the thread may sleep, in `poll(2)` if it `polls`, parked otherwise.
     pub fn begin_sleep(&self, polls: bool) -> bool {
-        self.0.begin_sleep(if polls { Place::Polling } else { Place::Parked })
+        self.0.begin_sleep(if polls { SleepPlace::Polling } else { SleepPlace::Parked })
     }
 
-    /// Returns whether the thread must not go on sleeping.
-    pub fn is_rung(&self) -> bool {
-        self.0.is_rung()
+    /// Returns whether the thread must not sleep on.
+    pub fn is_notified(&self) -> bool {
+        self.0.is_notified()
     }
 
-    /// The thread is awake, and takes the ring.
+    /// The thread is awake, and takes the notification.
     pub fn end_sleep(&self) {
         self.0.end_sleep();
     }
 
-    /// Returns whether the ringer must wake the thread.
-    pub fn ring(&self) -> bool {
-        self.0.ring().is_some()
+    /// Returns whether the notifier must wake the thread.
+    pub fn notify(&self) -> bool {
+        self.0.notify().is_some()
     }
 }
 
-/// What a handle and its helper thread share.
-pub struct Control(helper::Control);
+/// The state that a handle and its helper thread share.
+pub struct HelperControl(helper::HelperControl);
 
-impl fmt::Debug for Control {
+impl fmt::Debug for HelperControl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Control").finish_non_exhaustive()
+        f.debug_struct("HelperControl").finish_non_exhaustive()
     }
 }
 
-impl Control {
-    /// Returns what is shared about a blocking call.
+impl HelperControl {
+    /// Returns the shared state of a blocking call.
     pub fn new(blocker: Blocker) -> Self {
-        Self(helper::Control::new(blocker))
+        Self(helper::HelperControl::new(blocker))
     }
 
-    /// The host's side: wants a call, if none is under way.
+    /// The host's side: wants a call, if none is in progress.
     pub fn want(&self) {
         self.0.want();
     }
@@ -278,29 +278,29 @@ impl Control {
     }
 
     /// The thread's side.
-    pub fn run(&self, ring: impl Fn()) {
-        self.0.run(ring);
+    pub fn run(&self, notify: impl Fn()) {
+        self.0.run(notify);
     }
 }
 
 /// A lock around a counter.
-pub struct Lock(engine::Lock<AtomicU64>);
+pub struct BiasedLock(engine::BiasedLock<AtomicU64>);
 
-impl fmt::Debug for Lock {
+impl fmt::Debug for BiasedLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lock").finish_non_exhaustive()
+        f.debug_struct("BiasedLock").finish_non_exhaustive()
     }
 }
 
-impl Lock {
-    /// Returns a lock that leans to nobody.
+impl BiasedLock {
+    /// Returns a lock that is not biased.
     #[expect(clippy::new_without_default, reason = "made on purpose, inside a model")]
     pub fn new() -> Self {
-        Self(engine::Lock::new(AtomicU64::new(0)))
+        Self(engine::BiasedLock::new(AtomicU64::new(0)))
     }
 
-    /// Adds one, in two steps without any order of their own: whoever is not kept out gets lost, and so does
-    /// what one does not see. Returns whether the calling thread entered by the bias.
+    /// Adds one, in two unordered steps: without mutual exclusion an addition is lost, and so is one that
+    /// another thread does not see. Returns whether the calling thread entered by the bias.
     pub fn add(&self) -> bool {
         let value = self.0.lock();
         value.store(value.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
@@ -315,20 +315,20 @@ impl Lock {
 
 /// An engine that counts, and serves names.
 struct Counter {
-    /// Of a model, so that it shows who reaches it.
+    /// A model's atomic, so that the model sees who accesses it.
     count: AtomicU64,
     served: Vec<u64>,
 }
 
 impl engine::Engine for Counter {
-    type Want = ();
-    type Found = ();
+    type Request = ();
+    type Output = ();
 
     fn take(&mut self, (): &()) -> Option<()> {
         None
     }
 
-    fn arm(&mut self, _: &engine::Turn<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, _: &engine::EngineContext<'_>) -> io::Result<Armed> {
         Ok(Armed::Armed)
     }
 
@@ -341,8 +341,8 @@ impl engine::Engine for Counter {
     }
 }
 
-/// What an engine's callers and those who wait by name share, without a server.
-pub struct Named(Arc<engine::Shared<Counter>>);
+/// The state that an engine's callers and its waiters by name share, without a server.
+pub struct Named(Arc<engine::EngineShared<Counter>>);
 
 impl fmt::Debug for Named {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -350,7 +350,7 @@ impl fmt::Debug for Named {
     }
 }
 
-/// The name under which all wait.
+/// The name of all waiters.
 const NAME: u64 = 1;
 
 impl Named {
@@ -358,10 +358,10 @@ impl Named {
     #[expect(clippy::new_without_default, reason = "made on purpose, inside a model")]
     pub fn new() -> Self {
         let counter = Counter { count: AtomicU64::new(0), served: Vec::new() };
-        Self(Arc::new(engine::Shared::new(counter)))
+        Self(Arc::new(engine::EngineShared::new(counter)))
     }
 
-    /// A caller's side, as `EngineHost::post`: adds `count`, and serves those who wait if they `are_served`.
+    /// A caller's side, like `EngineHost::post`: adds `count`, and serves the waiters if they `are_served`.
     pub fn post(&self, count: u64, are_served: bool) {
         self.0.post(|counter| {
             counter.count.fetch_add(count, Ordering::Relaxed);
@@ -369,7 +369,8 @@ impl Named {
         });
     }
 
-    /// The waiter's side, as `EngineWaiter::poll`: takes one if `looks` and if there is one, or leaves a waker. `None` is the end.
+    /// The waiter's side, like `EngineWaiter::poll`: takes one if it `looks` and there is one, or registers a waker. `None` is the
+    /// end.
     pub fn poll(
         &self,
         cx: &Context<'_>,
@@ -385,18 +386,18 @@ impl Named {
             Some(())
         };
         match self.0.look_or_wait((NAME, number), cx.waker(), look) {
-            Some(engine::Looked::Found(())) => Poll::Ready(Some(())),
+            Some(engine::Looked::Ready(())) => Poll::Ready(Some(())),
             Some(engine::Looked::Waits) => Poll::Pending,
             None => Poll::Ready(None),
         }
     }
 
-    /// The waiter's side, as `EngineWaiter::still_waits`.
+    /// The waiter's side, like `EngineWaiter::still_waits`.
     pub fn still_waits(&self, cx: &Context<'_>, number: Option<u64>) -> bool {
         number.is_some() && self.0.renew(NAME, number, cx.waker())
     }
 
-    /// The waiter's side: it goes.
+    /// The waiter's side: it leaves.
     pub fn leave(&self, number: &mut Option<u64>) {
         self.0.leave(NAME, number);
     }

@@ -1,47 +1,49 @@
-//! Waits for peers: look, give the core away, sleep, on a thread or inside of a future.
+//! Waiting for peers: spin, yield the core, sleep; on a thread or inside a future.
+
+mod shared;
 
 use std::{
-    fmt,
+    fmt, mem,
     task::{Context, Poll},
     time::Duration,
 };
 
+pub use self::shared::{SharedWait, SharedWaiter};
 use crate::{
     clock::{Instant, monotonic_now},
     policy::{
-        Account, Adaptive, Costs, Load, Peers, Policy, Stage, Stakes, Step, WaitSituation, Waits,
-        amount, of_threads,
+        Adaptive, Costs, Load, Peers, Policy, SpinBalance, SpinCosts, SpinStep, SpinWait,
+        WaitHistory, WaitSituation, amount, of_threads,
     },
     server::Server,
     sync::{AtomicU64, Ordering, thread, yield_now},
 };
 
-/// One who waits for peers again and again, and learns how.
+/// Waits for peers repeatedly, and learns from each wait.
 ///
-/// A [`Stage`] says what comes next, by the plan of a [`Policy`]; this carries it out, on a thread
-/// ([`look_blocking`](Self::look_blocking)) or inside of a future of any executor ([`poll_look`](Self::poll_look)). The sleep
-/// itself is the caller's, who says when it is over ([`slept`](Self::slept)).
+/// A [`SpinWait`] decides the next step by the plan of a [`Policy`]; a `Waiter` carries it out, on a thread
+/// ([`spin_blocking`](Self::spin_blocking)) or inside a future of any executor ([`poll_spin`](Self::poll_spin)). The caller
+/// does the sleep itself and reports its end with [`slept`](Self::slept). Several waiters at one place share a
+/// [`SharedWaiter`].
 ///
 /// # Cost
-/// A wait that finds what it waits for in its first step does not look at the clock.
+/// A wait that succeeds in its first step does not read the clock.
 pub struct Waiter {
-    waits: Waits,
-    /// Of the wait that is under way, or paused.
-    stage: Option<Stage>,
-    began: Option<Instant>,
-    /// Who knows the machine. Without one, the process's threads do.
-    server: Option<Server>,
+    learner: OwnLearner,
+    /// The wait in progress, or paused.
+    attempt: Attempt,
 }
 
 impl Waiter {
-    /// Makes one for `count` peers on the cores that this thread may use, which are attended by no server: threads. It looks at the
-    /// clock once in so many `looks`.
+    /// Creates a waiter for `count` peers on the cores that this thread may use. It uses no server: its peers are threads. It reads
+    /// the clock once per `looks` looks.
     #[must_use]
     pub fn new(count: u32, looks: u32) -> Self {
         Self::build(count, looks, None)
     }
 
-    /// Makes one that waits by the policy of `server`, and by what that knows of the machine.
+    /// Creates a waiter that uses the policy of `server` and what the server has measured on this
+    /// machine.
     #[must_use]
     pub fn at(server: &Server, count: u32, looks: u32) -> Self {
         Self::build(count, looks, Some(server.clone()))
@@ -49,205 +51,376 @@ impl Waiter {
 
     fn build(count: u32, looks: u32, server: Option<Server>) -> Self {
         let peers = peers(count);
-        let (policy, costs, _) = known(server.as_ref(), peers.are_crowded());
-        let waits = Waits::new(&policy, &WaitSituation::new(peers, costs), looks);
-        Self { waits, stage: None, began: None, server }
+        let (policy, costs, _) = known_to_one(server.as_ref(), peers, true);
+        let waits = WaitHistory::new(&policy, &WaitSituation::new(peers, costs), looks);
+        Self { learner: OwnLearner { waits, server }, attempt: Attempt::default() }
     }
 
-    /// Begins a wait: whatever was left of the one before is forgotten.
+    /// Begins a wait and forgets what is left of the previous one.
     #[inline]
     pub fn begin(&mut self) {
-        self.stage = None;
-        self.began = None;
+        self.attempt = Attempt::default();
     }
 
-    /// Looks until `look` finds something, or until it is time to sleep: `None`. Blocks the thread.
+    /// Looks until `look` returns a value; returns `None` when it is time to sleep. Blocks the
+    /// thread.
     #[inline]
-    pub fn look_blocking<T>(&mut self, look: impl FnMut() -> Option<T>) -> Option<T> {
-        match self.turn(false, look, &mut Machine) {
-            Turn::Found(found) => Some(found),
-            Turn::Paused | Turn::Sleep => None,
+    pub fn spin_blocking<T>(&mut self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+        match self.turn(false, &mut || look().into(), &mut SystemBackend) {
+            SpinOutcome::Ready(found) => Some(found),
+            SpinOutcome::Paused | SpinOutcome::Sleep => None,
         }
     }
 
-    /// Does what one poll may: a burst of looks no longer than a sleep is measured to cost and never over 20 µs, in which the
-    /// core is given away as often as there is room for, or once. `Ready(None)`: it is time to sleep. Else the waker of `cx` is
-    /// called, so that others run before the next burst.
+    /// Does the work of one poll: a burst of looks, no longer than a sleep is measured to cost and at most 20 µs, which yields
+    /// the core as often as there is time for, at least once. `Ready(None)` means that it is time to sleep. On `Pending` the
+    /// waker of `cx` has been called, so that other tasks run before the next burst.
     #[inline]
-    pub fn poll_look<T>(
+    pub fn poll_spin<T>(
         &mut self,
         cx: &Context<'_>,
-        look: impl FnMut() -> Option<T>,
+        mut look: impl FnMut() -> Option<T>,
     ) -> Poll<Option<T>> {
-        self.poll_in(cx, look, &mut Machine)
+        self.turn(true, &mut || look().into(), &mut SystemBackend).poll(cx)
     }
 
-    #[inline]
-    fn poll_in<T>(
-        &mut self,
-        cx: &Context<'_>,
-        look: impl FnMut() -> Option<T>,
-        world: &mut impl World,
-    ) -> Poll<Option<T>> {
-        match self.turn(true, look, world) {
-            Turn::Found(found) => Poll::Ready(Some(found)),
-            Turn::Paused => {
-                cx.waker().wake_by_ref();
-                Poll::Pending
-            }
-            Turn::Sleep => Poll::Ready(None),
-        }
-    }
-
-    /// The sleep is over, and what was waited for is there: learns from how long that took.
+    /// Call this when the sleep is over and the awaited event is there: the waiter learns from the
+    /// sleep's length.
     pub fn slept(&mut self) {
-        let Some(began) = self.began.take() else { return };
-        let now = monotonic_now();
-        let (policy, costs, load) = known(self.server.as_ref(), self.waits.are_crowded());
-        let situation = |peers| WaitSituation { load, ..WaitSituation::new(peers, costs) };
-        self.waits.slept((began, now), &policy, situation);
-    }
-
-    /// Plans the next wait anew: who else wants the core may have changed.
-    fn plan(&mut self, now: Instant) {
-        let (policy, costs, load) = known(self.server.as_ref(), self.waits.are_crowded());
-        let situation = |peers| WaitSituation { load, ..WaitSituation::new(peers, costs) };
-        self.waits.plan(now, &policy, situation);
+        self.attempt.slept(&mut self.learner, monotonic_now());
     }
 
     #[inline]
     fn turn<T>(
         &mut self,
         has_turns: bool,
-        mut look: impl FnMut() -> Option<T>,
-        world: &mut impl World,
-    ) -> Turn<T> {
-        if let Some(found) = look() {
-            if let Some(stage) = self.stage.take() {
-                self.waits.found(&stage);
-            }
-            return Turn::Found(found);
-        }
-        if self.stage.is_none() {
-            let first = self.waits.first(has_turns);
-            if let Some(stage) = self.waits.begin_timed(has_turns, first, || world.now()) {
-                return self.timed(stage, first, look, world);
-            }
-            if let Some(found) = carry_out(first, &mut look, world) {
-                self.waits.found_first();
-                return Turn::Found(found);
-            }
-            self.stage = Some(self.waits.begin(has_turns, first));
-            if first == Step::Sleep {
-                return self.give_up(world);
-            }
-        } else if let Some(stage) = &mut self.stage {
-            stage.begin_turn();
-        }
-        self.go_on(look, world)
-    }
-
-    /// A turn whose first step is timed.
-    #[cold]
-    fn timed<T>(
-        &mut self,
-        mut stage: Stage,
-        first: Step,
-        mut look: impl FnMut() -> Option<T>,
-        world: &mut impl World,
-    ) -> Turn<T> {
-        let found = carry_out(first, &mut look, world);
-        if let Some(found) = found {
-            let now = world.now();
-            stage.note(now);
-            self.waits.found(&stage);
-            if !self.waits.are_crowded() {
-                self.plan(now);
-            }
-            return Turn::Found(found);
-        }
-        self.stage = Some(stage);
-        self.go_on(look, world)
-    }
-
-    /// The rest of a turn, whose first step has found nothing.
-    fn go_on<T>(&mut self, mut look: impl FnMut() -> Option<T>, world: &mut impl World) -> Turn<T> {
-        while let Some(stage) = &mut self.stage {
-            let now = world.now();
-            self.began.get_or_insert(now);
-            let step = stage.next(now);
-            match step {
-                Step::Pause => return Turn::Paused,
-                Step::Sleep => break,
-                Step::Look(_) | Step::GiveAway(_) => {}
-            }
-            if let Some(found) = carry_out(step, &mut look, world) {
-                self.waits.found(stage);
-                self.stage = None;
-                return Turn::Found(found);
-            }
-        }
-        self.give_up(world)
-    }
-
-    #[cold]
-    fn give_up<T>(&mut self, world: &mut impl World) -> Turn<T> {
-        if let Some(stage) = self.stage.take() {
-            self.waits.gave_up(&stage);
-        }
-        self.began.get_or_insert_with(|| world.now());
-        Turn::Sleep
+        look: &mut impl FnMut() -> Probe<T>,
+        backend: &mut impl SpinBackend,
+    ) -> SpinOutcome<T> {
+        self.attempt.turn(&mut self.learner, has_turns, look, backend)
     }
 }
 
 impl fmt::Debug for Waiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Waiter").field("waits", &self.waits).field("stage", &self.stage).finish()
+        let Self { learner, attempt } = self;
+        f.debug_struct("Waiter").field("waits", &learner.waits).field("attempt", attempt).finish()
     }
 }
 
-/// One burst of looks of whoever comes last of several that share a place, before it leaves the rest to a wake-up: in no poll is there
-/// more. Shared by threads.
+/// The result of a look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "callers must handle every case")]
+pub enum Probe<T> {
+    /// The awaited value.
+    Ready(T),
+    /// Not there yet, but closer: the wait's time starts again.
+    Progress,
+    /// Nothing.
+    Pending,
+}
+
+impl<T> From<Option<T>> for Probe<T> {
+    #[inline]
+    fn from(found: Option<T>) -> Self {
+        found.map_or(Self::Pending, Self::Ready)
+    }
+}
+
+/// Stores what waits have taught.
+trait Learner {
+    /// Returns the first step of a wait, and its spin wait if that step is timed.
+    fn first(
+        &mut self,
+        has_turns: bool,
+        now: impl FnOnce() -> Instant,
+    ) -> (SpinStep, Option<SpinWait>);
+
+    /// The first step found the awaited value.
+    fn found_first(&mut self);
+
+    /// The first step found nothing. `None`: other waiters are spinning already.
+    fn begin(&mut self, has_turns: bool, first: SpinStep) -> Option<SpinWait>;
+
+    fn learn<T>(&mut self, learn: impl FnOnce(&mut WaitHistory) -> T) -> T;
+
+    /// Like [`learn`](Self::learn), at the end of a spin wait.
+    fn learn_last<T>(&mut self, learn: impl FnOnce(&mut WaitHistory) -> T) -> T {
+        self.learn(learn)
+    }
+
+    fn peers(&self) -> Peers;
+
+    /// The policy, and what is known of the machine; measures the other demand for the core if `samples`.
+    fn known(&self, samples: bool) -> (Adaptive, WaitSituation);
+
+    /// Plans the next wait again: the demand for the core may have changed.
+    fn plan(&mut self, now: Instant) {
+        let (policy, situation) = self.known(true);
+        self.learn(|waits| waits.plan(now, &policy, situation));
+    }
+}
+
+/// The learner of a waiter that shares nothing.
+struct OwnLearner {
+    waits: WaitHistory,
+    /// The server that has measured the machine; `None`: the process's threads have.
+    server: Option<Server>,
+}
+
+impl Learner for OwnLearner {
+    #[inline]
+    fn first(
+        &mut self,
+        has_turns: bool,
+        now: impl FnOnce() -> Instant,
+    ) -> (SpinStep, Option<SpinWait>) {
+        let first = self.waits.first(has_turns);
+        (first, self.waits.begin_timed(has_turns, first, now))
+    }
+
+    #[inline]
+    fn found_first(&mut self) {
+        self.waits.found_first();
+    }
+
+    #[inline]
+    fn begin(&mut self, has_turns: bool, first: SpinStep) -> Option<SpinWait> {
+        Some(self.waits.begin(has_turns, first))
+    }
+
+    #[inline]
+    fn learn<T>(&mut self, learn: impl FnOnce(&mut WaitHistory) -> T) -> T {
+        learn(&mut self.waits)
+    }
+
+    fn peers(&self) -> Peers {
+        self.waits.peers()
+    }
+
+    fn known(&self, samples: bool) -> (Adaptive, WaitSituation) {
+        let (policy, costs, load) = known_to_one(self.server.as_ref(), self.peers(), samples);
+        (policy, WaitSituation { load, ..WaitSituation::new(self.peers(), costs) })
+    }
+}
+
+/// One wait, from the first look to the end of the sleep.
+#[derive(Debug, Default)]
+struct Attempt {
+    /// From the first step that found nothing until the sleep.
+    spin_wait: Option<SpinWait>,
+    /// When the clock was first read, or when something last moved.
+    began: Option<Instant>,
+    /// The wait has had a spin wait.
+    tried: bool,
+}
+
+impl Attempt {
+    #[inline]
+    fn turn<T>(
+        &mut self,
+        learner: &mut impl Learner,
+        has_turns: bool,
+        look: &mut impl FnMut() -> Probe<T>,
+        backend: &mut impl SpinBackend,
+    ) -> SpinOutcome<T> {
+        let has_moved = match look() {
+            Probe::Ready(found) => {
+                self.found(learner);
+                return SpinOutcome::Ready(found);
+            }
+            Probe::Progress => true,
+            Probe::Pending => false,
+        };
+
+        if let Some(spin_wait) = &mut self.spin_wait {
+            spin_wait.begin_turn();
+            if has_moved {
+                self.moved();
+            }
+            return self.go_on(learner, look, backend);
+        }
+
+        let (first, timed) = learner.first(has_turns, || backend.now());
+        if timed.is_some() {
+            self.spin_wait = timed;
+            self.tried = true;
+            return self.timed(learner, first, look, backend);
+        }
+        if first == SpinStep::Sleep {
+            return self.try_nothing(learner, has_moved && has_turns, look, backend);
+        }
+
+        if let Probe::Ready(found) = carry_out(first, look, backend) {
+            learner.found_first();
+            return SpinOutcome::Ready(found);
+        }
+
+        // Progress made so far has no effect: no clock was read yet.
+        self.spin_wait = learner.begin(has_turns, first);
+        self.tried = self.spin_wait.is_some();
+        self.go_on(learner, look, backend)
+    }
+
+    /// A wait that had better sleep at once, unless something moves.
+    #[cold]
+    fn try_nothing<T>(
+        &mut self,
+        learner: &mut impl Learner,
+        has_moved: bool,
+        look: &mut impl FnMut() -> Probe<T>,
+        backend: &mut impl SpinBackend,
+    ) -> SpinOutcome<T> {
+        if has_moved {
+            match carry_out(SpinStep::Spin(MOVES_MAX), look, backend) {
+                Probe::Ready(found) => return SpinOutcome::Ready(found),
+                Probe::Progress => return SpinOutcome::Paused,
+                Probe::Pending => {}
+            }
+        }
+        self.give_up(learner, backend)
+    }
+
+    /// A turn with a timed first step.
+    #[cold]
+    fn timed<T>(
+        &mut self,
+        learner: &mut impl Learner,
+        first: SpinStep,
+        look: &mut impl FnMut() -> Probe<T>,
+        backend: &mut impl SpinBackend,
+    ) -> SpinOutcome<T> {
+        if let Probe::Ready(found) = carry_out(first, look, backend) {
+            let now = backend.now();
+            if let Some(spin_wait) = &mut self.spin_wait {
+                spin_wait.note(now);
+            }
+            self.found(learner);
+            if !learner.peers().are_oversubscribed() {
+                learner.plan(now);
+            }
+            return SpinOutcome::Ready(found);
+        }
+        self.go_on(learner, look, backend)
+    }
+
+    /// The rest of a turn whose first step found nothing.
+    fn go_on<T>(
+        &mut self,
+        learner: &mut impl Learner,
+        look: &mut impl FnMut() -> Probe<T>,
+        backend: &mut impl SpinBackend,
+    ) -> SpinOutcome<T> {
+        while let Some(spin_wait) = &mut self.spin_wait {
+            let now = backend.now();
+            self.began.get_or_insert(now);
+            let step = spin_wait.next(now);
+            match step {
+                SpinStep::Pause => return SpinOutcome::Paused,
+                SpinStep::Sleep => break,
+                SpinStep::Spin(_) | SpinStep::Yield(_) => {}
+            }
+            match carry_out(step, look, backend) {
+                Probe::Ready(found) => {
+                    self.found(learner);
+                    // No look succeeded: others may need the core.
+                    if matches!(step, SpinStep::Yield(_)) && !learner.peers().are_oversubscribed() {
+                        learner.plan(now);
+                    }
+                    return SpinOutcome::Ready(found);
+                }
+                Probe::Progress => self.moved(),
+                Probe::Pending => {}
+            }
+        }
+        self.give_up(learner, backend)
+    }
+
+    #[inline]
+    fn found(&mut self, learner: &mut impl Learner) {
+        if let Some(spin_wait) = self.spin_wait.take() {
+            (self.began, self.tried) = (None, false);
+            learner.learn_last(|waits| waits.found(&spin_wait));
+        }
+    }
+
+    fn moved(&mut self) {
+        self.began = None;
+        if let Some(spin_wait) = &mut self.spin_wait {
+            spin_wait.restart();
+        }
+    }
+
+    #[cold]
+    fn give_up<T>(
+        &mut self,
+        learner: &mut impl Learner,
+        backend: &mut impl SpinBackend,
+    ) -> SpinOutcome<T> {
+        if let Some(spin_wait) = self.spin_wait.take() {
+            learner.learn_last(|waits| waits.gave_up(&spin_wait));
+        }
+        self.began.get_or_insert_with(|| backend.now());
+        SpinOutcome::Sleep
+    }
+
+    fn slept(&mut self, learner: &mut impl Learner, now: Instant) {
+        let Some(began) = self.began.take() else { return };
+        // A waiter that sleeps at once does not need the other demand for the core; measuring that takes longer
+        // than a wake-up.
+        let tried = mem::take(&mut self.tried);
+        let spinning_pays = learner.learn(|waits| waits.slept((began, now), tried));
+        let (policy, situation) = learner.known(spinning_pays);
+        learner.learn(|waits| waits.plan(now, &policy, situation));
+    }
+}
+
+/// One burst of looks by the last of several waiters at one place, before it sleeps. A poll does nothing beyond this burst. Shared by
+/// threads.
 #[derive(Debug)]
 pub struct Bursts {
-    stakes: Stakes,
-    /// The account's balance. `Relaxed`: a hint, and what one of two that write at once has learnt may be lost.
+    spin_costs: SpinCosts,
+    /// The account's balance. `Relaxed`: a hint; of two concurrent writes one may be lost.
     balance: AtomicU64,
 }
 
-/// So many times that a burst is left out buy one.
+/// The number of skipped bursts that pay for one burst.
 const SKIPS: u32 = 16;
 
-/// Looks for each look at the clock: about 1 µs.
+/// Looks per clock reading: about 1 µs.
 const LOOKS: u32 = 32;
 
 impl Bursts {
-    /// Makes one for `count` peers on the cores that this thread may use.
+    /// Creates an account for `count` peers on the cores that this thread may use.
     #[must_use]
     pub fn new(count: u32) -> Self {
         let plan = Adaptive::default().plan_wait(&WaitSituation::new(peers(count), costs()));
-        let stakes = Stakes { spin: plan.look.min(plan.turn), sleep: plan.sleep };
-        let balance = Account::hopeful(&stakes).balance();
-        Self { stakes, balance: AtomicU64::new(balance.cast_unsigned()) }
+        let spin_costs = SpinCosts { spin: plan.spin.min(plan.turn), sleep: plan.sleep };
+        let balance = SpinBalance::optimistic(&spin_costs).balance();
+        Self { spin_costs, balance: AtomicU64::new(balance.cast_unsigned()) }
     }
 
-    /// Returns whether a burst is worth while, by what came of those before.
-    pub fn is_hopeful(&self) -> bool {
-        let account = self.account();
-        if !account.is_positive() {
-            self.settle(account, amount(self.stakes.spin / SKIPS));
+    /// Returns whether a burst is worth while, judged by the results of earlier ones.
+    pub fn spinning_pays(&self) -> bool {
+        let spin_balance = self.spin_balance();
+        if !spin_balance.is_positive() {
+            self.settle(spin_balance, amount(self.spin_costs.spin / SKIPS));
         }
-        account.is_positive()
+        spin_balance.is_positive()
     }
 
-    /// Looks until `is_there`, or until the burst is over: no longer than a sleep is measured to cost.
+    /// Looks until `is_there` returns true or the burst is over: at most as long as a sleep is
+    /// measured to cost.
     pub fn look(&self, mut is_there: impl FnMut() -> bool) -> bool {
         let mut begun = None;
         let mut taken = Duration::ZERO;
-        while taken < self.stakes.spin {
+        while taken < self.spin_costs.spin {
             for _ in 0..if cfg!(loom) { 1 } else { LOOKS } {
                 if is_there() {
-                    self.settle(self.account(), amount(self.stakes.sleep.saturating_sub(taken)));
+                    self.settle(
+                        self.spin_balance(),
+                        amount(self.spin_costs.sleep.saturating_sub(taken)),
+                    );
                     return true;
                 }
                 pause();
@@ -258,26 +431,26 @@ impl Bursts {
             let now = monotonic_now();
             taken = now - *begun.get_or_insert(now);
         }
-        self.settle(self.account(), -amount(self.stakes.spin));
+        self.settle(self.spin_balance(), -amount(self.spin_costs.spin));
         false
     }
 
-    fn account(&self) -> Account {
-        Account::of(self.balance.load(Ordering::Relaxed).cast_signed())
+    fn spin_balance(&self) -> SpinBalance {
+        SpinBalance::of(self.balance.load(Ordering::Relaxed).cast_signed())
     }
 
     #[inline]
-    fn settle(&self, mut account: Account, amount: i64) {
-        let before = account;
-        let _ = account.settle(amount, &self.stakes);
-        if account != before {
-            self.balance.store(account.balance().cast_unsigned(), Ordering::Relaxed);
+    fn settle(&self, mut spin_balance: SpinBalance, amount: i64) {
+        let before = spin_balance;
+        let _ = spin_balance.settle(amount, &self.spin_costs);
+        if spin_balance != before {
+            self.balance.store(spin_balance.balance().cast_unsigned(), Ordering::Relaxed);
         }
     }
 }
 
-/// Lets the other hardware thread of the core run. Not in a model: loom's own has the thread find the newest values after
-/// it, and would hide an exchange that does not order them.
+/// Lets the core's other hardware thread run. Not in a model: after loom's own `spin_loop` the thread sees the newest
+/// values, which would hide an exchange that does not order them.
 fn pause() {
     #[cfg(not(loom))]
     std::hint::spin_loop();
@@ -288,17 +461,32 @@ fn peers(count: u32) -> Peers {
     Peers { count, cores: u32::try_from(cores).unwrap_or(u32::MAX) }
 }
 
-/// The policy, and what is known of the machine: by a server, or by this process's threads. Those who are crowded give the core
-/// away whoever else wants it, and need not ask.
-fn known(server: Option<&Server>, are_crowded: bool) -> (Adaptive, Costs, Load) {
+/// The policy, and what is known of the machine: from a server, or from this process's threads. Waiters on oversubscribed cores
+/// yield regardless of other demand, so they do not measure it.
+fn known(
+    server: Option<&Server>,
+    are_oversubscribed: bool,
+    samples: bool,
+) -> (Adaptive, Costs, Load) {
     match server {
-        Some(server) => server.plans_waits(!are_crowded),
+        Some(server) => server.plans_waits(samples && !are_oversubscribed),
         None => (Adaptive::default(), costs(), Load::default()),
     }
 }
 
-/// What this process's threads have measured; a model's must not depend on that. A crowd's sleeps are dearer than the first of those
-/// that are woken shows, so that the delay is not taken for less than it is thought to be before it is measured.
+/// The same for a waiter that shares nothing.
+fn known_to_one(server: Option<&Server>, peers: Peers, samples: bool) -> (Adaptive, Costs, Load) {
+    let (mut policy, costs, load) = known(server, peers.are_oversubscribed(), samples);
+    if server.is_some_and(Server::is_virtual) {
+        // A simulation moves its clock while all threads sleep: looks would be timed by the
+        // machine's clock.
+        policy.spin_max = Duration::ZERO;
+    }
+    (policy, costs, load)
+}
+
+/// What this process's threads have measured; a model must not depend on that. In a crowd, sleeps cost more than the first measured
+/// wake-up shows, so the delay is at least the default until it is measured.
 fn costs() -> Costs {
     let usual = Costs::default();
     if cfg!(loom) {
@@ -308,63 +496,98 @@ fn costs() -> Costs {
     Costs { wake_delay: measured.wake_delay.max(usual.wake_delay), ..measured }
 }
 
-/// Lets this thread sleep in `sleep`, which returns when another one woke it, if one did: what that costs is measured now and
-/// then, for the waits of threads.
+/// Runs `sleep`, which returns the instant at which another thread woke this one, if one did. Measures the cost now and then,
+/// for the waits of threads.
 pub fn sleep_thread(sleep: impl FnOnce() -> Option<Instant>) {
     of_threads().thread_sleeps(sleep, monotonic_now);
 }
 
-/// What became of a turn.
-enum Turn<T> {
-    Found(T),
+/// The result of a turn.
+enum SpinOutcome<T> {
+    Ready(T),
     Paused,
     Sleep,
 }
 
-/// What a turn does to the machine; in tests, to a model of one.
-trait World {
-    fn now(&mut self) -> Instant;
-    fn wait_a_little(&mut self);
-    fn give_away(&mut self);
+impl<T> SpinOutcome<T> {
+    #[inline]
+    fn poll(self, cx: &Context<'_>) -> Poll<Option<T>> {
+        if let Self::Paused = self {
+            cx.waker().wake_by_ref();
+        }
+        self.into()
+    }
 }
 
-struct Machine;
+impl<T> From<SpinOutcome<T>> for Poll<Option<T>> {
+    #[inline]
+    fn from(turn: SpinOutcome<T>) -> Self {
+        match turn {
+            SpinOutcome::Ready(found) => Self::Ready(Some(found)),
+            SpinOutcome::Paused => Self::Pending,
+            SpinOutcome::Sleep => Self::Ready(None),
+        }
+    }
+}
 
-impl World for Machine {
+/// The effects of a turn on the machine; in tests, on a model of one.
+trait SpinBackend {
+    fn now(&mut self) -> Instant;
+    fn spin_once(&mut self);
+    fn yield_core(&mut self);
+}
+
+struct SystemBackend;
+
+impl SpinBackend for SystemBackend {
     #[inline]
     fn now(&mut self) -> Instant {
         monotonic_now()
     }
 
     #[inline]
-    fn wait_a_little(&mut self) {
+    fn spin_once(&mut self) {
         std::hint::spin_loop();
     }
 
     #[inline]
-    fn give_away(&mut self) {
+    fn yield_core(&mut self) {
         yield_now();
     }
 }
 
-/// Does what a step says, and looks after each part.
+/// The number of looks with progress that end a step: such looks take longer than empty ones.
+const MOVES_MAX: u32 = 4;
+
+/// Carries out one step and looks after each part; looks again at once if something moved.
 #[inline]
 fn carry_out<T>(
-    step: Step,
-    look: &mut impl FnMut() -> Option<T>,
-    world: &mut impl World,
-) -> Option<T> {
-    match step {
-        Step::Look(count) => (0..count).find_map(|_| {
-            world.wait_a_little();
-            look()
-        }),
-        Step::GiveAway(count) => (0..count).find_map(|_| {
-            world.give_away();
-            look()
-        }),
-        Step::Pause | Step::Sleep => None,
+    step: SpinStep,
+    look: &mut impl FnMut() -> Probe<T>,
+    backend: &mut impl SpinBackend,
+) -> Probe<T> {
+    let (count, gives) = match step {
+        SpinStep::Spin(count) => (count, false),
+        SpinStep::Yield(count) => (count, true),
+        SpinStep::Pause | SpinStep::Sleep => return Probe::Pending,
+    };
+    let mut moves = 0;
+    for _ in 0..count {
+        if gives {
+            backend.yield_core();
+        } else {
+            backend.spin_once();
+        }
+        loop {
+            match look() {
+                Probe::Ready(found) => return Probe::Ready(found),
+                Probe::Progress if moves == MOVES_MAX => return Probe::Progress,
+                Probe::Progress => moves += 1,
+                Probe::Pending => break,
+            }
+        }
     }
+    if moves == 0 { Probe::Pending } else { Probe::Progress }
 }
 
 #[cfg(test)]

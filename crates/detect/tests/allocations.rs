@@ -18,7 +18,7 @@ use std::{
 };
 
 use vigie_detect::{
-    AsyncFd, Detected, Flavor, Instant, Lookout, Server, Simulation,
+    AsyncFd, Detected, Driver, Flavor, Instant, Server, Simulation,
     stock::{channel::channel, doorbell::doorbell, readiness::Direction},
 };
 
@@ -29,7 +29,7 @@ thread_local! {
 }
 
 fn count() {
-    // A thread that ends has no variables any more; nobody counts then.
+    // A thread that is ending has no thread-locals left and is not counted.
     let _ = COUNT.try_with(|count| count.set(count.get() + 1));
 }
 
@@ -78,14 +78,14 @@ impl Wake for Nothing {
 /// A server, its host, and a waker that lives outside the counted path.
 struct Stage {
     server: Server,
-    lookout: Lookout,
+    driver: Driver,
     waker: Waker,
 }
 
 impl Stage {
     fn new() -> Self {
         let server = Server::new(Flavor::UserLevel).expect("an epoll");
-        Self { lookout: server.lookout(), server, waker: Waker::from(Arc::new(Nothing)) }
+        Self { driver: server.driver(), server, waker: Waker::from(Arc::new(Nothing)) }
     }
 
     fn poll<F: Future + Unpin>(&self, future: &mut F) -> Poll<F::Output> {
@@ -103,8 +103,8 @@ fn a_look_at_nothing_allocates_nothing() {
     let mut stage = Stage::new();
     let (_button, _doorbell) = doorbell(&stage.server).expect("a doorbell");
     let count = allocations(|| {
-        assert_eq!(stage.lookout.detect(), Detected::Nothing);
-        stage.lookout.is_due(stage.server.now());
+        assert_eq!(stage.driver.detect(), Detected::Nothing);
+        stage.driver.is_due(stage.server.now());
     });
     assert_eq!(count, 0);
 }
@@ -118,7 +118,7 @@ fn a_wait_for_an_event_that_is_there_allocates_nothing() {
         let mut wait = doorbell.wait(());
         assert!(matches!(stage.poll(&mut wait), Poll::Ready(Ok(()))));
         drop(wait);
-        stage.lookout.detect();
+        stage.driver.detect();
     });
     assert_eq!(count, 0);
 }
@@ -134,7 +134,7 @@ fn a_wait_allocates_nothing() {
         assert!(stage.poll(&mut second).is_pending());
         button.press();
         button.press();
-        assert_eq!(stage.lookout.detect(), Detected::Events(2));
+        assert_eq!(stage.driver.detect(), Detected::Events(2));
         assert!(matches!(stage.poll(&mut second), Poll::Ready(Ok(()))));
         assert!(matches!(stage.poll(&mut first), Poll::Ready(Ok(()))));
     });
@@ -152,13 +152,13 @@ fn a_cancelled_wait_allocates_nothing() {
         assert!(stage.poll(&mut late).is_pending());
         drop(early);
         button.press();
-        stage.lookout.detect();
+        stage.driver.detect();
         // Its event was reported; it is given back, and taken by the next wait.
         drop(late);
         let mut next = doorbell.wait(());
         assert!(matches!(stage.poll(&mut next), Poll::Ready(Ok(()))));
         drop(next);
-        stage.lookout.detect();
+        stage.driver.detect();
     });
     assert_eq!(count, 0);
 }
@@ -173,7 +173,7 @@ fn an_event_of_a_stream_allocates_nothing() {
         for value in 0..5 {
             sender.try_send(value).expect("room");
         }
-        stage.lookout.detect();
+        stage.driver.detect();
         for expected in 0..5 {
             let Poll::Ready(Some(Ok(Some(value)))) = stream.poll_event(&cx) else {
                 panic!("an event is missing")
@@ -194,7 +194,7 @@ fn a_wait_for_a_timer_allocates_nothing() {
         let mut long = timers.wait(stage.server.now() + Duration::from_secs(3600));
         assert!(stage.poll(&mut long).is_pending());
         while stage.poll(&mut short).is_pending() {
-            stage.lookout.detect();
+            stage.driver.detect();
         }
     });
     assert_eq!(count, 0);
@@ -210,10 +210,10 @@ fn a_sleep_allocates_nothing() {
         let mut ring = doorbell.wait(());
         assert!(stage.poll(&mut ring).is_pending());
         while stage.poll(&mut timer).is_pending() {
-            stage.lookout.park(None);
+            stage.driver.park(None);
         }
         button.press();
-        stage.lookout.park(None);
+        stage.driver.park(None);
         assert!(matches!(stage.poll(&mut ring), Poll::Ready(Ok(()))));
     });
     assert_eq!(count, 0);
@@ -234,21 +234,21 @@ fn readiness_allocates_nothing() {
         let cx = Context::from_waker(&stage.waker);
         assert!(near.poll_io(Direction::Read, &cx, read).is_pending());
         far.write_all(&[1]).expect("room for a byte");
-        assert!(matches!(stage.lookout.detect(), Detected::Events(_)));
+        assert!(matches!(stage.driver.detect(), Detected::Events(_)));
         assert!(matches!(near.poll_io(Direction::Read, &cx, read), Poll::Ready(Ok(1))));
 
         let mut waiting = pin!(near.async_io(Direction::Read, read));
         let mut cx = Context::from_waker(&stage.waker);
         assert!(waiting.as_mut().poll(&mut cx).is_pending());
         far.write_all(&[2]).expect("room for a byte");
-        assert!(matches!(stage.lookout.detect(), Detected::Events(_)));
+        assert!(matches!(stage.driver.detect(), Detected::Events(_)));
         assert!(matches!(waiting.as_mut().poll(&mut cx), Poll::Ready(Ok(1))));
     });
     assert_eq!(count, 0);
 }
 
-/// Goal: as above for several waits at a time; and the first beside a poll-style one never needs memory. Method: count the
-/// first use of a descriptor, and later ones with more waits.
+/// Goal: the same for several waits at once; and the first one beside a poll-style one never needs memory. Method: count
+/// the first use of a descriptor, and later ones with more waits.
 #[test]
 fn waits_beside_each_other_allocate_nothing() {
     let mut stage = Stage::new();
@@ -278,7 +278,7 @@ fn waits_beside_each_other_allocate_nothing() {
             }
         }
         far.write_all(&[1, 2]).expect("room for two bytes");
-        assert!(matches!(stage.lookout.detect(), Detected::Events(_)));
+        assert!(matches!(stage.driver.detect(), Detected::Events(_)));
         for waiting in [first.as_mut(), second.as_mut()] {
             assert!(matches!(waiting.poll(&mut cx), Poll::Ready(Ok(1))));
         }

@@ -1,4 +1,4 @@
-//! A budget's end delays what is ready, and loses nothing of it.
+//! The end of a budget delays what is ready, and loses nothing.
 
 use std::{
     future::Future,
@@ -50,7 +50,7 @@ fn host() -> HostThread {
     Server::spawn_thread().expect("a thread can be made")
 }
 
-/// Goal: a channel gives way with the value left in it, in order, and wakes for it. Method: three
+/// Goal: a channel yields with the value left in it, in order, and wakes the task. Method: three
 /// values, each wait polled with an ended budget and then without one.
 #[test]
 fn a_channel_keeps_its_values_while_its_receiver_gives_way() {
@@ -73,8 +73,8 @@ fn a_channel_keeps_its_values_while_its_receiver_gives_way() {
     }
 }
 
-/// Goal: a wait that gave way and is dropped, as in a `select`, gives its value back. Method: drop
-/// one after it gave way; the next receives the value, before the one sent after it.
+/// Goal: a wait that yielded and is dropped, as in a `select`, gives its value back. Method: drop
+/// one after it yielded; the next receives the value, before the one sent after it.
 #[test]
 fn a_dropped_wait_gives_its_value_back() {
     let host = host();
@@ -97,8 +97,8 @@ fn a_dropped_wait_gives_its_value_back() {
     }
 }
 
-/// Goal: a request is made even if its first poll gives way, so that what happens between two polls is
-/// seen. Method: poll a doorbell's wait with an ended budget, press, and wait without one.
+/// Goal: a request is made even if its first poll yields, so that events between two polls are seen.
+/// Method: poll a doorbell's wait with an ended budget, press, and wait without one.
 #[test]
 fn a_wait_that_finds_nothing_is_submitted_whatever_the_budget() {
     let host = host();
@@ -121,7 +121,7 @@ fn a_wait_that_finds_nothing_is_submitted_whatever_the_budget() {
     assert!(wait.as_mut().poll(cx).is_ready());
 }
 
-/// Goal: a stream of events gives way with its events in it. Method: a full stream of a channel, taken
+/// Goal: a stream of events yields with its events in it. Method: a full stream of a channel, read
 /// with and without a budget.
 #[test]
 fn a_stream_keeps_its_events() {
@@ -149,7 +149,7 @@ fn pair(host: &HostThread) -> (std::os::unix::net::UnixStream, net::UnixStream) 
     (near, net::UnixStream::from_std_on(host.server(), far).expect("watched"))
 }
 
-/// Goal: a socket that gave way stays ready and has lost no byte, in every way of reading it. Method:
+/// Goal: a socket that yielded stays ready and has lost no byte, for every way to read it. Method:
 /// bytes are there; each way is polled with an ended budget, then the bytes are read without one.
 #[test]
 fn a_socket_stays_ready_while_its_reader_gives_way() {
@@ -174,7 +174,7 @@ fn a_socket_stays_ready_while_its_reader_gives_way() {
     gave_way(far.poll_write_ready(cx).is_pending());
     // Woken for each direction.
     assert!(far.as_async_fd().poll_ready(Direction::Read, cx).is_pending());
-    // What cannot wait does not give way.
+    // Operations that cannot wait do not yield.
     assert_eq!(far.try_read(&mut [0; 1]).expect("ready"), 1);
     budget::end();
     let mut buffer = ReadBuf::new(&mut bytes);
@@ -185,7 +185,7 @@ fn a_socket_stays_ready_while_its_reader_gives_way() {
     assert_eq!(buffer.filled(), b"bc");
 }
 
-/// Goal: who accepts gives way with the connection still in the queue. Method: one connection.
+/// Goal: `accept` yields with the connection still in the queue. Method: one connection.
 #[test]
 fn a_listener_keeps_its_connections() {
     let host = host();
@@ -203,7 +203,7 @@ fn a_listener_keeps_its_connections() {
     assert!(matches!(listener.poll_accept(cx), Poll::Ready(Ok(_))));
 }
 
-/// Goal: a timer that is over gives way once and is over afterwards. Method: a deadline in the past.
+/// Goal: an expired timer yields once and is ready afterwards. Method: a deadline in the past.
 #[test]
 fn a_timer_stays_over() {
     let host = host();
@@ -211,7 +211,7 @@ fn a_timer_stays_over() {
     let cx = &mut Context::from_waker(&waker);
     let mut wait = pin!(host.server().timers().wait(Instant::from_nanos(1)));
     begin_ended();
-    // Its first poll is woken by the host's thread, unless it is ready at once and gives way.
+    // Its first poll is woken by the host's thread, unless it is ready at once and yields.
     assert!(wait.as_mut().poll(cx).is_pending());
     while wakes.get() == 0 {
         std::thread::yield_now();

@@ -39,9 +39,9 @@ impl Wake for Noted {
 }
 
 /// Looks until nothing more is found. Returns how many looks found something.
-fn look(lookout: &mut vigie_detect::Lookout) -> usize {
+fn look(driver: &mut vigie_detect::Driver) -> usize {
     let mut looks = 0;
-    while let Detected::Events(_) = lookout.detect() {
+    while let Detected::Events(_) = driver.detect() {
         looks += 1;
         assert!(looks < 100_000, "events without end");
     }
@@ -69,7 +69,7 @@ fn a_jump_ends_what_it_passes_in_order() {
         let mut random = fastrand::Rng::with_seed(seed);
         let simulation = Simulation::new(seed);
         let clock = simulation.clock();
-        let mut lookout = simulation.server().lookout();
+        let mut driver = simulation.server().driver();
         let log = Arc::default();
         let end_ns = u64::try_from((HOUR * 12).as_nanos()).expect("hours");
         let mut timers: Vec<_> = (0..1000)
@@ -87,7 +87,7 @@ fn a_jump_ends_what_it_passes_in_order() {
         while clock.now() < Instant::from_nanos(end_ns) {
             let before = clock.now();
             clock.advance(Duration::from_secs(random.u64(1..20_000)));
-            look(&mut lookout);
+            look(&mut driver);
             let order = std::mem::take(&mut *log.lock().expect("not poisoned"));
             let deadlines: Vec<_> = order.iter().map(|&number| timers[number].0).collect();
             assert!(deadlines.is_sorted(), "seed {seed}: {deadlines:?}");
@@ -109,8 +109,8 @@ fn a_jump_ends_what_it_passes_in_order() {
     }
 }
 
-/// Goal: tasks that sleep, race and set timers again go through jumps without a timer lost or early.
-/// Method: a task that lets hours pass now and then, in the middle of the others.
+/// Goal: tasks that sleep, race and reset timers pass through jumps without a lost or early timer.
+/// Method: a task that lets hours pass now and then, among the others.
 #[test]
 fn tasks_go_through_jumps() {
     for seed in 0..64 {
@@ -173,19 +173,19 @@ fn polls(author: &Author) -> usize {
     author.calls().iter().filter(|call| **call == Call::Poll).count()
 }
 
-/// Goal: polls that a jump has left out are not made up for, and go on in their rhythm after it.
-/// Method: a scheduler's loop of 10 µs a switch, with a jump of ten hours in the middle.
+/// Goal: polls skipped by a jump are not made up for, and continue in their rhythm after it.
+/// Method: a scheduler's loop of 10 µs per switch, with a jump of ten hours in the middle.
 #[test]
 fn missed_polls_are_left_out() {
     let simulation = Simulation::new(1);
     let (author, _wait) = polled(&simulation, Frequency::Time(micros(100)));
-    let mut lookout = simulation.server().lookout();
+    let mut driver = simulation.server().driver();
     let clock = simulation.clock();
     let mut turn = |count| {
         for _ in 0..count {
             clock.advance(micros(10));
-            if lookout.is_due(clock.now()) {
-                assert_eq!(lookout.detect(), Detected::Nothing);
+            if driver.is_due(clock.now()) {
+                assert_eq!(driver.detect(), Detected::Nothing);
             }
         }
         polls(&author)
@@ -199,15 +199,15 @@ fn missed_polls_are_left_out() {
     assert!((99..=101).contains(&after), "{after} polls in 10 ms");
 }
 
-/// Goal: while the clock stands still, what is rung for and what is polled by switches is found, and
-/// timers wait; when it goes on, they end at their time, and time-driven polls go on. Method: both kinds
-/// of handle, a doorbell and a timer on a clock that is stopped.
+/// Goal: while the clock stands still, notifications and polls by switches still find events, and timers
+/// wait; when it continues, timers end at their time, and time-driven polls continue. Method: both kinds
+/// of handle, a doorbell and a timer on a stopped clock.
 #[test]
 fn a_clock_that_stands_still() {
     let simulation = Simulation::new(2);
     let clock = simulation.clock();
     clock.advance(HOUR);
-    let mut lookout = simulation.server().lookout();
+    let mut driver = simulation.server().driver();
     let (by_time, _first) = polled(&simulation, Frequency::Time(micros(100)));
     let (by_switches, mut second) = polled(&simulation, Frequency::Switches(3));
     let (button, bell) = doorbell(simulation.server()).expect("a doorbell");
@@ -216,13 +216,13 @@ fn a_clock_that_stands_still() {
     let mut timer = simulation.server().timers().wait_owned(clock.now() + micros(1));
     assert!(Pin::new(&mut ring).poll(&mut cx).is_pending());
     assert!(Pin::new(&mut timer).poll(&mut cx).is_pending());
-    look(&mut lookout);
+    look(&mut driver);
     polls(&by_time);
     polls(&by_switches);
     let mut turn = |count: u32| {
         for _ in 0..count {
-            if lookout.is_due(clock.now()) {
-                lookout.detect();
+            if driver.is_due(clock.now()) {
+                driver.detect();
             }
         }
     };
@@ -243,8 +243,8 @@ fn a_clock_that_stands_still() {
     assert_eq!(polls(&by_time), 1);
 }
 
-/// Has `count` events come to a handle of `simulation`, one every `interval`, and returns what the policy
-/// makes of it.
+/// Delivers `count` events to a handle of `simulation`, one every `interval`, and returns the policy's
+/// decision.
 fn train(
     simulation: &mut Simulation,
     (author, handle): &(Author, Handle<Scripted>),
@@ -266,9 +266,9 @@ fn train(
     handle.history().1
 }
 
-/// Goal: what a jump has done to the averages keeps no policy from its bounds, and is soon forgotten.
-/// Method: a train of events, jumps of ten hours between two of them, then the same train; the policy must
-/// come back to what it was.
+/// Goal: the effect of a jump on the averages does not push a policy out of its bounds, and is soon
+/// forgotten. Method: a train of events, jumps of ten hours between two of them, then the same train; the
+/// policy must return to its earlier decision.
 #[test]
 fn policies_come_back_after_a_jump() {
     let every = |strategy| match strategy {
@@ -291,7 +291,7 @@ fn policies_come_back_after_a_jump() {
     assert!(after < micros(15), "{after:?} instead of {before:?}");
 }
 
-/// Goal: the account of polling before a sleep is not spoilt for good by a jump either. Method: timers
+/// Goal: a jump does not spoil the account of polling before a sleep for good either. Method: timers
 /// close together before and after jumps that fall into their sleeps.
 #[test]
 fn polling_first_comes_back_after_a_jump() {
@@ -316,14 +316,14 @@ fn polling_first_comes_back_after_a_jump() {
     }
 }
 
-/// Goal: the end of time is no trap. Method: a jump to the last instants of the clock, and all the way:
-/// whatever is due ends, what is rung for is found, and nothing overflows.
+/// Goal: the end of time is handled. Method: a jump to the last instants of the clock, and all the way:
+/// everything due ends, notifications are found, and nothing overflows.
 #[test]
 fn the_end_of_time() {
     for last in [Instant::from_nanos(u64::MAX - 1), Instant::MAX] {
         let simulation = Simulation::new(5);
         let clock = simulation.clock();
-        let mut lookout = simulation.server().lookout();
+        let mut driver = simulation.server().driver();
         let timers = simulation.server().timers().clone();
         let mut cx = Context::from_waker(Waker::noop());
         let (by_time, _wait) = polled(&simulation, Frequency::Time(micros(100)));
@@ -331,15 +331,15 @@ fn the_end_of_time() {
         let mut never = timers.wait_owned(Instant::MAX);
         assert!(Pin::new(&mut due).poll(&mut cx).is_pending());
         assert!(Pin::new(&mut never).poll(&mut cx).is_pending());
-        look(&mut lookout);
+        look(&mut driver);
         polls(&by_time);
         clock.advance_to(last);
-        assert!(lookout.is_due(clock.now()));
-        look(&mut lookout);
+        assert!(driver.is_due(clock.now()));
+        look(&mut driver);
         // At the very end every poll is due.
         assert!(polls(&by_time) >= 1);
         assert!(matches!(Pin::new(&mut due).poll(&mut cx), Poll::Ready(Ok(()))));
-        // What saturates is never, or now if this is the end; not long ago.
+        // A saturated time means never, or now if this is the end; never the past.
         let mut later = timers.wait_owned(clock.now() + HOUR);
         for saturated in [&mut never, &mut later] {
             let is_over = Pin::new(saturated).poll(&mut cx).is_ready();
@@ -349,7 +349,7 @@ fn the_end_of_time() {
         let mut ring = bell.wait_owned(());
         assert!(Pin::new(&mut ring).poll(&mut cx).is_pending());
         button.press();
-        lookout.detect();
+        driver.detect();
         assert!(matches!(Pin::new(&mut ring).poll(&mut cx), Poll::Ready(Ok(_))));
     }
 }

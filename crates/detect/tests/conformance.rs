@@ -22,11 +22,11 @@ use vigie_detect::{
     stock::{
         channel::{Receiver, Sender, channel},
         doorbell::{Button, Doorbell, doorbell},
-        readiness::{Awaited, Direction, Readable, Readiness, Source},
+        readiness::{Direction, IoSource, Readiness, ReadinessRequest, ReadyEvent},
     },
 };
 
-/// Runs the suite, and says how to see a violation again.
+/// Runs the suite, and prints how to reproduce a violation.
 fn pass<H: Harness>(test: &str, mut factory: impl FnMut(&World) -> Result<H, SetupError>) {
     match conformance::check(&mut factory) {
         Ok(report) => println!("{report}"),
@@ -43,7 +43,7 @@ fn pass<H: Harness>(test: &str, mut factory: impl FnMut(&World) -> Result<H, Set
     }
 }
 
-/// Deadlines a second apart: far more than any case spends otherwise.
+/// Deadlines a second apart: far more than any case takes otherwise.
 struct TimersHarness {
     handle: Handle<Timers>,
     clock: Arc<VirtualClock>,
@@ -89,7 +89,7 @@ fn timers_conform() {
     });
 }
 
-/// What is watched for readiness.
+/// The kind of watched descriptor.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     /// A socket that can be read.
@@ -104,7 +104,7 @@ enum Kind {
 struct Pair {
     watched: OwnedFd,
     other: Arc<OwnedFd>,
-    source: Arc<Source>,
+    source: Arc<IoSource>,
 }
 
 struct ReadinessHarness {
@@ -133,9 +133,9 @@ impl ReadinessHarness {
         self.pairs.entry(index).or_insert_with(|| open(handle, kind).expect("a descriptor pair"))
     }
 
-    fn awaited(&mut self, index: usize) -> Awaited {
+    fn awaited(&mut self, index: usize) -> ReadinessRequest {
         let direction = self.direction();
-        Awaited { source: Arc::clone(&self.pair(index).source), direction }
+        ReadinessRequest { source: Arc::clone(&self.pair(index).source), direction }
     }
 
     fn happen(&mut self, place: usize, index: usize) -> Trigger {
@@ -153,8 +153,8 @@ impl ReadinessHarness {
         }
     }
 
-    /// Does what a program does with a readiness.
-    fn consume(&self, index: usize, readable: Readable) -> Recognised {
+    /// Does what a program does with readiness.
+    fn consume(&self, index: usize, readable: ReadyEvent) -> Recognised {
         let pair = &self.pairs[&index];
         let mut events = Vec::new();
         match self.kind {
@@ -226,7 +226,7 @@ impl Harness for ReadinessHarness {
         &self.handle
     }
 
-    fn request(&mut self, index: usize) -> Awaited {
+    fn request(&mut self, index: usize) -> ReadinessRequest {
         self.awaited(index)
     }
 
@@ -234,7 +234,7 @@ impl Harness for ReadinessHarness {
         self.happen(index, index)
     }
 
-    fn recognise(&mut self, request: usize, event: Readable) -> Recognised {
+    fn recognise(&mut self, request: usize, event: ReadyEvent) -> Recognised {
         let recognised = self.consume(request, event);
         self.close(request);
         recognised
@@ -245,7 +245,7 @@ impl Harness for ReadinessHarness {
         Profile::addressed().index_count_max(64).stream_capacity(16)
     }
 
-    fn stream_request(&mut self) -> Option<Awaited> {
+    fn stream_request(&mut self) -> Option<ReadinessRequest> {
         match self.kind {
             Kind::Socket | Kind::Pipe => Some(self.awaited(STREAM)),
             Kind::Room => None,
@@ -256,7 +256,7 @@ impl Harness for ReadinessHarness {
         self.happen(STREAM, index)
     }
 
-    fn recognise_stream(&mut self, event: Readable) -> Recognised {
+    fn recognise_stream(&mut self, event: ReadyEvent) -> Recognised {
         self.consume(STREAM, event)
     }
 }
@@ -338,7 +338,7 @@ impl Harness for ChannelHarness {
 
     fn trigger(&mut self, index: usize) -> Trigger {
         let sender = self.sender.clone().expect("nothing happens after the end");
-        // After a shutdown nobody receives any more.
+        // After a shutdown there is no receiver any more.
         Box::new(move || sender.try_send(index).unwrap_or_default())
     }
 
@@ -385,7 +385,7 @@ mod uring {
     enum Into {
         /// To a buffer that the ring provides.
         Provided,
-        /// To a buffer that the request owns: what a kernel writes to after a cancellation.
+        /// To a buffer that the request owns: a kernel writes to it after a cancellation.
         Owned,
     }
 
@@ -485,8 +485,8 @@ mod uring {
         }
 
         fn memory(&self) -> Option<Memory> {
-            // What the kernel writes to stays with the ring, which tells what it holds; the library's
-            // own tests look for writes to freed memory.
+            // Memory that the kernel writes to stays with the ring, which reports how much it holds;
+            // the library's own tests check for writes to freed memory.
             let statistics = self.handle.with_detector(|uring| uring.statistics())?;
             let (live, in_flight) = (statistics.operations, statistics.in_flight);
             Some(Memory { live, in_flight, freed_in_flight: 0 })

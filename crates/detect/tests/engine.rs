@@ -1,6 +1,6 @@
-//! Engines on their host: the contract, by the suite; and what goes wrong.
+//! Engines on their host: the contract, by the suite; and failures.
 //!
-//! Method: five small engines, each of which uses another part of what a host offers, run through
+//! Method: five small engines, each of which uses a different part of the host, run through
 //! `conformance::check_engine`; and one that fails where it is told to.
 
 use std::{
@@ -11,7 +11,7 @@ use std::{
 };
 
 use vigie_detect::{
-    Armed, Engine, EngineHost, Instant, Progress, Registration, Turn, VirtualClock,
+    Armed, Engine, EngineContext, EngineHost, Instant, Progress, Registration, VirtualClock,
     WatchedDescriptor,
     conformance::{
         self, EngineHarness, Hosts, Named, Profile, Recognised, SetupError, Trigger, World,
@@ -22,6 +22,8 @@ use vigie_detect::{
 mod faults;
 #[path = "engine/names.rs"]
 mod names;
+#[path = "engine/taken_in.rs"]
+mod taken_in;
 
 /// Runs the suite.
 fn pass<H: EngineHarness>(mut factory: impl FnMut(&World) -> Result<H, SetupError>) {
@@ -35,7 +37,7 @@ fn recognise(found: u64) -> Recognised {
     Recognised::Events(vec![usize::try_from(found).expect("a number of ours")])
 }
 
-/// Numbers that are handed in by calls. What is posted is there only once the engine has worked.
+/// Numbers added by calls. Posted numbers are there only once the engine has worked.
 #[derive(Default)]
 struct Numbers {
     posted: VecDeque<u64>,
@@ -43,8 +45,8 @@ struct Numbers {
 }
 
 impl Engine for Numbers {
-    type Want = ();
-    type Found = u64;
+    type Request = ();
+    type Output = u64;
 
     fn take(&mut self, (): &()) -> Option<u64> {
         self.ready.pop_front()
@@ -55,12 +57,12 @@ impl Engine for Numbers {
         None
     }
 
-    fn progress(&mut self, _: &Turn<'_>) -> Progress {
+    fn progress(&mut self, _: &EngineContext<'_>) -> Progress {
         self.ready.append(&mut self.posted);
         Progress::Done
     }
 
-    fn arm(&mut self, _: &Turn<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
         Ok(if self.posted.is_empty() { Armed::Armed } else { Armed::Ready })
     }
 }
@@ -92,7 +94,7 @@ impl EngineHarness for NumbersHarness {
         recognise(number)
     }
 
-    fn want_of_events(&mut self) -> Option<()> {
+    fn request_of_events(&mut self) -> Option<()> {
         Some(())
     }
 }
@@ -107,7 +109,7 @@ fn calls_conform() {
     });
 }
 
-/// Goal: work that a call gives is done, also by a host that has armed the engine and sleeps. Method: the suite; events
+/// Goal: work that a call adds is done, even by a host that has armed the engine and sleeps. Method: the suite; events
 /// come by `post`.
 #[test]
 fn posted_work_conforms() {
@@ -118,7 +120,7 @@ fn posted_work_conforms() {
     });
 }
 
-/// Numbers in datagrams. It counts how often it was told of some.
+/// Numbers in datagrams. Counts how many times it was notified.
 struct Datagrams {
     socket: UnixDatagram,
     arrived: VecDeque<u64>,
@@ -143,8 +145,8 @@ impl Datagrams {
 }
 
 impl Engine for Datagrams {
-    type Want = ();
-    type Found = u64;
+    type Request = ();
+    type Output = u64;
 
     fn take(&mut self, (): &()) -> Option<u64> {
         if self.arrived.is_empty() {
@@ -158,12 +160,12 @@ impl Engine for Datagrams {
         None
     }
 
-    fn arm(&mut self, _: &Turn<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
         self.receive();
         Ok(if self.arrived.is_empty() { Armed::Armed } else { Armed::Ready })
     }
 
-    fn announced(&mut self, _: &[vigie_detect::Notice]) {
+    fn notified(&mut self, _: &[vigie_detect::ReadinessEvent]) {
         self.told += 1;
     }
 
@@ -171,7 +173,7 @@ impl Engine for Datagrams {
         each(WatchedDescriptor::readable(self.socket.as_fd()));
     }
 
-    fn vain_announcements_max(&self) -> Option<u32> {
+    fn spurious_events_max(&self) -> Option<u32> {
         self.vain_max
     }
 }
@@ -198,7 +200,7 @@ impl EngineHarness for DatagramsHarness {
 
     fn trigger(&mut self, index: usize) -> Trigger {
         let peer = Arc::clone(&self.peer);
-        // Where a queue is full, the kernel keeps the sender until the engine has read.
+        // If the queue is full, the kernel blocks the sender until the engine has read.
         Box::new(move || send(&peer, index as u64))
     }
 
@@ -222,8 +224,8 @@ fn descriptors_conform() {
     check_datagrams(None);
 }
 
-/// Goal: nothing is lost although the host stops to watch. Method: the suite, with an engine that allows no announcement in
-/// vain.
+/// Goal: nothing is lost although the host stops watching. Method: the suite, with an engine that allows no spurious readiness
+/// event.
 #[test]
 fn a_host_that_stops_to_watch_conforms() {
     check_datagrams(Some(1));
@@ -237,8 +239,8 @@ struct Alarms {
 }
 
 impl Engine for Alarms {
-    type Want = Instant;
-    type Found = ();
+    type Request = Instant;
+    type Output = ();
 
     fn take(&mut self, due: &Instant) -> Option<()> {
         let is_due = self.now.is_some_and(|now| now >= *due);
@@ -248,15 +250,15 @@ impl Engine for Alarms {
         is_due.then_some(())
     }
 
-    fn progress(&mut self, turn: &Turn<'_>) -> Progress {
-        let now = turn.now();
+    fn progress(&mut self, context: &EngineContext<'_>) -> Progress {
+        let now = context.now();
         self.now = Some(now);
         self.wanted.retain(|due| *due > now);
         Progress::Done
     }
 
-    fn arm(&mut self, turn: &Turn<'_>) -> io::Result<Armed> {
-        let is_due = self.wanted.first().is_some_and(|due| *due <= turn.now());
+    fn arm(&mut self, context: &EngineContext<'_>) -> io::Result<Armed> {
+        let is_due = self.wanted.first().is_some_and(|due| *due <= context.now());
         Ok(if is_due { Armed::Ready } else { Armed::Armed })
     }
 
@@ -306,7 +308,7 @@ impl EngineHarness for AlarmsHarness {
     }
 }
 
-/// Goal: what time alone brings comes at its time. Method: the suite, in virtual time.
+/// Goal: events of time alone come at their time. Method: the suite, in virtual time.
 #[test]
 fn deadlines_conform() {
     pass(|world: &World| {
@@ -317,24 +319,24 @@ fn deadlines_conform() {
     });
 }
 
-/// How something is put into a box.
+/// How a number is put into a box.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// By a call, at once.
     Called,
-    /// By the work that a call gives.
+    /// By the work that a call adds.
     Posted,
     /// By a datagram that names the box.
     Sent,
 }
 
-/// Boxes with names, each of which takes numbers: whoever looks into one, takes one of them.
+/// Boxes with names, each of which takes numbers: a look into one takes one of them.
 struct Boxes {
     socket: UnixDatagram,
     posted: Vec<u64>,
     numbers: BTreeMap<u64, u32>,
     served: Vec<u64>,
-    /// What came in datagrams, for those who wait for any box.
+    /// Numbers that arrived in datagrams, for waiters of any box.
     arrived: VecDeque<u64>,
 }
 
@@ -375,8 +377,8 @@ impl Boxes {
 }
 
 impl Engine for Boxes {
-    type Want = ();
-    type Found = u64;
+    type Request = ();
+    type Output = u64;
 
     fn take(&mut self, (): &()) -> Option<u64> {
         self.receive();
@@ -388,7 +390,7 @@ impl Engine for Boxes {
         None
     }
 
-    fn progress(&mut self, _: &Turn<'_>) -> Progress {
+    fn progress(&mut self, _: &EngineContext<'_>) -> Progress {
         self.receive();
         for name in std::mem::take(&mut self.posted) {
             self.put(name);
@@ -396,7 +398,7 @@ impl Engine for Boxes {
         Progress::Done
     }
 
-    fn arm(&mut self, _: &Turn<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
         self.receive();
         Ok(if self.posted.is_empty() && self.served.is_empty() {
             Armed::Armed
@@ -417,11 +419,11 @@ impl Engine for Boxes {
         !self.served.is_empty()
     }
 
-    fn has_silent_work(&self) -> bool {
+    fn has_unannounced_work(&self) -> bool {
         !self.posted.is_empty()
     }
 
-    fn has_news(&self) -> bool {
+    fn has_new_events(&self) -> bool {
         !self.arrived.is_empty()
     }
 }
@@ -463,8 +465,8 @@ impl EngineHarness for BoxesHarness {
     }
 }
 
-/// Goal: whoever waits by name is woken, whatever serves it. Method: the suite, with names that calls, the engine's own work
-/// and a socket serve.
+/// Goal: a waiter by name is woken, whatever serves it. Method: the suite, with names that calls, the engine's own work and
+/// a socket serve.
 #[test]
 fn names_conform() {
     for way in [Way::Called, Way::Posted, Way::Sent] {

@@ -1,5 +1,5 @@
-//! A process that forks without exec: what its child does with what it has inherited, and what becomes of
-//! the parent's. Each child is a real one.
+//! A process that forks without exec: how its child uses inherited objects, and the effect on the
+//! parent's. Each child is a real one.
 
 #![expect(unsafe_code, reason = "fork and waitpid have no safe interface")]
 
@@ -16,15 +16,15 @@ use std::{
 };
 
 use vigie_detect::{
-    Armed, AsyncFd, Detected, Detector, Engine, EngineHost, Flavor, Handle, Lookout, Registration,
-    Server, Turn, WaitError, net,
+    Armed, AsyncFd, Detected, Detector, Driver, Engine, EngineContext, EngineHost, Flavor, Handle,
+    Registration, Server, WaitError, net,
     stock::{channel::channel, doorbell::doorbell, readiness::Direction, signal},
 };
 
-/// After so many seconds a child that hangs is ended by a signal.
+/// After this many seconds a hanging child is ended by a signal.
 const HANG_SECONDS: u32 = 20;
 
-/// Runs `body` in a forked child. Returns whether it came to its end, without a panic.
+/// Runs `body` in a forked child. Returns whether it finished without a panic.
 fn ends_in_fork(body: impl FnOnce()) -> bool {
     // SAFETY: the child calls `body` and `_exit`; glibc makes its allocator usable in the child, and what
     // else other threads may have held at the moment of the fork is what the test is about.
@@ -44,9 +44,10 @@ fn ends_in_fork(body: impl FnOnce()) -> bool {
     libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
 }
 
-/// Returns which descriptors the server's epoll watches, and for what, as the kernel tells it.
+/// Returns the descriptors that the server's epoll watches, and their events, as reported by the
+/// kernel.
 fn watched(server: &Server) -> Vec<String> {
-    let epoll = server.wait_point().expect("a real wait point");
+    let epoll = server.poller_fd().expect("a real poller");
     let told = fs::read_to_string(format!("/proc/self/fdinfo/{epoll}")).expect("/proc is there");
     let mut lines: Vec<_> =
         told.lines().filter(|line| line.starts_with("tfd:")).map(str::to_owned).collect();
@@ -55,10 +56,10 @@ fn watched(server: &Server) -> Vec<String> {
     lines
 }
 
-fn server() -> (Server, Lookout) {
+fn server() -> (Server, Driver) {
     let server = Server::new(Flavor::UserLevel).expect("an epoll");
-    let lookout = server.lookout();
-    (server, lookout)
+    let driver = server.driver();
+    (server, driver)
 }
 
 /// A watched end of a connection that is not ready, and the other end.
@@ -95,12 +96,12 @@ where
     waiting
 }
 
-/// Goal: what a child drops is neither unwatched nor cancelled for the parent. Method: a connection, a
-/// timer, a channel, a doorbell and a signal are waited for at the fork; the child drops everything, in the
-/// end the server. The parent's epoll watches the same as before; then each event comes.
+/// Goal: dropping objects in a child neither unwatches nor cancels anything for the parent. Method: a
+/// connection, a timer, a channel, a doorbell and a signal are waited for at the fork; the child drops
+/// everything, the server last. The parent's epoll watches the same as before; then each event comes.
 #[test]
 fn what_a_child_drops_stays_with_the_parent() {
-    let (server, mut lookout) = server();
+    let (server, mut driver) = server();
     let (near, mut far) = connection(&server);
     let (idle, _idle_far) = connection(&server);
     let (sender, receiver) = channel(&server, 1).expect("registered");
@@ -124,14 +125,14 @@ fn what_a_child_drops_stays_with_the_parent() {
     button.press();
     // SAFETY: the signal has a handler, and goes to this thread alone.
     assert_eq!(unsafe { libc::raise(libc::SIGWINCH) }, 0);
-    assert!(matches!(lookout.detect(), Detected::Events(_)));
+    assert!(matches!(driver.detect(), Detected::Events(_)));
     for waiting in &mut waits {
         assert_eq!(poll(waiting), Poll::Ready(true));
     }
 }
 
-/// Goal: a child that waits for an inherited descriptor is told so at once, by each kind of wait. Method: one that is not
-/// ready; a wait that was pending at the fork, and new ones.
+/// Goal: a child that waits for an inherited descriptor gets an error at once, from each kind of wait. Method: one that
+/// is not ready; a wait that was pending at the fork, and new ones.
 #[test]
 fn a_child_does_not_wait_for_what_it_inherits() {
     let (server, _lookout) = server();
@@ -156,11 +157,11 @@ fn a_child_does_not_wait_for_what_it_inherits() {
     assert_eq!(poll(&mut pending), Poll::Pending);
 }
 
-/// Goal: a child hangs at no lock that was held at the fork. Method: fork under the lock of a handle; the
+/// Goal: a child does not hang at a lock held at the fork. Method: fork under the lock of a handle; the
 /// child drops waits, streams and clones of that handle, and its server.
 #[test]
 fn a_child_waits_for_no_lock() {
-    let (server, mut lookout) = server();
+    let (server, mut driver) = server();
     let (near, mut far) = connection(&server);
     let timers = server.timers().clone();
     let readiness = server.readiness().clone();
@@ -170,27 +171,27 @@ fn a_child_waits_for_no_lock() {
     assert_eq!(ended, Some(Some(true)), "the child hangs or panics");
     let (near, _timer, _server) = held.expect("it is ours");
     far.write_all(b"ahoy").expect("there is room");
-    assert!(matches!(lookout.detect(), Detected::Events(_)));
+    assert!(matches!(driver.detect(), Detected::Events(_)));
     assert_eq!(poll(&mut reading(near)), Poll::Ready(true));
 }
 
 struct Mailbox(Vec<u8>);
 
 impl Engine for Mailbox {
-    type Want = ();
-    type Found = u8;
+    type Request = ();
+    type Output = u8;
 
     fn take(&mut self, (): &()) -> Option<u8> {
         self.0.pop()
     }
 
-    fn arm(&mut self, _: &Turn<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
         Ok(Armed::Armed)
     }
 }
 
-/// Goal: a child knows an engine that it must not call, and waits for nothing of it. Method: fork under the lock of an
-/// engine; the child asks, waits, and drops everything.
+/// Goal: a child recognizes an engine that it must not call, and waits for none of its locks. Method: fork under the
+/// lock of an engine; the child checks, waits, and drops everything.
 #[test]
 fn a_child_knows_the_engines_of_its_parent() {
     let (server, _lookout) = server();
@@ -198,7 +199,7 @@ fn a_child_knows_the_engines_of_its_parent() {
     let mailbox = EngineHost::new(&server, Mailbox(vec![7]), registration).expect("registered");
     assert!(!mailbox.is_inherited());
     let mut held = Some((mailbox.clone(), server));
-    // Waits, and keeps the engine at work.
+    // Waits, and keeps the engine working.
     let waiting = mailbox.clone();
     let mut waiter = waiting.waiter(1);
     let cx = Context::from_waker(Waker::noop());
@@ -226,8 +227,8 @@ fn a_child_knows_the_engines_of_its_parent() {
     assert_eq!(mailbox.look(&()), Some(7), "it is still the parent's");
 }
 
-/// Goal: a child joins no thread that it does not have, nor ends the parent's. Method: it drops the thread
-/// that hosts a server, and the parent uses it.
+/// Goal: a child neither joins a thread that it does not have, nor ends the parent's. Method: it drops the
+/// thread that hosts a server, and the parent uses it.
 #[test]
 fn a_child_leaves_the_host_thread() {
     let host = Server::spawn_thread().expect("a thread");
@@ -241,8 +242,8 @@ fn a_child_leaves_the_host_thread() {
     runtime.block_on(bell.wait(())).expect("the thread runs");
 }
 
-/// Goal: a child does not end a connection of the parent's. Method: it drops the half that writes; the peer
-/// finds no end of the stream, and then what the parent writes.
+/// Goal: a child does not end the parent's connection. Method: it drops the write half; the peer finds no
+/// end of the stream, and then what the parent writes.
 #[test]
 fn a_child_ends_no_connection() {
     let (server, _lookout) = server();
@@ -258,8 +259,8 @@ fn a_child_ends_no_connection() {
     assert_eq!(far.read(&mut [0; 4]).expect("the end"), 0);
 }
 
-/// Goal: a child that uses what it has inherited gets errors, and changes nothing; with a server of its
-/// own it does what it likes. Method: both, in one child.
+/// Goal: a child that uses inherited objects gets errors and changes nothing; its own server works
+/// without restriction. Method: both, in one child.
 #[test]
 fn a_child_uses_a_server_of_its_own() {
     let (inherited, _lookout) = server();
@@ -277,11 +278,11 @@ fn a_child_uses_a_server_of_its_own() {
         inherited.unpark();
         inherited.shutdown();
 
-        let (own, mut lookout) = server();
+        let (own, mut driver) = server();
         assert!(!own.is_inherited());
         let (near, mut far) = connection(&own);
         far.write_all(b"ahoy").expect("there is room");
-        assert!(matches!(lookout.detect(), Detected::Events(_)));
+        assert!(matches!(driver.detect(), Detected::Events(_)));
         assert_eq!(poll(&mut reading(near)), Poll::Ready(true));
     });
     assert!(ended, "the child hangs or panics");

@@ -1,5 +1,5 @@
-//! The lives of servers, handles, requests and what they own: begun, dropped and ended at every point,
-//! nothing hangs and nothing is left behind.
+//! The lives of servers, handles, requests and their contents: created, dropped and ended at every
+//! point, nothing hangs and nothing is left behind.
 
 #[expect(dead_code, reason = "these tests use a part of it")]
 mod scripted;
@@ -29,18 +29,18 @@ use vigie_detect::{
     stock::{
         channel::channel,
         doorbell::doorbell,
-        readiness::{Awaited, Direction},
+        readiness::{Direction, ReadinessRequest},
     },
 };
 
-/// How long a test waits for what must not hang.
+/// How long a test waits for operations that must not hang.
 const GUARD: Duration = Duration::from_secs(30);
 
 fn named() -> Registration {
     Registration::named("scripted")
 }
 
-/// Runs `test` on a thread of its own; a hang becomes a failure.
+/// Runs `test` on its own thread; a hang becomes a failure.
 fn guarded(test: impl FnOnce() + Send + 'static) {
     let (sender, receiver) = mpsc::channel();
     let thread = thread::spawn(move || {
@@ -91,8 +91,8 @@ fn script(cancel: Cancel) -> Script {
 mod requests {
     use super::*;
 
-    /// Goal: a future may go at any point. Method: drop it after each number of polls, with its event
-    /// before, after, or never; then a later request works.
+    /// Goal: a future may be dropped at any point. Method: drop it after each number of polls, with
+    /// its event before, after, or never; then a later request works.
     #[test]
     fn a_future_may_be_dropped_after_any_poll() {
         let mut stage = Stage::new();
@@ -158,7 +158,7 @@ mod requests {
             let polled = Pin::new(&mut wait).poll(&mut Context::from_waker(&waker));
             assert!(polled.is_pending());
         }
-        // Nothing but the slot and the array holds the last waker; the others are forgotten.
+        // Only the slot and the array hold the last waker; the others are forgotten.
         assert_eq!(wakers.each_ref().map(Arc::strong_count), [1, 1, 2]);
         author.order(Order::Complete(1, 1));
         stage.step();
@@ -179,7 +179,7 @@ mod requests {
         assert!(matches!(third, Poll::Ready(Err(WaitError::TooManyPending { limit: 2 }))));
         let error = io::Error::from(WaitError::TooManyPending { limit: 2 });
         assert_eq!(error.kind(), io::ErrorKind::QuotaExceeded);
-        // The detector was not troubled with it.
+        // The detector was not called for it.
         assert!(!author.calls().contains(&Call::Submit(3)));
         drop(first);
         let mut fourth = handle.wait(Ask::new(4));
@@ -189,8 +189,8 @@ mod requests {
         assert!(matches!(stage.poll(&mut fourth), Poll::Ready(Ok(Told { value: 4, .. }))));
     }
 
-    /// Goal: everything has a bound. A device that answers no cancellation must not collect requests
-    /// without end.
+    /// Goal: everything is bounded. With a device that answers no cancellation, requests must not
+    /// pile up without end.
     #[test]
     fn requests_in_cancellation_count_as_pending() {
         let mut stage = Stage::new();
@@ -209,7 +209,7 @@ mod requests {
     }
 
     /// Goal: nothing that a request or an event owns is dropped under a lock of the server. Method:
-    /// what they own asks the handle something when it is dropped.
+    /// the owned value calls the handle when it is dropped.
     #[test]
     fn owned_things_may_use_the_handle_when_they_are_dropped() {
         struct Curious(Handle<Scripted>, Arc<AtomicUsize>);
@@ -280,11 +280,11 @@ mod requests {
         let stream = handle.stream(Ask::new(1)).expect("a stream");
         stage.step();
         assert!(stream.poll_event(&Context::from_waker(&stage.waker())).is_pending());
-        // Without a ring: the poll after arming finds it.
+        // Without a notification: the poll after arming finds it.
         author.script().orders.push_back(Order::Finish(1));
         author.calls();
         let sleeps = stage.server.metrics().sleeps;
-        stage.lookout.park(Some(stage.server.now() + GUARD));
+        stage.driver.park(Some(stage.server.now() + GUARD));
         assert_eq!(author.calls().first(), Some(&Call::Arm));
         assert_eq!(stage.server.metrics().sleeps, sleeps, "the host slept over a wake-up");
         assert_eq!(stage.woken.count(), 1);
@@ -294,7 +294,7 @@ mod requests {
         ));
     }
 
-    /// Goal: what was cancelled in flight is collected under every strategy.
+    /// Goal: requests cancelled in flight are collected under every strategy.
     #[test]
     fn a_checked_detector_completes_what_was_cancelled() {
         let mut stage = Stage::new();
@@ -332,14 +332,14 @@ mod requests {
         assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
         let waker = stage.waker();
         let cx = Context::from_waker(&waker);
-        // The event that came before the error comes first; the error is told once.
+        // The event before the error comes first; the error is returned once.
         assert!(matches!(stream.poll_event(&cx), Poll::Ready(Some(Ok(Told { value: 5, .. })))));
         assert!(matches!(stream.poll_event(&cx), Poll::Ready(Some(Err(WaitError::Failed(_))))));
         assert!(matches!(stream.poll_event(&cx), Poll::Ready(None)));
         assert!(matches!(stream.poll_event(&cx), Poll::Ready(None)));
     }
 
-    /// Goal: a descriptor that is watched no more does not leave its waits behind.
+    /// Goal: a descriptor that is no longer watched does not leave its waits behind.
     #[test]
     fn unwatching_ends_waits() {
         let mut stage = Stage::new();
@@ -348,7 +348,8 @@ mod requests {
         use std::os::fd::AsFd;
         let source = readiness.watch(near.as_fd(), Interest::Both).expect("a source");
         stage.step();
-        let awaited = || Awaited { source: Arc::clone(&source), direction: Direction::Read };
+        let awaited =
+            || ReadinessRequest { source: Arc::clone(&source), direction: Direction::Read };
         let mut wait = readiness.wait(awaited());
         assert!(stage.poll(&mut wait).is_pending());
         readiness.unwatch(near.as_fd(), &source);
@@ -362,8 +363,8 @@ mod requests {
 mod handles {
     use super::*;
 
-    /// Goal: the last handle goes while a device still writes: the memory stays, the detector stays
-    /// until the completion is in, then both go.
+    /// Goal: the last handle goes while a device still writes: the memory and the detector stay
+    /// until the completion has arrived, then both go.
     #[test]
     fn the_last_handle_may_go_with_requests_in_flight() {
         let mut stage = Stage::new();
@@ -404,7 +405,7 @@ mod handles {
         assert!(author.is_alone());
     }
 
-    /// Goal: a place in the table is used again, and rings for its former owner go nowhere.
+    /// Goal: a place in the table is reused, and notifications for its former owner go nowhere.
     #[test]
     fn places_are_used_again() {
         let mut stage = Stage::new();
@@ -414,9 +415,9 @@ mod handles {
             assert!(stage.poll(&mut wait).is_pending());
             button.press();
             drop((bell, wait));
-            // The bell outlives its handle.
+            // The notifier outlives its handle.
             button.press();
-            stage.lookout.detect();
+            stage.driver.detect();
         }
     }
 
@@ -468,8 +469,8 @@ mod servers {
         assert_eq!(watched.map_err(|error| error.kind()), Err(io::ErrorKind::NotConnected));
     }
 
-    /// Goal: the end of a server ends what waits at it, from whatever thread it comes. Method: a host
-    /// that sleeps, waits of all kinds on other threads.
+    /// Goal: the end of a server ends its waits, on any thread. Method: a host that sleeps, waits of
+    /// all kinds on other threads.
     #[test]
     fn shutdown_from_another_thread_ends_waits() {
         guarded(|| {
@@ -501,7 +502,7 @@ mod servers {
         });
     }
 
-    /// Waits on a thread of its own, and says when the wait is pending.
+    /// Waits on its own thread, and reports when the wait is pending.
     fn waiter<F: Future<Output = Result<(), WaitError>>>(
         started: &mpsc::Sender<()>,
         make: impl FnOnce() -> F + Send + 'static,
@@ -529,7 +530,7 @@ mod servers {
             register(&stage.server, Script::default(), named()).expect("a handle");
         let mut wait = handle.wait(Ask::new(1));
         assert!(stage.poll(&mut wait).is_pending());
-        let Stage { server, lookout, woken } = stage;
+        let Stage { server, driver, woken } = stage;
         let clone = server.clone();
         drop(server);
         assert_eq!(woken.count(), 0);
@@ -539,11 +540,11 @@ mod servers {
         assert!(is_closed(&polled));
         drop(wait);
         assert!(author.is_alone());
-        drop(lookout);
+        drop(driver);
     }
 
-    /// Goal: what a device still writes to is waited for, and leaked after a while; a request that is
-    /// being cancelled already is not cancelled again.
+    /// Goal: requests that a device still writes to are waited for, and leaked after a while; one
+    /// that is already being cancelled is not cancelled again.
     #[test]
     fn shutdown_waits_for_what_is_in_flight_and_leaks_it_after_that() {
         for completes in [true, false] {
@@ -557,7 +558,7 @@ mod servers {
             assert!(stage.poll(&mut gone).is_pending());
             drop(gone);
             stage.step();
-            // A detector that has forgotten what it was told to cancel would answer so now.
+            // A detector that has forgotten a cancelled request would answer so now.
             author.script().cancel = Cancel::InFlight;
             if completes {
                 author.script().orders.extend([Order::Finish(1), Order::Complete(2, 2)]);
@@ -631,7 +632,7 @@ mod servers {
         assert!(stage.poll(&mut wait).is_ready());
     }
 
-    /// Goal: a host thread may be dropped by what it wakes itself.
+    /// Goal: a host thread may be dropped by code that it wakes.
     #[test]
     fn a_host_thread_may_be_dropped_on_itself() {
         struct DropsHost(Mutex<Option<HostThread>>, mpsc::Sender<()>);
@@ -654,7 +655,7 @@ mod servers {
         });
     }
 
-    /// Goal: a waker is foreign code: its panic costs nobody else the host.
+    /// Goal: a waker is foreign code: its panic does not end the host for others.
     #[test]
     fn a_waker_that_panics_does_not_end_the_host() {
         struct Panicking;
@@ -685,11 +686,11 @@ mod servers {
         let mut stage = Stage::new();
         let (_author, _handle) =
             register(&stage.server, Script::default(), named()).expect("a handle");
-        stage.lookout.detect();
+        stage.driver.detect();
         stage.server.shutdown();
         for _ in 0..3 {
-            assert_eq!(stage.lookout.detect(), Detected::Nothing);
-            assert_eq!(stage.lookout.park(Some(stage.server.now())), Detected::Nothing);
+            assert_eq!(stage.driver.detect(), Detected::Nothing);
+            assert_eq!(stage.driver.park(Some(stage.server.now())), Detected::Nothing);
         }
     }
 }
@@ -699,7 +700,7 @@ mod current {
 
     #[test]
     fn without_a_server_the_error_says_what_to_do() {
-        let error = Server::current().expect_err("nobody entered one");
+        let error = Server::current().expect_err("none was entered");
         let text = error.to_string();
         assert!(text.contains("no detection server hosts this task"), "{text}");
         assert!(text.contains("Server::spawn_thread"), "{text}");
@@ -728,7 +729,7 @@ mod current {
         assert!(Server::current().is_err());
     }
 
-    /// Goal: the last server may go with the bracket that holds it.
+    /// Goal: the last server may be dropped with the guard that holds it.
     #[test]
     fn the_bracket_may_be_the_last_user() {
         let server = Server::new(Flavor::Hybrid).expect("an epoll");
@@ -777,7 +778,7 @@ mod descriptors {
         if std::env::var_os(CHILD).is_none() {
             return;
         }
-        // Whatever is opened once and kept, by std and the test harness.
+        // Everything that std and the test harness open once and keep.
         lives();
         let before = (open_count(), thread_count());
         for _ in 0..25 {
@@ -831,15 +832,15 @@ mod descriptors {
                 }
             }
         }
-        // A lookout that outlives its server, and one that was turning when that ended.
-        let Stage { server, mut lookout, .. } = Stage::new();
+        // A driver that outlives its server, and one that was driving it when it ended.
+        let Stage { server, mut driver, .. } = Stage::new();
         let doorbell = doorbell(&server).expect("a doorbell");
-        lookout.detect();
+        driver.detect();
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = thread::spawn(move || {
             while !stopped.load(Ordering::SeqCst) {
-                lookout.park(None);
+                driver.park(None);
             }
         });
         while server.metrics().sleeps == 0 {

@@ -4,7 +4,7 @@
 //! RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=2 cargo test --release -p vigie-detect --test loom
 //! ```
 //!
-//! Each model stands beside a mutant of what it checks, without the step that makes it right; loom must
+//! Each model has a mutant beside it that lacks the step which makes the original correct; loom must
 //! find the interleaving in which the mutant fails, or the model would prove nothing.
 
 #![cfg(loom)]
@@ -24,7 +24,7 @@ use loom::{
 };
 use vigie_detect::{
     Instant,
-    loom_exports::{ParkWord, Readiness, Slot},
+    loom_exports::{ParkState, Readiness, Slot},
 };
 
 #[path = "loom/helper_thread.rs"]
@@ -33,8 +33,8 @@ mod helper_thread;
 mod lock;
 #[path = "loom/names.rs"]
 mod names;
-#[path = "loom/own_sleep.rs"]
-mod own_sleep;
+#[path = "loom/thread_sleep.rs"]
+mod thread_sleep;
 #[path = "loom/waiters.rs"]
 mod waiters;
 
@@ -44,14 +44,14 @@ fn fails(model: impl Fn() + Sync + Send + 'static) {
     assert!(outcome.is_err(), "loom did not find the mutant's fault");
 }
 
-/// The sleep of a host, and what wakes it: like an eventfd in an epoll, a wake-up that comes early keeps
-/// the host from its next sleep. A host that is never woken is a deadlock, which loom reports.
-struct Gate {
+/// The sleep of a host, and its wake-up: like an eventfd in an epoll, an early wake-up prevents the
+/// host's next sleep. A host that is never woken is a deadlock, which loom reports.
+struct PollerHandle {
     is_open: Mutex<bool>,
     opened: Condvar,
 }
 
-impl Gate {
+impl PollerHandle {
     fn new() -> Self {
         Self { is_open: Mutex::new(false), opened: Condvar::new() }
     }
@@ -71,7 +71,7 @@ impl Gate {
 }
 
 /// A task on a loom thread.
-struct Task(Gate);
+struct Task(PollerHandle);
 
 impl Wake for Task {
     fn wake(self: Arc<Self>) {
@@ -82,20 +82,20 @@ impl Wake for Task {
 mod park {
     use super::*;
 
-    /// What a word must be able to do; the real one, and its mutants.
+    /// The operations of a park state: the real one, and its mutants.
     trait Word: Send + Sync + 'static {
         fn new() -> Self;
         fn begin_park(&self) -> bool;
         fn end_park(&self);
-        fn take_ring(&self) -> bool;
-        fn ring(&self) -> bool;
+        fn take_notification(&self) -> bool;
+        fn notify(&self) -> bool;
         fn publish_deadline(&self) -> bool;
         fn has_deadline(&self) -> bool;
         fn publish_request(&self) -> bool;
         fn has_request(&self) -> bool;
     }
 
-    impl Word for ParkWord {
+    impl Word for ParkState {
         fn new() -> Self {
             Self::new()
         }
@@ -105,11 +105,11 @@ mod park {
         fn end_park(&self) {
             self.end_park();
         }
-        fn take_ring(&self) -> bool {
-            self.take_ring()
+        fn take_notification(&self) -> bool {
+            self.take_notification()
         }
-        fn ring(&self) -> bool {
-            self.ring()
+        fn notify(&self) -> bool {
+            self.notify()
         }
         fn publish_deadline(&self) -> bool {
             self.publish_deadline(Instant::from_nanos(7))
@@ -126,9 +126,9 @@ mod park {
     }
 
     const PARKED: u64 = 1;
-    const RUNG: u64 = 2;
+    const NOTIFIED: u64 = 2;
 
-    /// Without the fence between what is published and the look at the other side.
+    /// Without the fence between publishing and the look at the other side.
     struct Unordered {
         bits: AtomicU64,
         beside: AtomicU64,
@@ -139,16 +139,16 @@ mod park {
             Self { bits: AtomicU64::new(0), beside: AtomicU64::new(0) }
         }
         fn begin_park(&self) -> bool {
-            self.bits.fetch_or(PARKED, Ordering::AcqRel) & RUNG == 0
+            self.bits.fetch_or(PARKED, Ordering::AcqRel) & NOTIFIED == 0
         }
         fn end_park(&self) {
             self.bits.fetch_and(!PARKED, Ordering::AcqRel);
         }
-        fn take_ring(&self) -> bool {
-            self.bits.fetch_and(!RUNG, Ordering::AcqRel) & RUNG != 0
+        fn take_notification(&self) -> bool {
+            self.bits.fetch_and(!NOTIFIED, Ordering::AcqRel) & NOTIFIED != 0
         }
-        fn ring(&self) -> bool {
-            self.bits.fetch_or(RUNG, Ordering::AcqRel) == PARKED
+        fn notify(&self) -> bool {
+            self.bits.fetch_or(NOTIFIED, Ordering::AcqRel) == PARKED
         }
         fn publish_deadline(&self) -> bool {
             self.beside.fetch_max(1, Ordering::AcqRel);
@@ -166,7 +166,7 @@ mod park {
         }
     }
 
-    /// Looks for a ring, and parks in a second step.
+    /// Looks for a notification, and parks in a second step.
     struct Split(Unordered);
 
     impl Word for Split {
@@ -176,16 +176,16 @@ mod park {
         fn begin_park(&self) -> bool {
             let before = self.0.bits.load(Ordering::SeqCst);
             self.0.bits.store(before | PARKED, Ordering::SeqCst);
-            before & RUNG == 0
+            before & NOTIFIED == 0
         }
         fn end_park(&self) {
             self.0.end_park();
         }
-        fn take_ring(&self) -> bool {
-            self.0.take_ring()
+        fn take_notification(&self) -> bool {
+            self.0.take_notification()
         }
-        fn ring(&self) -> bool {
-            self.0.ring()
+        fn notify(&self) -> bool {
+            self.0.notify()
         }
         fn publish_deadline(&self) -> bool {
             self.0.publish_deadline()
@@ -201,7 +201,7 @@ mod park {
         }
     }
 
-    /// Rings without release: the host wakes up and does not see why.
+    /// Notifies without release: the host wakes up and does not see why.
     struct Weak(Unordered);
 
     impl Word for Weak {
@@ -214,11 +214,11 @@ mod park {
         fn end_park(&self) {
             self.0.end_park();
         }
-        fn take_ring(&self) -> bool {
-            self.0.take_ring()
+        fn take_notification(&self) -> bool {
+            self.0.take_notification()
         }
-        fn ring(&self) -> bool {
-            self.0.bits.fetch_or(RUNG, Ordering::Relaxed) == PARKED
+        fn notify(&self) -> bool {
+            self.0.bits.fetch_or(NOTIFIED, Ordering::Relaxed) == PARKED
         }
         fn publish_deadline(&self) -> bool {
             self.0.publish_deadline()
@@ -235,18 +235,19 @@ mod park {
     }
 
     /// A host that sleeps until it has seen the work of `ringers` threads, each of which does its work,
-    /// then rings.
+    /// then notifies.
     fn rings<W: Word>(ringers: usize) {
         let word = Arc::new(W::new());
-        let gate = Arc::new(Gate::new());
+        let poller_handle = Arc::new(PollerHandle::new());
         let work = Arc::new(AtomicUsize::new(0));
         let threads: Vec<_> = (0..ringers)
             .map(|_| {
-                let (word, gate, work) = (word.clone(), gate.clone(), work.clone());
+                let (word, poller_handle, work) =
+                    (word.clone(), poller_handle.clone(), work.clone());
                 thread::spawn(move || {
                     work.fetch_add(1, Ordering::Relaxed);
-                    if word.ring() {
-                        gate.wake();
+                    if word.notify() {
+                        poller_handle.wake();
                     }
                 })
             })
@@ -254,12 +255,12 @@ mod park {
         let mut seen = 0;
         while seen < ringers {
             if word.begin_park() {
-                gate.sleep();
+                poller_handle.sleep();
             }
             word.end_park();
-            if word.take_ring() {
+            if word.take_notification() {
                 let now = work.load(Ordering::Relaxed);
-                assert!(now > seen, "the host was rung for and does not see why");
+                assert!(now > seen, "the host was notified and does not see why");
                 seen = now;
             }
         }
@@ -268,16 +269,16 @@ mod park {
         }
     }
 
-    /// A host that sleeps unless it sees what is published beside the word; the publisher rings if it
+    /// A host that sleeps unless it sees what is published beside the word; the publisher notifies if it
     /// sees the host parked.
     fn publishes<W: Word>(publish: fn(&W) -> bool, is_published: fn(&W) -> bool) {
         let word = Arc::new(W::new());
-        let gate = Arc::new(Gate::new());
+        let poller_handle = Arc::new(PollerHandle::new());
         let publisher = {
-            let (word, gate) = (word.clone(), gate.clone());
+            let (word, poller_handle) = (word.clone(), poller_handle.clone());
             thread::spawn(move || {
-                if publish(&word) && word.ring() {
-                    gate.wake();
+                if publish(&word) && word.notify() {
+                    poller_handle.wake();
                 }
             })
         };
@@ -285,10 +286,10 @@ mod park {
             let sleeps = word.begin_park();
             let is_seen = is_published(&word);
             if sleeps && !is_seen {
-                gate.sleep();
+                poller_handle.sleep();
             }
             word.end_park();
-            word.take_ring();
+            word.take_notification();
             if is_seen {
                 break;
             }
@@ -298,22 +299,22 @@ mod park {
 
     #[test]
     fn a_ring_is_never_lost() {
-        loom::model(|| rings::<ParkWord>(1));
+        loom::model(|| rings::<ParkState>(1));
     }
 
     #[test]
     fn two_rings_are_never_lost() {
-        loom::model(|| rings::<ParkWord>(2));
+        loom::model(|| rings::<ParkState>(2));
     }
 
     #[test]
     fn a_deadline_is_seen_or_rung_for() {
-        loom::model(|| publishes(<ParkWord as Word>::publish_deadline, ParkWord::has_deadline));
+        loom::model(|| publishes(<ParkState as Word>::publish_deadline, ParkState::has_deadline));
     }
 
     #[test]
     fn a_request_is_seen_or_rung_for() {
-        loom::model(|| publishes(<ParkWord as Word>::publish_request, ParkWord::has_request));
+        loom::model(|| publishes(<ParkState as Word>::publish_request, ParkState::has_request));
     }
 
     #[test]
@@ -340,7 +341,7 @@ mod park {
 mod slot {
     use super::*;
 
-    /// What a slot must be able to do; the real one, and its mutants.
+    /// The operations of a slot: the real one, and its mutants.
     trait Place: Send + Sync + 'static {
         fn new() -> Self;
         fn push(&self, event: u32, capacity: usize) -> Result<Vec<Waker>, u32>;
@@ -363,7 +364,7 @@ mod slot {
         }
     }
 
-    /// Looks for an event, lets go of the lock, and leaves its waker without looking again.
+    /// Looks for an event, releases the lock, and registers its waker without looking again.
     struct Forgetful {
         events: Mutex<(Vec<u32>, bool)>,
         waker: Mutex<Option<Waker>>,
@@ -396,7 +397,7 @@ mod slot {
         }
     }
 
-    /// Tells nobody of the room that it makes.
+    /// Does not report the room that it makes.
     struct Silent(Slot);
 
     impl Place for Silent {
@@ -427,7 +428,7 @@ mod slot {
                 place.finish().into_iter().for_each(Waker::wake);
             })
         };
-        let task = Arc::new(Task(Gate::new()));
+        let task = Arc::new(Task(PollerHandle::new()));
         let waker = Waker::from(task.clone());
         let cx = Context::from_waker(&waker);
         let mut expected = 0;
@@ -445,11 +446,12 @@ mod slot {
         round.join().expect("no panic");
     }
 
-    /// A round that holds back what does not fit, and waits to be told of room; a task that takes all.
+    /// A round that holds back events that do not fit, and waits to be told of room; a task that takes
+    /// all.
     fn relieves<P: Place>() {
         const COUNT: u32 = 3;
         let place = Arc::new(P::new());
-        let room = Arc::new(Gate::new());
+        let room = Arc::new(PollerHandle::new());
         let round = {
             let (place, room) = (place.clone(), room.clone());
             thread::spawn(move || {
@@ -468,7 +470,7 @@ mod slot {
                 }
             })
         };
-        let task = Arc::new(Task(Gate::new()));
+        let task = Arc::new(Task(PollerHandle::new()));
         let waker = Waker::from(task.clone());
         let cx = Context::from_waker(&waker);
         let mut expected = 0;
@@ -498,10 +500,10 @@ mod slot {
                 waker.into_iter().for_each(Waker::wake);
             })
         };
-        let first = Arc::new(Task(Gate::new()));
+        let first = Arc::new(Task(PollerHandle::new()));
         let waker = Waker::from(first);
         if place.poll(&Context::from_waker(&waker)).is_pending() {
-            let task = Arc::new(Task(Gate::new()));
+            let task = Arc::new(Task(PollerHandle::new()));
             let waker = Waker::from(task.clone());
             while place.poll(&Context::from_waker(&waker)).is_pending() {
                 task.0.sleep();
@@ -554,7 +556,7 @@ mod readiness {
     }
 
     impl Announced for Readiness {
-        type Seen = vigie_detect::stock::readiness::Readable;
+        type Seen = vigie_detect::stock::readiness::ReadyEvent;
         fn new() -> Self {
             Self::new()
         }
@@ -570,7 +572,7 @@ mod readiness {
         }
     }
 
-    /// Clears whatever is there, without the tick.
+    /// Clears everything, without the tick.
     struct Tickless(AtomicBool);
 
     impl Announced for Tickless {
@@ -590,7 +592,7 @@ mod readiness {
     }
 
     /// The kernel queues `count` bytes and announces each; the owner reads while it is ready, and clears
-    /// what it saw when there is nothing. What is queued must be announced in the end.
+    /// what it saw when there is nothing. In the end, everything queued must be announced.
     fn reads<A: Announced>(count: usize) {
         let queue = Arc::new(AtomicUsize::new(0));
         let readiness = Arc::new(A::new());
@@ -615,7 +617,7 @@ mod readiness {
         try_to_read();
         kernel.join().expect("no panic");
         try_to_read();
-        assert_eq!(read, count, "bytes are queued and nobody is told");
+        assert_eq!(read, count, "bytes are queued and not announced");
     }
 
     #[test]

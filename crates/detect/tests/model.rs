@@ -1,5 +1,5 @@
 //! The server against a model of it: random sequences of requests, orders to the detector, polls and
-//! drops, compared step by step with what must come of them.
+//! drops, compared step by step with the expected results.
 
 #[expect(dead_code, reason = "these tests use a part of it")]
 mod scripted;
@@ -18,7 +18,7 @@ use std::{
 use proptest::prelude::*;
 use scripted::{Ask, Author, Order, Script, Scripted, Woken, register};
 use vigie_detect::{
-    Cancel, EventStream, Handle, Lookout, Mode, Registration, Simulation, Wait, WaitError,
+    Cancel, Driver, EventStream, Handle, Mode, Registration, Simulation, Wait, WaitError,
 };
 
 /// The bound on the events of a stream, and on requests.
@@ -39,7 +39,7 @@ enum Step {
     Emit(usize),
     Finish(usize),
     Fail(usize),
-    /// One round of detection.
+    /// One poll.
     Round,
     /// A poll of one of the live requests.
     Take(usize),
@@ -71,7 +71,7 @@ enum End {
     Closed,
 }
 
-/// What a request must be like.
+/// The expected state of a request.
 #[derive(Debug)]
 struct Model {
     mode: Mode,
@@ -109,7 +109,7 @@ impl Drop for Dropped {
 
 struct World {
     simulation: Simulation,
-    lookout: Lookout,
+    driver: Driver,
     author: Author,
     handle: Handle<Scripted>,
     live: BTreeMap<u64, (Waiting, Arc<Woken>)>,
@@ -132,7 +132,7 @@ impl World {
         let (author, handle) =
             register(simulation.server(), script, registration).expect("a handle");
         Self {
-            lookout: simulation.server().lookout(),
+            driver: simulation.server().driver(),
             simulation,
             author,
             handle,
@@ -253,7 +253,7 @@ impl World {
     }
 
     fn round(&mut self) {
-        self.lookout.detect();
+        self.driver.detect();
         while let Some(order) = self.orders.pop_front() {
             let (Order::Complete(id, _) | Order::Emit(id, _) | Order::Finish(id) | Order::Fail(id)) =
                 order;
@@ -325,7 +325,7 @@ impl World {
                 return;
             }
         }
-        // A wait that has returned is over; what it owned is gone with it.
+        // A wait that has returned is over; its contents are gone with it.
         model.is_live = false;
         self.live.remove(&id);
     }
@@ -343,7 +343,7 @@ impl World {
         self.live.remove(&id);
     }
 
-    /// What can be seen from outside.
+    /// Everything that can be seen from outside.
     fn compare(&self) {
         let pending = self.models.values().filter(|model| model.is_known && model.is_live);
         assert_eq!(self.handle.pending_count(), pending.count());
@@ -354,7 +354,7 @@ impl World {
         assert_eq!(script.refused, self.refused);
         assert_eq!(script.unclaimed, self.unclaimed);
         let held = self.models.values().filter(|model| model.is_known || model.is_live).count();
-        // What is over and was not released is held by its waiter; nothing else is.
+        // The waiter holds what is over and was not released; nothing else is held.
         drop(script);
         assert_eq!(self.made - self.drops.load(Ordering::SeqCst), held, "requests in memory");
     }
@@ -365,7 +365,7 @@ impl World {
             self.round();
             self.author.script().cancel = Cancel::Released;
             self.author.script().orders.clear();
-            // What is in flight already completes now, or would be leaked.
+            // Requests already in flight complete now, or would be leaked.
             let cancelling: Vec<u64> = self
                 .models
                 .iter()

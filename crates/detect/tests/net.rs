@@ -1,4 +1,4 @@
-//! The sockets of `net` on a host thread, in tokio: that what they carry arrives.
+//! The sockets of `net` on a host thread, in tokio: data sent arrives.
 
 use std::{
     future::Future,
@@ -31,8 +31,8 @@ use vigie_detect::{
 const HANG: Duration = Duration::from_secs(30);
 const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// Runs `test` in tokio beside a host thread, on a thread of its own: a task that never yields is a
-/// hang too, and noticed here.
+/// Runs `test` in tokio beside a host thread, on its own thread, so that a task that never yields
+/// is noticed as a hang too.
 fn run<F>(test: impl FnOnce(Server) -> F + Send + 'static)
 where
     F: Future<Output = ()>,
@@ -98,7 +98,7 @@ impl Drop for Directory {
     }
 }
 
-/// Bytes that tell their place: no two neighbouring blocks are alike.
+/// Bytes that depend on their place: no two neighbouring blocks are alike.
 fn pattern(seed: u64, count: usize) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     (0..count).map(|_| random.u8(..)).collect()
@@ -194,7 +194,7 @@ async fn half_close<S: StreamSocket>(mut one: Stream<S>, mut other: Stream<S>) {
     let mut question = String::new();
     other.read_to_string(&mut question).await.expect("read to the end");
     assert_eq!(question, "question");
-    // The end is seen as often as it is asked for.
+    // The end is seen on every further read.
     assert_eq!(other.read(&mut [0; 8]).await.expect("the end"), 0);
     other.write_all(b"answer").await.expect("the other direction is open");
     drop(other);
@@ -207,7 +207,7 @@ async fn half_close<S: StreamSocket>(mut one: Stream<S>, mut other: Stream<S>) {
 
 #[test]
 fn a_direction_is_closed_alone() {
-    // Goal: a half-close ends one direction and leaves the other.
+    // Goal: a half-close ends one direction and leaves the other open.
     run(|_| async {
         let (one, other) = tcp_pair().await;
         half_close(one, other).await;
@@ -232,7 +232,7 @@ fn a_local_shutdown_wakes_the_reader() {
 
 #[test]
 fn dropping_the_write_half_ends_the_stream() {
-    // Goal: the owned write half shuts down when it is dropped, but not when it is forgotten.
+    // Goal: the owned write half shuts down when dropped, but not when forgotten.
     run(|_| async {
         let (one, other) = tcp_pair().await;
         let (mut read, write) = one.into_split();
@@ -249,7 +249,7 @@ fn dropping_the_write_half_ends_the_stream() {
 
 #[test]
 fn halves_are_reunited() {
-    // Goal: two halves of one stream make it again; halves of two streams are given back.
+    // Goal: two halves of one stream can be reunited; halves of two streams are returned.
     run(|_| async {
         let (one, other) = tcp_pair().await;
         let (one_read, one_write) = one.into_split();
@@ -267,8 +267,8 @@ fn halves_are_reunited() {
 
 #[test]
 fn vectored_calls_keep_the_order() {
-    // Goal: slices are sent in turn, more than the kernel takes at once and empty ones too, and filled
-    // in turn.
+    // Goal: slices are sent in order, including empty ones and more than the kernel takes at once, and
+    // filled in order.
     run(|_| async {
         let (mut one, other) = tcp_pair().await;
         assert!(tokio::io::AsyncWrite::is_write_vectored(&one));
@@ -280,7 +280,7 @@ fn vectored_calls_keep_the_order() {
         while !rest.is_empty() {
             let count = one.write_vectored(rest).await.expect("written");
             if count == 0 {
-                // The first 1024 were empty, or all are.
+                // The first 1024 are empty, or all are.
                 assert!(rest.iter().take(1024).all(|slice| slice.is_empty()));
                 break;
             }
@@ -311,7 +311,7 @@ fn vectored_calls_keep_the_order() {
 
 #[test]
 fn try_methods_say_when_they_would_block() {
-    // Goal: the try methods never wait, and what they say lets the next wait work.
+    // Goal: the try methods never wait, and their results let the next wait work.
     run(|_| async {
         let (one, other) = UnixStream::pair().expect("a pair");
         narrow(&one, 4 << 10);
@@ -340,7 +340,7 @@ fn try_methods_say_when_they_would_block() {
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
         one.writable().await.expect("there is room again");
         one.try_write(&block).expect("written");
-        // Nothing is asked of the kernel for nothing.
+        // No system call is made for nothing.
         assert_eq!(one.try_read(&mut []).expect("nothing"), 0);
         assert_eq!(one.try_write(&[]).expect("nothing"), 0);
     });
@@ -348,7 +348,7 @@ fn try_methods_say_when_they_would_block() {
 
 #[test]
 fn ready_tells_both_directions() {
-    // Goal: `ready` waits for either direction and tells all that is ready.
+    // Goal: `ready` waits for either direction and returns everything that is ready.
     run(|_| async {
         let (one, other) = tcp_pair().await;
         let _ = other.try_read(&mut [0; 8]).expect_err("empty");
@@ -388,7 +388,7 @@ fn peeked_bytes_are_read_again() {
 
 #[test]
 fn a_large_buffer_is_read_into_at_once() {
-    // Goal: a read takes all that is there, into fresh memory and into memory that was used before.
+    // Goal: a read takes everything that is there, into fresh memory and into reused memory.
     run(|_| async {
         let (one, mut other) = UnixStream::pair().expect("a pair");
         one.try_write(&[1; 10_000]).expect("written");
@@ -405,7 +405,7 @@ fn a_large_buffer_is_read_into_at_once() {
 
 #[test]
 fn several_tasks_accept_at_one_listener() {
-    // Goal: each connection goes to one of the tasks that accept, and none is forgotten.
+    // Goal: each connection goes to one of the accepting tasks, and none is forgotten.
     run(|_| async {
         let listener = Arc::new(TcpListener::bind(ANY_PORT).expect("bind"));
         let address = listener.local_addr().expect("an address");
@@ -440,8 +440,8 @@ fn several_tasks_accept_at_one_listener() {
 
 #[test]
 fn connections_are_watched_where_their_listener_is() {
-    // Goal: with the `_on` constructors no thread needs to have entered the server, so that workers of
-    // any runtime can serve.
+    // Goal: with the `_on` constructors a thread need not have entered the server, so that workers of
+    // any runtime can use it.
     let host = Server::spawn_thread().expect("a host thread");
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -467,7 +467,7 @@ fn connections_are_watched_where_their_listener_is() {
 
 #[test]
 fn sockets_come_from_std_and_go_back() {
-    // Goal: a socket of the standard library serves here and there.
+    // Goal: a socket can move to and from the standard library.
     run(|_| async {
         let listener = std::net::TcpListener::bind(ANY_PORT).expect("bind");
         let address = listener.local_addr().expect("an address");
@@ -492,7 +492,7 @@ fn sockets_come_from_std_and_go_back() {
 
 #[test]
 fn options_are_kept() {
-    // Goal: what is set is what is read.
+    // Goal: options read back as they were set.
     run(|_| async {
         let (one, other) = tcp_pair().await;
         one.set_nodelay(true).expect("set");
@@ -523,7 +523,7 @@ fn options_are_kept() {
 
 #[test]
 fn udp_carries_datagrams() {
-    // Goal: addressed and connected datagrams arrive whole, or cut to the buffer.
+    // Goal: datagrams to an address and on a connected socket arrive whole, or cut to the buffer.
     run(|_| async {
         let one = UdpSocket::bind(ANY_PORT).expect("bind");
         let other = UdpSocket::bind(ANY_PORT).expect("bind");
@@ -547,7 +547,7 @@ fn udp_carries_datagrams() {
         let error = other.try_recv(&mut buffer).expect_err("the rest is lost");
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
 
-        // An empty datagram is one too.
+        // An empty datagram counts too.
         one.try_send(b"").expect("sent");
         other.readable().await.expect("readable");
         assert_eq!(other.try_recv_from(&mut buffer).expect("received"), (0, from));
@@ -557,7 +557,7 @@ fn udp_carries_datagrams() {
 
 #[test]
 fn udp_polls() {
-    // Goal: the poll methods wait, and leave what they received in the buffer.
+    // Goal: the poll methods wait, and leave the received bytes in the buffer.
     run(|_| async {
         let one = UdpSocket::bind(ANY_PORT).expect("bind");
         let other = UdpSocket::bind(ANY_PORT).expect("bind");
@@ -622,8 +622,8 @@ fn several_tasks_receive_at_one_socket() {
 
 #[test]
 fn dropped_receivers_leave_datagrams_to_others() {
-    // Goal: receivers on several threads, most of whose waits are dropped, lose no wake-up: all that is sent is received. Method:
-    // each wait competes with a few turns of its thread, drawn by a seed; the sender waits for room all the time.
+    // Goal: receivers on several threads, most of whose waits are dropped, lose no wake-up: everything sent is received. Method:
+    // each wait competes with a few turns of its thread, drawn from a seed; the sender waits for room all the time.
     const TASKS: u64 = 8;
     const COUNT: usize = 2_000;
     run(|server| async move {
@@ -689,7 +689,7 @@ fn unix_streams_connect_by_path() {
         drop(client);
         assert_eq!(served.read(&mut [0; 1]).await.expect("the end"), 0);
 
-        // A client that is bound to a path is known by it.
+        // A client bound to a path is identified by it.
         let client_path = directory.path("client");
         let client = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None)
             .expect("a socket");
@@ -704,7 +704,7 @@ fn unix_streams_connect_by_path() {
 
 #[test]
 fn unix_datagrams_wait_for_room() {
-    // Goal: a connected sender waits for a full receiver; one that is not connected is told.
+    // Goal: a connected sender waits for a full receiver; an unconnected one gets an error.
     run(|_| async {
         let directory = Directory::new();
         let path = directory.path("receiver");
@@ -740,7 +740,7 @@ fn unix_datagrams_wait_for_room() {
     });
 }
 
-/// One step of a side that sends or receives.
+/// One step of a sender or receiver.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Plain(usize),
@@ -757,14 +757,14 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => size.prop_map(Step::Try),
         1 => Just(Step::Yield),
     ];
-    // At least one step gets on, however the others are drawn.
+    // At least one step makes progress, however the others are drawn.
     prop::collection::vec(step, 0..40).prop_map(|mut steps| {
         steps.push(Step::Plain(5000));
         steps
     })
 }
 
-/// Sends `bytes` by the steps, over and over, and then the end.
+/// Sends `bytes` by the steps, repeatedly, and then the end.
 async fn send_by<S: StreamSocket>(mut half: OwnedWriteHalf<S>, bytes: Vec<u8>, steps: Vec<Step>) {
     let mut rest = &bytes[..];
     for step in steps.iter().cycle() {
@@ -796,7 +796,7 @@ async fn send_by<S: StreamSocket>(mut half: OwnedWriteHalf<S>, bytes: Vec<u8>, s
     }
 }
 
-/// Receives by the steps, over and over, until the end.
+/// Receives by the steps, repeatedly, until the end.
 async fn receive_by<S: StreamSocket>(mut half: OwnedReadHalf<S>, steps: Vec<Step>) -> Vec<u8> {
     let mut received = Vec::new();
     for step in steps.iter().cycle() {
@@ -863,8 +863,8 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// Goal: bytes arrive intact and in order however they are cut. Method: random steps on the four
-    /// sides of a connection, with small queues; the bytes come from the seed too.
+    /// Goal: bytes arrive intact and in order however they are split. Method: random steps on the
+    /// four sides of a connection, with small queues; the bytes come from the seed too.
     #[test]
     fn any_chunking_arrives_intact(
         plans in [steps(), steps(), steps(), steps()],
@@ -884,7 +884,7 @@ proptest! {
     }
 }
 
-/// The sockets go where their tasks go.
+/// The sockets move with their tasks.
 const _: fn() = || {
     fn is_send_and_sync<T: Send + Sync + Unpin>(_: Option<T>) {}
     is_send_and_sync(None::<TcpStream>);

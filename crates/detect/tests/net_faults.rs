@@ -1,4 +1,5 @@
-//! The sockets of `net` when something goes wrong: typed errors, nothing hangs, and what can go on does.
+//! The sockets of `net` under failures: typed errors, nothing hangs, and everything that can continue
+//! does.
 
 use std::{
     future::{Future, poll_fn},
@@ -33,14 +34,14 @@ use vigie_detect::{
         Stream, StreamSocket, TcpListener, TcpStream, UdpSocket, UnixDatagram, UnixListener,
         UnixStream,
     },
-    stock::readiness::{Awaited, Direction},
+    stock::readiness::{Direction, ReadinessRequest},
 };
 
 const HANG: Duration = Duration::from_secs(30);
 const ANY_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// Runs `test` in tokio beside a host thread, on a thread of its own: a task that never yields is a
-/// hang too, and noticed here.
+/// Runs `test` in tokio beside a host thread, on its own thread, so that a task that never yields
+/// is noticed as a hang too.
 fn run<F>(test: impl FnOnce(Server) -> F + Send + 'static)
 where
     F: Future<Output = ()>,
@@ -48,7 +49,7 @@ where
     run_with(Reactivity::default(), test);
 }
 
-/// As [`run`], with a host that polls as `reactivity` says.
+/// Like [`run`], with a host that polls according to `reactivity`.
 fn run_with<F>(reactivity: Reactivity, test: impl FnOnce(Server) -> F + Send + 'static)
 where
     F: Future<Output = ()>,
@@ -76,7 +77,7 @@ where
     }
 }
 
-/// Polls `future` once and drops it. Returns whether it still waited.
+/// Polls `future` once and drops it. Returns whether it was pending.
 async fn poll_and_drop(future: impl Future) -> bool {
     let mut future = pin!(future);
     poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_pending())).await
@@ -90,7 +91,7 @@ async fn tcp_pair() -> (TcpStream, TcpStream) {
     (client, accepted.0)
 }
 
-/// A connection of which one end is the standard library's, and blocks.
+/// A connection whose one end is the standard library's, and blocks.
 async fn tcp_pair_with_std() -> (std::net::TcpStream, TcpStream) {
     let listener = TcpListener::bind(ANY_PORT).expect("bind");
     let address = listener.local_addr().expect("an address");
@@ -140,7 +141,8 @@ impl Drop for Directory {
 
 #[test]
 fn a_refused_connection_is_told() {
-    // Goal: nobody listens. Method: ports that are bound and not listened at.
+    // Goal: connecting without a listener is refused. Method: ports that are bound, but do not
+    // listen.
     run(|_| async {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
         socket.bind(&ANY_PORT.into()).expect("bind");
@@ -160,7 +162,7 @@ fn a_refused_connection_is_told() {
 
 #[test]
 fn an_address_in_use_is_told() {
-    // Goal: the second to bind is refused, in every family.
+    // Goal: the second bind is refused, in every family.
     run(|_| async {
         let listener = TcpListener::bind(ANY_PORT).expect("bind");
         let address = listener.local_addr().expect("an address");
@@ -178,7 +180,7 @@ fn an_address_in_use_is_told() {
         ] {
             assert_eq!(error.kind(), ErrorKind::AddrInUse);
         }
-        // The first listener is none the worse for it.
+        // The first listener is unaffected.
         let connecting = tokio::try_join!(TcpStream::connect(address), listener.accept());
         connecting.expect("connected");
     });
@@ -186,12 +188,12 @@ fn an_address_in_use_is_told() {
 
 #[test]
 fn what_cannot_be_watched_is_told() {
-    // Goal: typed errors for descriptors that epoll does not take.
+    // Goal: typed errors for descriptors that epoll does not accept.
     run(|_| async {
         let file = std::fs::File::open("/proc/self/exe").expect("a regular file");
         let error = AsyncFd::new(file).expect_err("a regular file is always ready");
         assert_eq!(error.raw_os_error(), Some(Errno::PERM.raw_os_error()));
-        // To the calls that take open descriptors, one that is only a path is a closed one.
+        // To calls that need an open descriptor, a path-only one counts as closed.
         let path = rustix::fs::open("/", OFlags::PATH, Mode::empty()).expect("a path");
         let error = AsyncFd::new(path).expect_err("not open for use");
         assert_eq!(error.raw_os_error(), Some(Errno::BADF.raw_os_error()));
@@ -204,12 +206,12 @@ fn what_cannot_be_watched_is_told() {
 
 #[test]
 fn a_descriptor_closed_behind_our_back_is_survived() {
-    // Goal: a wait for it ends, its number is free for others, and nothing of it reaches them.
+    // Goal: a wait for it ends, its number can be reused, and nothing of it reaches the new owner.
     run(|server| async move {
         let readiness = server.readiness();
         let (one, other) = net::UnixStream::pair().expect("a pair");
         let source = readiness.watch(one.as_fd(), Interest::Both).expect("watched");
-        let awaited = Awaited { source: Arc::clone(&source), direction: Direction::Read };
+        let awaited = ReadinessRequest { source: Arc::clone(&source), direction: Direction::Read };
         let waiting = tokio::spawn(readiness.wait_owned(awaited.clone()));
         tokio::task::yield_now().await;
         drop(one);
@@ -229,7 +231,7 @@ fn a_descriptor_closed_behind_our_back_is_survived() {
 
 #[test]
 fn without_a_server_nothing_is_opened() {
-    // Goal: outside of any server the constructors say so.
+    // Goal: without a server the constructors return an error.
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(async {
         for error in [
@@ -246,7 +248,7 @@ fn without_a_server_nothing_is_opened() {
 
 #[test]
 fn a_reset_mid_message_is_told() {
-    // Goal: what came before the reset is not taken for a whole message.
+    // Goal: bytes before the reset are not taken for a whole message.
     run(|_| async {
         let (mut client, mut served) = tcp_pair_with_std().await;
         client.write_all(b"half a mess").expect("written");
@@ -259,7 +261,7 @@ fn a_reset_mid_message_is_told() {
             let error = served.write(b"answer").await.expect_err("reset");
             assert_eq!(error.kind(), ErrorKind::BrokenPipe);
             assert_eq!(served.read(&mut [0; 8]).await.expect("the end"), 0);
-            // Over is over: nothing is left to shut down.
+            // The connection has ended: nothing is left to shut down.
             served.shutdown().await.expect("shut down");
         };
         let mut waiting = pin!(waiting);
@@ -300,7 +302,7 @@ fn a_reset_wakes_the_writer() {
 #[test]
 fn an_error_of_a_datagram_is_told_once() {
     // Goal: the refusal of a datagram reaches the sender, and then the socket waits again instead of
-    // trying without end: epoll announces the error as a closed direction.
+    // retrying for ever: epoll announces the error as a closed direction.
     run(|_| async {
         let gone = UdpSocket::bind(ANY_PORT).expect("bind");
         let address = gone.local_addr().expect("an address");
@@ -310,7 +312,7 @@ fn an_error_of_a_datagram_is_told_once() {
         drop(gone);
         for _ in 0..3 {
             socket.send(b"anybody?").await.expect("sent");
-            let error = socket.recv(&mut [0; 8]).await.expect_err("nobody");
+            let error = socket.recv(&mut [0; 8]).await.expect_err("no receiver");
             assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
             assert!(poll_and_drop(socket.recv(&mut [0; 8])).await, "the error is over");
             let polling = poll_fn(|cx| socket.poll_recv(cx, &mut ReadBuf::new(&mut [0; 8])));
@@ -352,7 +354,7 @@ fn a_short_read_before_descriptors_is_not_the_end() {
 
 #[test]
 fn a_short_read_before_urgent_data_is_not_the_end() {
-    // Goal: a read of TCP ends where urgent data was sent; the bytes behind them are read without
+    // Goal: a TCP read ends where urgent data was sent; the bytes behind it are read without
     // another edge.
     run(|_| async {
         for _ in 0..100 {
@@ -362,7 +364,7 @@ fn a_short_read_before_urgent_data_is_not_the_end() {
             socket.send(b"one").expect("sent");
             socket.send_out_of_band(b"!").expect("sent");
             socket.send(b"two").expect("sent");
-            // Until the announcement has come, so that no later one stands in for it.
+            // Until the readiness event has come, so that a later one cannot stand in for it.
             while poll_and_drop(stream.readable()).await {}
             let mut heard = [0; 64];
             let mut count = 0;
@@ -397,7 +399,8 @@ fn a_client_with_the_longest_path_is_accepted() {
 
 #[test]
 fn a_full_listener_is_told_at_once() {
-    // Goal: the kernel has no readiness for room in a Unix listener's queue, so nothing waits for it.
+    // Goal: the kernel has no readiness for room in a Unix listener's queue, so connecting does not
+    // wait for it.
     run(|_| async {
         let directory = Directory::new();
         let path = directory.path("listener");
@@ -418,7 +421,7 @@ fn a_full_listener_is_told_at_once() {
 
 #[test]
 fn a_socket_that_does_not_listen_is_told() {
-    // Goal: accepting at the wrong kind of socket ends in the kernel's error.
+    // Goal: accepting on the wrong kind of socket returns the kernel's error.
     run(|_| async {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
         let listener = TcpListener::from_std(socket.into()).expect("watched");
@@ -428,7 +431,7 @@ fn a_socket_that_does_not_listen_is_told() {
         let listener = TcpListener::from_std(socket.into()).expect("watched");
         let error = listener.accept().await.expect_err("it has no connections");
         assert_eq!(error.raw_os_error(), Some(Errno::OPNOTSUPP.raw_os_error()));
-        // Nor does a socket that is not connected end up anywhere but in an error.
+        // An unconnected socket, too, always gets an error.
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
         let mut stream = TcpStream::from_std(socket.into()).expect("watched");
         let error = stream.read(&mut [0; 8]).await.expect_err("not connected");
@@ -449,7 +452,7 @@ fn futures_are_dropped_at_any_point() {
         for _ in 0..20 {
             poll_and_drop(TcpStream::connect(address)).await;
         }
-        // Those connections were closed by their drop; the listener may still have some of them.
+        // Those connections were closed by their drop; the listener may still queue some of them.
         let mut client = TcpStream::connect(address).await.expect("connected");
         let local = client.local_addr().expect("an address");
         let mut served = loop {
@@ -466,7 +469,7 @@ fn futures_are_dropped_at_any_point() {
             assert!(poll_and_drop(served.ready(Interest::Readable)).await);
             assert!(!poll_and_drop(served.writable()).await);
             client.write_all(&[round; 3]).await.expect("written");
-            // Neither of these takes anything, whether or not the bytes are there.
+            // Neither takes anything, whether or not the bytes are there.
             poll_and_drop(served.peek(&mut [0; 8])).await;
             poll_and_drop(served.readable()).await;
             let mut heard = [0; 3];
@@ -490,7 +493,7 @@ fn futures_are_dropped_at_any_point() {
 
 #[test]
 fn datagram_futures_are_dropped_at_any_point() {
-    // Goal: as for streams: no datagram goes with a future.
+    // Goal: as for streams: no datagram is lost with a future.
     run(|_| async {
         let one = UdpSocket::bind(ANY_PORT).expect("bind");
         let other = UdpSocket::bind(ANY_PORT).expect("bind");
@@ -523,7 +526,7 @@ fn datagram_futures_are_dropped_at_any_point() {
 
 #[test]
 fn a_cancelled_receiver_leaves_its_datagram_to_the_others() {
-    // Goal: a waiter that is dropped after its announcement and before its turn takes nothing along.
+    // Goal: a waiter that is dropped after its readiness event and before its turn loses nothing.
     run(|_| async {
         let socket = Arc::new(UdpSocket::bind(ANY_PORT).expect("bind"));
         let sender = UdpSocket::bind(ANY_PORT).expect("bind");
@@ -537,7 +540,7 @@ fn a_cancelled_receiver_leaves_its_datagram_to_the_others() {
                 .collect();
             tokio::task::yield_now().await;
             sender.send_to(b"x", to).await.expect("sent");
-            // All three are woken and none has run, since nothing yields here.
+            // All three are woken and none has run, since the test does not yield here.
             while poll_and_drop(socket.readable()).await {}
             let [first, second, last] = <[_; 3]>::try_from(receivers).expect("three");
             first.abort();
@@ -550,7 +553,7 @@ fn a_cancelled_receiver_leaves_its_datagram_to_the_others() {
 
 #[test]
 fn a_shutdown_of_the_server_ends_all_waits() {
-    // Goal: every kind of wait ends in `NotConnected`, and so does every later one.
+    // Goal: every kind of wait ends with `NotConnected`, and so does every later one.
     run(|server| async move {
         let listener = Arc::new(TcpListener::bind(ANY_PORT).expect("bind"));
         let (mut reader, _peer) = tcp_pair().await;
@@ -590,7 +593,7 @@ fn a_shutdown_of_the_server_ends_all_waits() {
         for result in later {
             assert_eq!(result.expect_err("the server is gone").kind(), ErrorKind::NotConnected);
         }
-        // What need not wait still works, and sockets go back to the standard library.
+        // Operations that need not wait still work, and sockets return to the standard library.
         let address = socket.local_addr().expect("an address");
         let socket = Arc::into_inner(socket).expect("the tasks are gone").into_std();
         socket.send_to(b"x", address).expect("sent");
@@ -600,9 +603,9 @@ fn a_shutdown_of_the_server_ends_all_waits() {
 
 #[test]
 fn a_listener_out_of_descriptors_goes_on() {
-    // Goal: EMFILE is told, at each try, without a hang; the connection stays queued, and is accepted
-    // once a descriptor is free. Method: in a process of its own, whose limit is lowered, with a host
-    // that never polls before it sleeps, since it would open files to see how loaded the machine is.
+    // Goal: EMFILE is returned on each try, without a hang; the connection stays queued, and is
+    // accepted once a descriptor is free. Method: in its own process, with a lowered limit and a host
+    // that never polls before it sleeps, since it would open files to measure the load.
     const CHILD: &str = "VIGIE_OUT_OF_DESCRIPTORS";
     if std::env::var_os(CHILD).is_none() {
         let child = Command::new(std::env::current_exe().expect("this program"))
@@ -650,7 +653,7 @@ fn a_listener_out_of_descriptors_goes_on() {
             served.write_all(b"welcome").await.expect("written");
             let mut heard = [0; 7];
             client.read_exact(&mut heard).expect("read");
-            // The next one finds none free again.
+            // The next one finds no free descriptor again.
             drop(served);
             hoard.push(rustix::io::fcntl_dupfd_cloexec(&hoard[0], 0).expect("one is free"));
         }

@@ -1,7 +1,7 @@
-//! A panic in a callback ends requests in an error, and nothing else: the server lives on.
+//! A panic in a callback ends requests with an error, and nothing else: the server continues.
 //!
 //! Method: one detector that panics where it is told to, watched in every way, beside a doorbell at the
-//! same server that must go on working.
+//! same server that must keep working.
 
 use std::{
     collections::VecDeque,
@@ -15,9 +15,9 @@ use std::{
 };
 
 use vigie_detect::{
-    Armed, Bell, Cancel, Detected, Detector, Emitted, Fixed, Flavor, Frequency, Handle, Instant,
-    Interest, Key, Lookout, Methods, Mode, Notice, Pending, RegisterError, Registration, Round,
-    Server, Site, Strategy, Submitted, WaitError,
+    Armed, Cancel, Detected, Detector, Driver, DriverHandle, Emitted, Fixed, Flavor, Frequency,
+    Handle, Instant, Interest, Key, Methods, Mode, Notifier, Pending, PollContext, ReadinessEvent,
+    RegisterError, Registration, Server, Strategy, Submitted, WaitError,
     stock::doorbell::{Button, Doorbell, doorbell},
 };
 
@@ -47,8 +47,8 @@ struct Fragile {
     /// Numbers that wait for a request.
     queue: Arc<Mutex<VecDeque<u32>>>,
     polls: u32,
-    bell: Option<Bell>,
-    /// Watched, so that there are notices.
+    bell: Option<Notifier>,
+    /// Watched, so that there are readiness events.
     socket: Option<UnixStream>,
 }
 
@@ -84,11 +84,11 @@ impl Detector for Fragile {
         vigie_detect::Arming::BeforeSleep
     }
 
-    fn attach(&mut self, site: &Site) -> io::Result<()> {
+    fn attach(&mut self, driver: &DriverHandle) -> io::Result<()> {
         self.trip(Place::Attach);
-        self.bell = Some(site.bell());
+        self.bell = Some(driver.notifier());
         if let Some(socket) = &self.socket {
-            site.watch(socket.as_fd(), 7, Interest::Readable)?;
+            driver.watch(socket.as_fd(), 7, Interest::Readable)?;
         }
         Ok(())
     }
@@ -114,30 +114,30 @@ impl Detector for Fragile {
         }
     }
 
-    fn poll(&mut self, round: &mut Round<'_, Self>) {
+    fn poll(&mut self, context: &mut PollContext<'_, Self>) {
         self.polls += 1;
-        if round.pending_count() > 0 {
+        if context.pending_count() > 0 {
             self.trip(Place::Poll);
         }
-        while let Some(key) = round.oldest() {
+        while let Some(key) = context.oldest() {
             if self.place == Place::CompleteWith {
-                round.complete_with(key, |_| panic!("tripped"));
+                context.complete_with(key, |_| panic!("tripped"));
             }
             let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
             let Some(number) = queue.pop_front() else { return };
             drop(queue);
             let number = Number(if self.place == Place::Merge { BAD } else { number });
-            match round.emit(key, number) {
+            match context.emit(key, number) {
                 Emitted::Kept | Emitted::Ended => {}
                 Emitted::Full(_) | Emitted::Gone(_) => return,
             }
         }
     }
 
-    fn notified(&mut self, notices: &[Notice], round: &mut Round<'_, Self>) {
-        assert!(notices.iter().all(|notice| notice.key == 7));
+    fn notified(&mut self, ready_events: &[ReadinessEvent], context: &mut PollContext<'_, Self>) {
+        assert!(ready_events.iter().all(|ready_event| ready_event.key == 7));
         self.trip(Place::Notified);
-        self.poll(round);
+        self.poll(context);
     }
 
     fn arm(&mut self) -> io::Result<Armed> {
@@ -179,7 +179,7 @@ impl Wake for Nothing {
 
 struct Stage {
     server: Server,
-    lookout: Lookout,
+    driver: Driver,
     waker: Waker,
     button: Button,
     doorbell: Handle<Doorbell>,
@@ -193,7 +193,7 @@ impl Stage {
         let (button, doorbell) = doorbell(&server).expect("a doorbell");
         let waker = Waker::from(Arc::new(Nothing));
         let queue = Arc::default();
-        Self { lookout: server.lookout(), server, waker, button, doorbell, queue, place }
+        Self { driver: server.driver(), server, waker, button, doorbell, queue, place }
     }
 
     fn register(&self) -> Result<Handle<Fragile>, RegisterError> {
@@ -225,21 +225,21 @@ impl Stage {
 
     /// A whole step of a host: a look, and a sleep that ends at once.
     fn step(&mut self) {
-        self.lookout.detect();
-        self.lookout.park(Some(self.server.now()));
+        self.driver.detect();
+        self.driver.park(Some(self.server.now()));
     }
 
-    /// The server and its other handles go on.
+    /// The server and its other handles continue.
     fn expect_alive(&mut self) {
         let mut ring = self.doorbell.wait(());
         assert!(self.poll(&mut ring).is_pending());
         let timers = self.server.timers().clone();
         let mut timer = timers.wait(self.server.now() + Duration::from_micros(10));
         while self.poll(&mut timer).is_pending() {
-            self.lookout.park(None);
+            self.driver.park(None);
         }
         self.button.press();
-        self.lookout.park(None);
+        self.driver.park(None);
         assert!(matches!(self.poll(&mut ring), Poll::Ready(Ok(()))));
     }
 }
@@ -254,7 +254,7 @@ fn expect_panicked(result: Poll<Result<Number, WaitError>>, name: &str) {
     }
 }
 
-/// A panic in `place` ends all that is pending, and what comes later, in an error that names `name`.
+/// A panic in `place` ends everything pending, and later requests, with an error that names `name`.
 fn closes_the_handle(place: Place, name: &str, registration: Registration) {
     let mut stage = Stage::new(place);
     let handle = stage.register_as(registration, None).expect("a registration");
@@ -321,7 +321,7 @@ fn in_submit() {
     assert!(stage.poll(&mut good).is_pending());
     expect_panicked(stage.poll(&mut handle.wait(BAD)), "submit");
     assert!(matches!(handle.stream(BAD), Err(WaitError::Panicked { callback: "submit", .. })));
-    // Only that request is over.
+    // Only that request has ended.
     stage.push(1);
     stage.step();
     assert!(matches!(stage.poll(&mut good), Poll::Ready(Ok(Number(1)))));
@@ -412,7 +412,7 @@ fn in_notified() {
     stage.step();
     assert!(stage.poll(&mut wait).is_pending());
     rustix::io::write(&far, &[1]).expect("room for a byte");
-    assert!(matches!(stage.lookout.detect(), Detected::Events(1)));
+    assert!(matches!(stage.driver.detect(), Detected::Events(1)));
     expect_panicked(stage.poll(&mut wait), "notified");
     expect_panicked(stage.poll(&mut handle.wait(2)), "notified");
     stage.expect_alive();
@@ -433,7 +433,7 @@ fn in_cancel() {
     assert!(matches!(stage.poll(&mut good), Poll::Ready(Ok(Number(1)))));
     stage.expect_alive();
 
-    // At the server's end as well.
+    // Also at the server's end.
     let mut bad = handle.wait(BAD);
     let mut good = handle.wait(1);
     assert!(stage.poll(&mut bad).is_pending());
@@ -467,7 +467,7 @@ fn in_drop() {
     let mut wait = handle.wait_owned(1);
     assert!(stage.poll(&mut wait).is_pending());
     drop(wait);
-    // The last user: the detector goes.
+    // The last user: the detector is dropped.
     drop(handle);
     stage.expect_alive();
     let handle = stage.register().expect("a registration");

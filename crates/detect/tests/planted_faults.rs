@@ -1,5 +1,5 @@
-//! The conformance suite sees what it looks for: each of these detectors has one fault, planted on
-//! purpose, and is reported under the rule that it breaks; without the fault it conforms.
+//! The conformance suite detects what it looks for: each of these detectors has one planted fault,
+//! and is reported under the rule that it breaks; without the fault it conforms.
 //!
 //! Three detectors carry the faults: a mailbox (shared events, armed before each sleep), a device that
 //! writes into memory of its requests (addressed events, cancellation in flight), and an alarm (time).
@@ -12,8 +12,8 @@ use std::{
 };
 
 use vigie_detect::{
-    Armed, Arming, Bell, Cancel, Detector, Emitted, Handle, Instant, Key, Methods, Mode,
-    Registration, Round, Site, Submitted, VirtualClock,
+    Armed, Arming, Cancel, Detector, DriverHandle, Emitted, Handle, Instant, Key, Methods, Mode,
+    Notifier, PollContext, Registration, Submitted, VirtualClock,
     conformance::{
         Harness, Hosts, Memory, Options, Profile, Recognised, Rule, SetupError, Trigger, Unclaimed,
         Violation, World, check_with,
@@ -24,14 +24,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Eight seeds, and little patience with what is lost for good.
+/// Eight seeds, and a short guard for lost events.
 fn options() -> Options {
     Options::from_env().seeds(0..8).guard(Duration::from_secs(2)).stress_waits(200)
 }
 
 fn seen<H: Harness>(mut factory: impl FnMut(&World) -> Result<H, SetupError>) -> Violation {
     let violation = check_with(&options(), &mut factory).expect_err("the fault was not seen");
-    // Every violation says where and how to see it again.
+    // Every violation says where it was seen and how to reproduce it.
     assert!(violation.to_string().contains("SIM_SEED="), "{violation}");
     violation
 }
@@ -48,17 +48,17 @@ mod mailbox {
         NeverArms,
         /// An event that `submit` reports stays in the queue.
         ReportsTwice,
-        /// What arrived while nobody waited is not looked at.
+        /// Events that arrived without a waiter are ignored.
         ForgetsWhatWasBefore,
-        /// A cancelled request stays in the queue of those that are served.
+        /// A cancelled request stays in the queue of requests to serve.
         ServesTheCancelled,
-        /// What a waiter left is gone.
+        /// Events left by a waiter are lost.
         DropsTheUnclaimed,
         /// A poll with nothing pending empties the queue.
         IsHarmedByIdlePolls,
         /// The newest event comes first.
         HasTheWrongOrder,
-        /// What does not fit is gone.
+        /// Events that do not fit are lost.
         DropsWhenFull,
         /// The third poll that finds something panics.
         Panics,
@@ -71,7 +71,7 @@ mod mailbox {
         queue: VecDeque<usize>,
         is_armed: bool,
         waiting: usize,
-        bell: Option<Bell>,
+        notifier: Option<Notifier>,
     }
 
     pub(crate) struct Mailbox {
@@ -108,8 +108,8 @@ mod mailbox {
             Arming::BeforeSleep
         }
 
-        fn attach(&mut self, site: &Site) -> io::Result<()> {
-            lock(&self.letters).bell = Some(site.bell());
+        fn attach(&mut self, driver: &DriverHandle) -> io::Result<()> {
+            lock(&self.letters).notifier = Some(driver.notifier());
             Ok(())
         }
 
@@ -131,7 +131,7 @@ mod mailbox {
             first.map_or(Submitted::Pending, Submitted::Ready)
         }
 
-        fn poll(&mut self, round: &mut Round<'_, Self>) {
+        fn poll(&mut self, context: &mut PollContext<'_, Self>) {
             if self.fault == Fault::LosesBetweenArmAndSleep {
                 lock(&self.letters).is_armed = false;
             }
@@ -139,18 +139,18 @@ mod mailbox {
                 lock(&self.letters).queue.clear();
             }
             while let Some(&key) = self.waiters.front() {
-                if round.is_full() {
-                    round.more();
+                if context.is_full() {
+                    context.more();
                     return;
                 }
                 let Some(letter) = self.take() else { return };
                 self.finds += 1;
                 assert!(self.fault != Fault::Panics || self.finds < 3, "the third letter");
                 let emitted = if self.fault == Fault::EndsStreams {
-                    round.complete(key, letter);
+                    context.complete(key, letter);
                     Emitted::Ended
                 } else {
-                    round.emit(key, letter)
+                    context.emit(key, letter)
                 };
                 match emitted {
                     Emitted::Kept => {}
@@ -164,7 +164,7 @@ mod mailbox {
                         }
                         return;
                     }
-                    // A fault: nobody reads what the cancelled gets.
+                    // A fault: no one reads the cancelled request's event.
                     Emitted::Gone(_) => {
                         self.waiters.pop_front();
                     }
@@ -216,7 +216,7 @@ mod mailbox {
         }
     }
 
-    /// The same, on a real host alone.
+    /// The same, only on a real host.
     pub(crate) struct OnRealHost(pub(crate) MailboxHarness);
 
     impl Harness for OnRealHost {
@@ -256,13 +256,13 @@ mod mailbox {
         fn trigger(&mut self, index: usize) -> Trigger {
             let letters = Arc::clone(&self.letters);
             Box::new(move || {
-                let bell = {
+                let notifier = {
                     let mut letters = lock(&letters);
                     letters.queue.push_back(index);
-                    if mem::take(&mut letters.is_armed) { letters.bell.clone() } else { None }
+                    if mem::take(&mut letters.is_armed) { letters.notifier.clone() } else { None }
                 };
-                if let Some(bell) = bell {
-                    bell.ring();
+                if let Some(notifier) = notifier {
+                    notifier.notify();
                 }
             })
         }
@@ -289,19 +289,19 @@ mod device {
         None,
         /// A cancelled request counts as forgotten while the device still writes.
         FreesInFlight,
-        /// As above, but only when the server ends.
+        /// The same, but only when the server ends.
         FreesAtTheEnd,
         /// The completion of a cancelled request is dropped.
         ForgetsTheCancelled,
-        /// Completions are told apart by their place alone, which another request has taken.
+        /// Completions are identified by their place alone, which another request has taken.
         TakesStaleKeys,
         /// Every completion goes to the oldest request.
         CompletesTheOldest,
-        /// A completion that is there already waits for the next poll, whenever that comes.
+        /// A completion that is there already waits for the next poll, whenever that is.
         AsksForNoPoll,
     }
 
-    /// What the device may write to, by request: the registry of canaries.
+    /// Memory that the device may write to, by request: the registry of canaries.
     #[derive(Debug, Default)]
     pub(crate) struct Canaries {
         alive: BTreeSet<usize>,
@@ -340,14 +340,14 @@ mod device {
         posted: BTreeMap<usize, Key>,
         happened: BTreeSet<usize>,
         completions: VecDeque<(usize, Key)>,
-        bell: Option<Bell>,
+        notifier: Option<Notifier>,
     }
 
     pub(crate) struct Device {
         queues: Arc<Mutex<Queues>>,
         canaries: Arc<Mutex<Canaries>>,
         fault: Fault,
-        /// By the key's index: the key that lives there.
+        /// By the key's index: the key that is there now.
         places: BTreeMap<usize, Key>,
         cancelled: BTreeSet<Key>,
     }
@@ -364,8 +364,8 @@ mod device {
             Arming::Permanent
         }
 
-        fn attach(&mut self, site: &Site) -> io::Result<()> {
-            lock(&self.queues).bell = Some(site.bell());
+        fn attach(&mut self, driver: &DriverHandle) -> io::Result<()> {
+            lock(&self.queues).notifier = Some(driver.notifier());
             Ok(())
         }
 
@@ -383,10 +383,10 @@ mod device {
             Submitted::Pending
         }
 
-        fn poll(&mut self, round: &mut Round<'_, Self>) {
+        fn poll(&mut self, context: &mut PollContext<'_, Self>) {
             loop {
-                if round.is_full() {
-                    round.more();
+                if context.is_full() {
+                    context.more();
                     return;
                 }
                 let completion = lock(&self.queues).completions.pop_front();
@@ -396,16 +396,16 @@ mod device {
                     Fault::ForgetsTheCancelled if was_cancelled => {}
                     Fault::TakesStaleKeys => {
                         if let Some(&key) = self.places.get(&key.index()) {
-                            round.complete(key, index);
+                            context.complete(key, index);
                         }
                     }
                     Fault::CompletesTheOldest => {
-                        if let Some(oldest) = round.oldest() {
-                            round.complete(oldest, index);
+                        if let Some(oldest) = context.oldest() {
+                            context.complete(oldest, index);
                         }
                     }
                     _ => {
-                        round.complete(key, index);
+                        context.complete(key, index);
                     }
                 }
             }
@@ -425,7 +425,7 @@ mod device {
         }
     }
 
-    /// The device writes to the memory of request `index` and says so.
+    /// The device writes to the memory of request `index` and reports it.
     fn complete(queues: &mut Queues, canaries: &Mutex<Canaries>, index: usize) {
         let Some(key) = queues.posted.remove(&index) else { return };
         lock(canaries).in_flight.remove(&index);
@@ -468,14 +468,14 @@ mod device {
         fn trigger(&mut self, index: usize) -> Trigger {
             let (queues, canaries) = (Arc::clone(&self.queues), Arc::clone(&self.canaries));
             Box::new(move || {
-                let bell = {
+                let notifier = {
                     let mut queues = lock(&queues);
                     queues.happened.insert(index);
                     complete(&mut queues, &canaries, index);
-                    queues.bell.clone()
+                    queues.notifier.clone()
                 };
-                if let Some(bell) = bell {
-                    bell.ring();
+                if let Some(notifier) = notifier {
+                    notifier.notify();
                 }
             })
         }
@@ -489,7 +489,7 @@ mod device {
             Some(Memory {
                 live: canaries.alive.len(),
                 in_flight: canaries.in_flight.len(),
-                // These end requests that the device still has, which is not what they are looked at for.
+                // These end requests that the device still has; they are not looked at for that.
                 freed_in_flight: match self.fault {
                     Fault::TakesStaleKeys | Fault::CompletesTheOldest => 0,
                     _ => canaries.freed_in_flight,
@@ -505,11 +505,11 @@ mod alarm {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) enum Fault {
         None,
-        /// No deadline is told.
+        /// No deadline is reported.
         TellsNoDeadline,
-        /// The deadline that is told is late.
+        /// The reported deadline is late.
         TellsALateDeadline,
-        /// The latest deadline is told, not the earliest.
+        /// The latest deadline is reported, not the earliest.
         TellsTheLatestDeadline,
         /// An alarm goes off early.
         RingsEarly,
@@ -539,18 +539,18 @@ mod alarm {
             Submitted::Queued
         }
 
-        fn poll(&mut self, round: &mut Round<'_, Self>) {
+        fn poll(&mut self, context: &mut PollContext<'_, Self>) {
             while let Some(&(due, key)) = self.due.first() {
                 let is_early = self.fault == Fault::RingsEarly && self.due.len() > 1;
-                if due > round.now() && !is_early {
+                if due > context.now() && !is_early {
                     return;
                 }
-                if round.is_full() {
-                    round.more();
+                if context.is_full() {
+                    context.more();
                     return;
                 }
                 self.due.pop_first();
-                round.complete(key, ());
+                context.complete(key, ());
             }
         }
 
@@ -633,7 +633,7 @@ fn alarm(fault: AlarmFault) -> Violation {
 
 #[test]
 fn without_a_fault_all_three_conform() {
-    // With all patience: here a slow machine must not look like a fault.
+    // With the full guard: a slow machine must not look like a fault here.
     let options = options().guard(Duration::from_secs(30));
     let mailbox =
         check_with(&options, &mut |world: &World| MailboxHarness::new(world, MailboxFault::None));

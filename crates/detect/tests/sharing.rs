@@ -1,4 +1,4 @@
-//! Two hosts in one wait point: while one runs tasks, the other one watches.
+//! Two hosts in one poller: while one runs tasks, the other one watches.
 
 use std::{
     future::Future,
@@ -12,15 +12,15 @@ use std::{
 };
 
 use vigie_detect::{
-    Armed, Cancel, Detected, Detector, Flavor, Instant, Interest, Key, Lookout, Methods, Mode,
-    Registration, Round, Server, Site, Submitted,
-    stock::readiness::{Awaited, Direction},
+    Armed, Cancel, Detected, Detector, Driver, DriverHandle, Flavor, Instant, Interest, Key,
+    Methods, Mode, PollContext, Registration, Server, Submitted,
+    stock::readiness::{Direction, ReadinessRequest},
 };
 
-/// How long a test waits for what must not hang.
+/// How long a test waits for operations that must not hang.
 const GUARD: Duration = Duration::from_secs(30);
 
-/// Hosts that sleep once each, in threads of their own, and then do nothing.
+/// Hosts that each sleep once, on their own threads, and then do nothing.
 struct Hosts {
     server: Server,
     woken: mpsc::Sender<Detected>,
@@ -30,31 +30,31 @@ struct Hosts {
 impl Hosts {
     fn new() -> Self {
         let server = Server::new(Flavor::Hybrid).expect("a server");
-        // Takes over what has changed.
-        server.lookout().detect();
+        // Takes over the changes.
+        server.driver().detect();
         let (woken, slept) = mpsc::channel();
         Self { server, woken, slept }
     }
 
     /// Adds a host, and returns once it sleeps, or is about to.
-    fn sleep(&self, mut lookout: Lookout) {
+    fn sleep(&self, mut driver: Driver) {
         let count = self.server.sleeper_count() + 1;
         let woken = self.woken.clone();
-        thread::spawn(move || woken.send(lookout.park(None)));
+        thread::spawn(move || woken.send(driver.park(None)));
         while self.server.sleeper_count() < count {
             thread::yield_now();
         }
     }
 
     fn sleep_sharing(&self) {
-        self.sleep(self.server.lookout().sharing());
+        self.sleep(self.server.driver().sharing());
     }
 
-    /// Adds a host that sleeps again and again.
-    fn sleep_on_and_on(&self, mut lookout: Lookout) {
+    /// Adds a host that sleeps repeatedly.
+    fn sleep_on_and_on(&self, mut driver: Driver) {
         let woken = self.woken.clone();
         let count = self.server.sleeper_count() + 1;
-        thread::spawn(move || while woken.send(lookout.park(None)).is_ok() {});
+        thread::spawn(move || while woken.send(driver.park(None)).is_ok() {});
         while self.server.sleeper_count() < count {
             thread::yield_now();
         }
@@ -69,8 +69,8 @@ fn is_pending<F: Future>(future: &mut Pin<&mut F>) -> bool {
     future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
 }
 
-/// Goal: an event that comes while the host that had the last one is awake is delivered by the other one. Method: two
-/// sockets, and two hosts that sleep once each.
+/// Goal: an event that comes while the host that had the last one is awake is delivered by the other host. Method:
+/// two sockets, and two hosts that sleep once each.
 #[test]
 fn the_other_host_sees_the_next_event() {
     let hosts = Hosts::new();
@@ -81,7 +81,7 @@ fn the_other_host_sees_the_next_event() {
         ours.set_nonblocking(true).expect("it can be non-blocking");
         let source =
             server.readiness().watch(ours.as_fd(), Interest::Readable).expect("it is watched");
-        Box::pin(server.readiness().wait(Awaited { source, direction: Direction::Read }))
+        Box::pin(server.readiness().wait(ReadinessRequest { source, direction: Direction::Read }))
     });
     assert!(waits.iter_mut().all(|wait| is_pending(&mut wait.as_mut())));
     hosts.sleep_sharing();
@@ -95,29 +95,29 @@ fn the_other_host_sees_the_next_event() {
     assert_eq!(server.sleeper_count(), 0);
 }
 
-/// Goal: a deadline that an awake host submits is not told to the one that sleeps at once, but before the awake one could miss it: at
-/// its next look, or when it finds no room to sleep. Method: an hour, and what the one that sleeps covers then; a moment, and
-/// who sees it.
+/// Goal: the sleeping host does not learn at once of a deadline that an awake host submits, but before the awake host could miss it:
+/// at its next look, or when it finds no room to sleep. Method: an hour, and what the sleeper then covers; a moment, and which host
+/// handles it.
 #[test]
 fn a_sleeper_sees_the_deadlines_of_others() {
     for is_full in [false, true] {
         let hosts = Hosts::new();
         let server = &hosts.server;
-        hosts.sleep_on_and_on(server.lookout().sharing());
+        hosts.sleep_on_and_on(server.driver().sharing());
         if is_full {
-            hosts.sleep_on_and_on(server.lookout().sharing());
+            hosts.sleep_on_and_on(server.driver().sharing());
         }
-        let mut own = server.lookout().sharing();
+        let mut own = server.driver().sharing();
         assert_eq!(own.detect(), Detected::Busy, "it is left to those who sleep");
         // While one of them is awake, there is room after all.
         let mut look = || if is_full { own.park(Some(server.now())) } else { own.detect() };
         assert!(server.is_watched());
         let mut late = pin!(server.timers().wait(server.now() + Duration::from_secs(3600)));
         assert!(is_pending(&mut late));
-        assert!(!server.is_watched(), "nobody who sleeps knows of it");
-        assert!(hosts.slept.try_recv().is_err(), "nobody was woken for it");
+        assert!(!server.is_watched(), "no sleeper knows of it");
+        assert!(hosts.slept.try_recv().is_err(), "no host was woken for it");
         assert_eq!(look(), Detected::Busy);
-        // A host that has not let go of a lock yet is woken instead, or told at the next look.
+        // A host that still holds a lock is woken instead, or told at the next look.
         while !server.is_watched() {
             look();
             thread::yield_now();
@@ -134,13 +134,13 @@ fn a_sleeper_sees_the_deadlines_of_others() {
     }
 }
 
-/// Goal: the deadline of a thread that may never look again wakes a host that sleeps. Method: a thread that has looked, and does
-/// not share the wait point.
+/// Goal: the deadline of a thread that may never look again wakes a sleeping host. Method: a thread that has looked, and does
+/// not share the poller.
 #[test]
 fn a_sleeper_is_rung_for_by_who_does_not_share() {
     let hosts = Hosts::new();
     let server = &hosts.server;
-    let mut own = server.lookout();
+    let mut own = server.driver();
     own.detect();
     hosts.sleep_sharing();
     own.detect();
@@ -149,15 +149,15 @@ fn a_sleeper_is_rung_for_by_who_does_not_share() {
     assert_eq!(hosts.next(), Detected::Nothing);
 }
 
-/// Goal: nobody sleeps beside a watcher, whose calls another host could not answer, nor does a watcher sleep beside others. Method:
-/// each of them first.
+/// Goal: no host sleeps beside a watcher, whose calls it could not answer, nor does a watcher sleep beside others. Method: each of
+/// them first.
 #[test]
 fn watchers_sleep_alone() {
     for watcher_is_first in [false, true] {
         let hosts = Hosts::new();
         let server = &hosts.server;
-        let watcher = || server.lookout().for_watcher();
-        let host = || server.lookout().sharing();
+        let watcher = || server.driver().for_watcher();
+        let host = || server.driver().sharing();
         let (first, mut second) =
             if watcher_is_first { (watcher(), host()) } else { (host(), watcher()) };
         hosts.sleep(first);
@@ -167,7 +167,7 @@ fn watchers_sleep_alone() {
     }
 }
 
-/// Letters that announce themselves once, and only if the mailbox was armed after the last poll: as completion queues do.
+/// Letters that are announced once, and only if the mailbox was armed after the last poll, as with completion queues.
 #[derive(Debug, Default)]
 struct Letters {
     count: usize,
@@ -176,9 +176,9 @@ struct Letters {
 
 struct Mailbox {
     letters: Arc<Mutex<Letters>>,
-    bell: UnixStream,
+    notifier: UnixStream,
     readers: Vec<Key>,
-    /// The poll that follows `arm` must not end that.
+    /// The poll that follows `arm` must not disarm it.
     was_armed_now: bool,
     deadline: Option<Instant>,
 }
@@ -192,8 +192,8 @@ impl Detector for Mailbox {
         Methods::GROUP | Methods::NOTIFY
     }
 
-    fn attach(&mut self, site: &Site) -> io::Result<()> {
-        site.watch(self.bell.as_fd(), 0, Interest::Readable)
+    fn attach(&mut self, driver: &DriverHandle) -> io::Result<()> {
+        driver.watch(self.notifier.as_fd(), 0, Interest::Readable)
     }
 
     fn submit(&mut self, key: Key, deadline: &mut Option<Instant>, _: Mode) -> Submitted<()> {
@@ -202,10 +202,10 @@ impl Detector for Mailbox {
         Submitted::Pending
     }
 
-    fn poll(&mut self, round: &mut Round<'_, Self>) {
+    fn poll(&mut self, round: &mut PollContext<'_, Self>) {
         let mut letters = self.letters.lock().expect("no panic");
         self.deadline = self.deadline.filter(|&deadline| deadline > round.now());
-        let _ = self.bell.read(&mut [0; 8]);
+        let _ = self.notifier.read(&mut [0; 8]);
         letters.is_armed &= std::mem::take(&mut self.was_armed_now);
         let count = letters.count.min(self.readers.len());
         letters.count -= count;
@@ -231,9 +231,9 @@ impl Detector for Mailbox {
     }
 }
 
-/// Goal: a detector that announces an event only if it was armed after the last poll is armed whenever hosts sleep, whatever one does that
-/// is awake. Method: a watcher sleeps that has armed it, or two hosts that slept before it came; another one looks, or finds no
-/// room to sleep, with and without a deadline of the detector that is over, and does no more; then a letter comes.
+/// Goal: a detector that announces an event only if it was armed after the last poll is armed whenever hosts sleep, whatever an awake host
+/// does. Method: a watcher sleeps that has armed it, or two hosts that slept before it came; another one looks, or finds no room to sleep,
+/// with and without an expired deadline of the detector, and does no more; then a letter comes.
 #[test]
 fn what_a_sleeper_armed_stays_armed() {
     for (comes_late, parks, has_deadline) in
@@ -241,27 +241,27 @@ fn what_a_sleeper_armed_stays_armed() {
     {
         let hosts = Hosts::new();
         let server = &hosts.server;
-        let (bell, post) = UnixStream::pair().expect("a pair of sockets");
-        bell.set_nonblocking(true).expect("it can be non-blocking");
+        let (notifier, post) = UnixStream::pair().expect("a pair of sockets");
+        notifier.set_nonblocking(true).expect("it can be non-blocking");
         let letters = Arc::new(Mutex::new(Letters::default()));
         let mailbox = Mailbox {
             letters: Arc::clone(&letters),
-            bell,
+            notifier,
             readers: Vec::new(),
             was_armed_now: false,
             deadline: None,
         };
         if comes_late {
-            hosts.sleep_on_and_on(server.lookout().sharing());
-            hosts.sleep_on_and_on(server.lookout().sharing());
+            hosts.sleep_on_and_on(server.driver().sharing());
+            hosts.sleep_on_and_on(server.driver().sharing());
         }
         let handle = server.register(mailbox, Registration::named("mailbox")).expect("a handle");
-        let mut own = server.lookout().sharing();
+        let mut own = server.driver().sharing();
         for round in 0..3 {
             let mut wait = pin!(handle.wait(None));
             assert!(is_pending(&mut wait));
             if !comes_late && round == 0 {
-                hosts.sleep_on_and_on(server.lookout().for_watcher());
+                hosts.sleep_on_and_on(server.driver().for_watcher());
             }
             let mut look = || if parks { own.park(Some(server.now())) } else { own.detect() };
             look();

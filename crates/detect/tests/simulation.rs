@@ -1,5 +1,5 @@
-//! The server in virtual time: what is polled when, what a policy makes of a history, and that a run is
-//! a function of its seed.
+//! The server in virtual time: what is polled when, a policy's decisions from a history, and that a run
+//! is a function of its seed.
 
 #[expect(dead_code, reason = "these tests use a part of it")]
 mod scripted;
@@ -9,16 +9,21 @@ use std::{
     collections::BTreeSet,
     env,
     future::{Future, poll_fn},
+    io,
     rc::Rc,
-    sync::Arc,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::Poll,
     time::Duration,
 };
 
 use scripted::{Ask, Call, Order, Script, register};
 use vigie_detect::{
-    Adaptive, Arming, Clock, Detected, Fixed, Frequency, Instant, Methods, Registration,
-    Simulation, Strategy, VirtualClock, WaitError, stock::doorbell::doorbell,
+    Adaptive, Armed, Arming, Clock, Detected, Engine, EngineContext, EngineHost, Fixed, Frequency,
+    Instant, Methods, Notifier, Progress, Registration, Simulation, Strategy, VirtualClock,
+    WaitError, stock::doorbell::doorbell,
 };
 
 const fn micros(count: u64) -> Duration {
@@ -79,8 +84,8 @@ async fn first<T>(a: impl Future<Output = T>, b: impl Future<Output = T>) -> T {
 mod time {
     use super::*;
 
-    /// Goal: timers come in the order of their deadlines and exactly at them, whatever the order in
-    /// which they are set and cancelled. Method: random timers, some raced against shorter ones.
+    /// Goal: timers fire in the order of their deadlines and exactly at them, in whatever order
+    /// they are set and cancelled. Method: random timers, some raced against shorter ones.
     #[test]
     fn timers_come_in_order_and_on_time() {
         each_seed("timers_come_in_order_and_on_time", |seed| {
@@ -117,7 +122,7 @@ mod time {
         });
     }
 
-    /// Goal: no timer is set when all are gone, and one that is past comes at once.
+    /// Goal: no timer is set when all are gone, and a past one fires at once.
     #[test]
     fn past_deadlines_come_at_once() {
         let mut simulation = Simulation::new(1);
@@ -141,7 +146,7 @@ mod time {
                 timers.wait(Instant::from_nanos(30)).await?;
                 bell.wait(()).await
             })
-            .expect_err("nobody rings");
+            .expect_err("no one rings");
         assert_eq!((deadlock.seed, deadlock.now), (77, Instant::from_nanos(30)));
         let text = deadlock.to_string();
         assert!(text.contains("seed 77") && text.contains("30"), "{text}");
@@ -199,7 +204,7 @@ mod time {
         assert_eq!(traces.len() as u64, seeds().end - seeds().start);
     }
 
-    /// Goal: a detector's own deadline moves the clock, also a later one.
+    /// Goal: a detector's own deadline moves the clock, even a later one.
     #[test]
     fn detectors_have_deadlines() {
         let mut simulation = Simulation::new(9);
@@ -222,7 +227,8 @@ mod time {
             })
             .await
         });
-        // The deadline stays in the past, and nothing comes of it: polled at each look, to no end.
+        // The deadline stays in the past, and nothing comes of it: it is polled at each look, for
+        // ever.
         assert!(waited.is_err(), "{waited:?}");
         assert!(simulation.now() >= Instant::from_nanos(700));
         let mut simulation = Simulation::new(9);
@@ -245,7 +251,7 @@ mod time {
 mod frequency {
     use super::*;
 
-    /// A polled detector with `count` requests, and how its polls are counted.
+    /// A polled detector with `count` requests, and the counter of its polls.
     fn polled(
         simulation: &Simulation,
         strategy: Strategy,
@@ -312,13 +318,13 @@ mod frequency {
             let strategy = Strategy::PollGroup { every: Frequency::Switches(every) };
             let (author, mut waits) = polled(&simulation, strategy, 2);
             poll_once(&mut waits);
-            let mut lookout = simulation.server().lookout();
+            let mut driver = simulation.server().driver();
             // The first look learns of the handle.
-            lookout.detect();
+            driver.detect();
             author.calls();
             for _ in 0..every * 100 {
-                if lookout.is_due(simulation.now()) {
-                    assert_eq!(lookout.detect(), Detected::Nothing);
+                if driver.is_due(simulation.now()) {
+                    assert_eq!(driver.detect(), Detected::Nothing);
                 }
             }
             let polls = author.calls().iter().filter(|call| **call == Call::Poll).count();
@@ -337,8 +343,8 @@ mod frequency {
         drop(waits);
     }
 
-    /// Goal: with nothing to run, a polled handle is polled as often as its frequency says, and its
-    /// event is found within one interval.
+    /// Goal: with nothing to run, a polled handle is polled at its frequency, and its event is
+    /// found within one interval.
     #[test]
     fn with_nothing_to_run_polls_follow_time() {
         let mut simulation = Simulation::new(3);
@@ -349,7 +355,7 @@ mod frequency {
         let script = author.clone();
         drop(simulation.spawn(async move {
             timers.wait(happens).await?;
-            // Without a ring: only a poll can find it.
+            // Without a notification: only a poll can find it.
             script.script().orders.push_back(Order::Complete(0, 1));
             Ok::<_, WaitError>(())
         }));
@@ -362,7 +368,8 @@ mod frequency {
         assert!((45..=60).contains(&polls), "{polls} polls in 2 ms");
     }
 
-    /// Goal: a handle that is polled at every switch does not keep the clock from its timers.
+    /// Goal: a handle that is polled at every switch does not keep the clock from reaching its
+    /// timers.
     #[test]
     fn polling_at_every_switch_lets_time_pass() {
         let mut simulation = Simulation::new(4);
@@ -403,7 +410,7 @@ mod frequency {
         let calls = author.calls();
         let arms = calls.iter().filter(|call| **call == Call::Arm).count();
         let polls = calls.iter().filter(|call| **call == Call::Poll).count();
-        // One poll after each arming, and those of the rings.
+        // One poll after each arming, and those of the notifications.
         assert!((10..=14).contains(&arms), "{arms}: {calls:?}");
         assert!(polls <= arms + 3, "{polls} polls, {arms} times armed");
     }
@@ -412,8 +419,8 @@ mod frequency {
 mod adaptive {
     use super::*;
 
-    /// What [`Adaptive`] makes of a detector with `methods` whose events come every `interval`, after
-    /// `count` of them and `idle` time without.
+    /// The decision of [`Adaptive`] for a detector with `methods` whose events come every `interval`,
+    /// after `count` of them and `idle` time without.
     fn decides(methods: Methods, interval: Duration, count: u32, idle: Duration) -> Strategy {
         let mut simulation = Simulation::new(8);
         let script = Script { methods, arming: Arming::Permanent, ..Script::default() };
@@ -437,7 +444,7 @@ mod adaptive {
             }
             if !idle.is_zero() {
                 timers.wait(Instant::now() + idle).await?;
-                // The ring of an order that finds nobody: a round without an event.
+                // An order's notification without a request: a poll without an event.
                 author.order(Order::Emit(1, 0));
                 timers.wait(Instant::now() + micros(1)).await?;
             }
@@ -455,13 +462,14 @@ mod adaptive {
         let notified = NOTIFIED | Methods::GROUP;
         let strategy = decides(notified, Duration::from_millis(1), 100, Duration::ZERO);
         assert!(matches!(strategy, Strategy::Sleep { .. }), "{strategy}");
-        // So it does before it has seen anything.
+        // It does so before it has seen anything, too.
         let strategy = decides(notified, micros(1), 1, Duration::ZERO);
         assert!(matches!(strategy, Strategy::Sleep { .. }), "{strategy}");
     }
 
     /// Goal: polling first is a bet on the time that an idle host waits, and on nothing else. Method:
-    /// timers close together, then far apart; and events that the host's own tasks cause, as close.
+    /// timers close together, then far apart; and equally close events that the host's own tasks
+    /// cause.
     #[test]
     fn it_polls_first_where_an_idle_host_waits_shortly() {
         let mut simulation = Simulation::new(8);
@@ -511,7 +519,7 @@ mod adaptive {
             assert!((micros(5)..=micros(12)).contains(&frequent), "{frequent:?}");
             let rare = every(decides(methods, Duration::from_millis(20), 20, Duration::ZERO));
             assert_eq!(rare, limits.interval_max);
-            // A handle that has gone quiet is polled less and less, within the bound.
+            // A handle that has become quiet is polled ever less, within the bound.
             let quiet = every(decides(methods, micros(80), 300, Duration::from_millis(2)));
             assert!(quiet > frequent && quiet <= limits.interval_max, "{quiet:?}");
             let asleep = every(decides(methods, micros(80), 300, Duration::from_secs(1)));
@@ -519,8 +527,8 @@ mod adaptive {
         }
     }
 
-    /// Goal: a polled event is found within an eighth of the time that its waiter has waited, or the
-    /// shortest interval. Method: events at random distances, the delays of their detection.
+    /// Goal: a polled event is found within an eighth of its waiter's waiting time, or the shortest
+    /// interval. Method: events at random distances, the delays of their detection.
     #[test]
     fn polled_events_are_not_found_late() {
         each_seed("polled_events_are_not_found_late", |seed| {
@@ -562,5 +570,105 @@ mod adaptive {
         clock.advance(micros(3));
         assert_eq!(simulation.now(), clock.now());
         assert_eq!(simulation.server().now(), clock.now());
+    }
+}
+
+/// The shared state of engines that pass a token down, from one to the one before.
+#[derive(Default)]
+struct Chain {
+    /// How many have not had it.
+    left: AtomicUsize,
+    notifiers: Mutex<Vec<Notifier>>,
+}
+
+/// One of them.
+struct Passing {
+    chain: Arc<Chain>,
+    index: usize,
+    /// Whether it passes the token on when it is armed, rather than when it works.
+    is_late: bool,
+}
+
+impl Passing {
+    fn has_it(&self) -> bool {
+        self.chain.left.load(Ordering::Relaxed) == self.index + 1
+    }
+
+    fn pass(&self) {
+        if self.has_it()
+            && let Some(index) = self.index.checked_sub(1)
+        {
+            self.chain.left.store(self.index, Ordering::Relaxed);
+            self.chain.notifiers.lock().expect("no panic")[index].notify();
+        }
+    }
+}
+
+impl Engine for Passing {
+    type Request = ();
+    type Output = ();
+
+    fn take(&mut self, (): &()) -> Option<()> {
+        self.has_it().then_some(())
+    }
+
+    fn progress(&mut self, _: &EngineContext<'_>) -> Progress {
+        if !self.is_late {
+            self.pass();
+        }
+        Progress::Done
+    }
+
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
+        if self.is_late {
+            self.pass();
+        } else if self.has_it() && self.index > 0 {
+            return Ok(Armed::Ready);
+        }
+        Ok(Armed::Armed)
+    }
+
+    fn attach(&mut self, bell: Notifier) -> io::Result<()> {
+        self.chain.notifiers.lock().expect("no panic").push(bell);
+        Ok(())
+    }
+}
+
+/// Goal: a notification takes no time and ends a sleep, even one notified while others were armed for it. Method: engines notify each
+/// other in a row, as they work and as they are armed, beside a timer that fires much later; measure when the first one has what the last
+/// one received.
+#[test]
+fn notifications_take_no_time() {
+    const ENGINES: usize = 40;
+    for is_late in [false, true] {
+        each_seed("notifications_take_no_time", |seed| {
+            let mut simulation = Simulation::new(seed);
+            let server = simulation.server().clone();
+            let chain = Arc::new(Chain::default());
+            let hosts: Vec<_> = (0..ENGINES)
+                .map(|index| {
+                    let passing = Passing { chain: Arc::clone(&chain), index, is_late };
+                    let registration = Registration::named("passing");
+                    EngineHost::new(&server, passing, registration).expect("a host")
+                })
+                .collect();
+            hosts.iter().for_each(|host| host.keep_running().expect("a server"));
+            let timers = server.timers().clone();
+            let found = simulation.block_on(async move {
+                timers.wait(Instant::from_nanos(1_000_000)).await.expect("a server");
+                let far = timers.wait(Instant::from_nanos(3_000_000_000));
+                let found = async {
+                    hosts[ENGINES - 1].with(|passing| {
+                        passing.chain.left.store(ENGINES, Ordering::Relaxed);
+                    });
+                    hosts[0].wait(()).await.expect("a server");
+                    Instant::now()
+                };
+                let (found, far) = tokio::join!(found, far);
+                far.expect("a server");
+                found
+            });
+            assert_eq!(found, Ok(Instant::from_nanos(1_000_000)), "{is_late}");
+        });
     }
 }

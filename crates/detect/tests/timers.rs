@@ -19,7 +19,7 @@ fn at(micros: u64) -> Instant {
     Instant::from_nanos(micros * 1_000)
 }
 
-/// When each of the timers fired, in virtual time. Timers that are given up do so at a time of their own.
+/// When each of the timers fired, in virtual time. Cancelled timers are dropped at their own time.
 fn fire(seed: u64, reactivity: Reactivity, timers: &[Timer]) -> Vec<Option<Instant>> {
     let mut simulation = Simulation::with_policy(seed, reactivity);
     let fired = Rc::new(RefCell::new(vec![None; timers.len()]));
@@ -49,7 +49,7 @@ fn fire(seed: u64, reactivity: Reactivity, timers: &[Timer]) -> Vec<Option<Insta
 
 #[derive(Clone, Copy, Debug)]
 struct Timer {
-    /// When it is waited for, by a timer too; and then how long until its deadline, in microseconds.
+    /// When the wait begins, by a timer too; and then how long until its deadline, in microseconds.
     begin: u64,
     after: u64,
     slack: Option<u64>,
@@ -78,9 +78,9 @@ fn timers() -> impl Strategy<Value = Vec<Timer>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Goal: no timer fires early, none later than its slack allows while the host is free, and each that is
-    /// waited for fires. Method: random timers, some given up, with random slack or the server's, against what
-    /// their numbers allow. Their beginning is a timer of the same server, and may be as late.
+    /// Goal: no timer fires early, none later than its slack allows while the host is free, and each one
+    /// waited for fires. Method: random timers, some cancelled, with random slack or the server's, against
+    /// what their numbers allow. Their start is a timer of the same server, and may be as late.
     #[test]
     fn timers_fire_within_their_slack(
         seed: u64,
@@ -101,8 +101,9 @@ proptest! {
     }
 }
 
-/// Goal: timers close to one another share a wake-up, as many as slack allows, and none are put off without
-/// it. Method: a hundred timers, ten microseconds apart; how many different times they fire at.
+/// Goal: timers close to one another share a wake-up, as many as slack allows, and none are delayed without
+/// slack. Method: a hundred timers, ten microseconds apart; the number of distinct times at which they
+/// fire.
 #[test]
 fn wake_ups_are_shared() {
     let wake_ups = |reactivity, slack| {
@@ -119,7 +120,7 @@ fn wake_ups_are_shared() {
     assert_eq!(wake_ups(Reactivity::LowCpu, None), 1);
 }
 
-/// Goal: a timer that is alone is not put off, whatever its slack. Method: one after another.
+/// Goal: a lone timer is not delayed, whatever its slack. Method: one after another.
 #[test]
 fn a_timer_that_is_alone_is_exact() {
     let timers = [100, 5_000, 12_000].map(|after| Timer {
@@ -132,8 +133,8 @@ fn a_timer_that_is_alone_is_exact() {
     assert_eq!(fire(1, Reactivity::Balanced, &timers), expected);
 }
 
-/// Goal: a deadline that has come is ready at the first poll, and leaves nothing behind. Method: now, and the
-/// past, in virtual time.
+/// Goal: a deadline that has passed is ready at the first poll, and leaves nothing behind. Method: now, and
+/// the past, in virtual time.
 #[test]
 fn the_past_is_ready_at_once() {
     let mut simulation = Simulation::new(1);
@@ -160,7 +161,7 @@ fn more_than_a_million_timers() {
         assert!(Pin::new(wait).poll(&mut cx).is_pending());
     }
     assert_eq!(timers.pending_count(), waits.len());
-    // Each look reports so many at most; the next one is asked for.
+    // Each look reports a limited number; ask for the next one.
     simulation.run(Duration::from_millis(1));
     while timers.pending_count() > 0 {
         simulation.run(Duration::from_micros(1));
@@ -170,13 +171,13 @@ fn more_than_a_million_timers() {
     }
 }
 
-/// Goal: a host that a deadline has woken does not ring for itself because another deadline is pending, which
-/// would cost it a write and a look in vain. Method: sleep until the first of two deadlines; then nothing
-/// asks for a look.
+/// Goal: a host woken by a deadline does not notify itself because another deadline is pending, which would
+/// cost a write and a useless look. Method: sleep until the first of two deadlines; then nothing asks for a
+/// look.
 #[test]
 fn a_deadline_rings_for_nobody() {
     let server = Server::new(Flavor::UserLevel).expect("an epoll");
-    let mut lookout = server.lookout();
+    let mut driver = server.driver();
     let now = server.now();
     let [soon, late] = [Duration::from_millis(1), Duration::from_secs(3600)];
     let mut waits = [soon, late].map(|time| Box::pin(server.timers().wait_owned(now + time)));
@@ -184,8 +185,8 @@ fn a_deadline_rings_for_nobody() {
     for wait in &mut waits {
         assert!(wait.as_mut().poll(&mut context).is_pending());
     }
-    // What was submitted, and the first look, may ring.
-    while lookout.park(None) != Detected::Events(1) {}
+    // What was submitted, and the first look, may notify.
+    while driver.park(None) != Detected::Events(1) {}
     assert!(waits[0].as_mut().poll(&mut context).is_ready());
     assert!(!server.has_events(server.now()));
 }

@@ -1,5 +1,6 @@
 //! The io_uring detector over real sockets: exhaustion of buffers, futures dropped in flight, threads
-//! that go, servers that go. Nothing sleeps; a loop that turns a server has a guard against hanging.
+//! that end, servers that end. Nothing sleeps; a loop that drives a server has a guard against
+//! hanging.
 
 #![cfg(feature = "uring")]
 
@@ -18,7 +19,7 @@ use std::{
 };
 
 use vigie_detect::{
-    Armed, Detector, Flavor, Handle, HostThread, Key, Lookout, Mode, RegisterError, Registration,
+    Armed, Detector, Driver, Flavor, Handle, HostThread, Key, Mode, RegisterError, Registration,
     Server, Submitted, WaitError,
     stock::uring::{
         Completion, Missing, Operation, Uring, UringBuilder, UringStatistics, UringUnavailable,
@@ -32,7 +33,7 @@ fn small() -> UringBuilder {
     Uring::builder().buffer_count(4).buffer_size_bytes(64)
 }
 
-/// Builds the detector; says loudly if this machine has no io_uring.
+/// Builds the detector; prints a message if this machine has no io_uring.
 fn build(builder: UringBuilder) -> Option<Uring> {
     match builder.build() {
         Ok(uring) => Some(uring),
@@ -82,23 +83,23 @@ fn in_tokio<F: Future>(future: F) -> F::Output {
         .block_on(async { tokio::time::timeout(HANG, future).await.expect("the test hangs") })
 }
 
-/// A server that turns only when the test says so.
+/// A server that is driven only when the test says so.
 struct Hand {
     server: Server,
-    lookout: Lookout,
+    driver: Driver,
 }
 
 impl Hand {
     fn new() -> Self {
         let server = Server::new(Flavor::UserLevel).expect("a server");
-        let lookout = server.lookout();
-        Self { server, lookout }
+        let driver = server.driver();
+        Self { server, driver }
     }
 
     fn until(&mut self, mut is_done: impl FnMut() -> bool) {
         let start = self.server.now();
         while !is_done() {
-            self.lookout.detect();
+            self.driver.detect();
             thread::yield_now();
             assert!(self.server.now().saturating_duration_since(start) < HANG, "the test hangs");
         }
@@ -123,8 +124,8 @@ fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
 
 #[test]
 fn few_buffers_carry_a_long_stream() {
-    // Goal: multishot receive goes on after it ran out of buffers, in order, exactly, to the end of
-    // the stream. Method: the reader keeps all four buffers until it has them, then drops them.
+    // Goal: multishot receive continues after it ran out of buffers, in order, exactly, to the end
+    // of the stream. Method: the reader keeps all four buffers until it has them, then drops them.
     let Some((_host, handle)) = hosted(small()) else { return };
     let (near, mut far) = pair();
     let sent = pattern(100_000);
@@ -215,8 +216,8 @@ fn a_reader_that_lags_pauses_its_stream() {
 
 #[test]
 fn a_sleeping_server_learns_that_its_reader_is_back() {
-    // Goal: what is held reaches a reader although nothing but its reading happens. Method: a queue of
-    // two at a server on a thread of its own, which sleeps once the stream is paused.
+    // Goal: held events reach a reader although only its reading happens. Method: a queue of two at a
+    // server on its own thread, which sleeps once the stream is paused.
     let Some(uring) = build(Uring::builder().buffer_count(64).buffer_size_bytes(64)) else {
         return;
     };
@@ -331,10 +332,10 @@ fn owned_buffers_go_and_come_back() {
 
 #[test]
 fn a_write_dropped_in_flight_keeps_its_memory() {
-    // Goal: after the future is gone, the kernel still reads what the future was given, until the
-    // completion is in. Method: nothing turns the server between the drop and the peer's reading, so
-    // the cancellation is not submitted and the kernel sends everything; allocations of the same size
-    // are scribbled over meanwhile, and would show if the memory had been freed.
+    // Goal: after the future is gone, the kernel still reads the future's buffer, until the
+    // completion has arrived. Method: nothing drives the server between the drop and the peer's
+    // reading, so the cancellation is not submitted and the kernel sends everything; allocations of
+    // the same size are overwritten meanwhile, and would show if the memory had been freed.
     let Some(uring) = build(small()) else { return };
     let mut hand = Hand::new();
     let handle = register(&hand.server, uring);
@@ -356,7 +357,7 @@ fn a_write_dropped_in_flight_keeps_its_memory() {
     assert_eq!(scribbles.iter().map(Vec::len).sum::<usize>(), 8 * sent.len());
     assert_eq!(statistics(&handle).in_flight, 1, "the completion was not taken yet");
 
-    // From here on the cancellation and what is left of the write race; either is right.
+    // From here on the cancellation and the rest of the write race; either result is right.
     let reader = thread::spawn(move || {
         let mut rest = Vec::new();
         far.read_to_end(&mut rest).map(|_| rest)
@@ -402,7 +403,8 @@ fn a_write_that_is_cancelled_frees_its_memory_and_the_handle_goes_on() {
 
 #[test]
 fn a_request_that_the_kernel_never_saw_is_dropped_at_once() {
-    // Goal: before the host has looked, there is nothing to wait for. Method: a server nobody turns.
+    // Goal: before the host has looked, there is nothing to wait for. Method: a server that no
+    // thread drives.
     let Some(uring) = build(small()) else { return };
     let hand = Hand::new();
     let handle = register(&hand.server, uring);
@@ -469,7 +471,7 @@ fn buffers_outlive_the_detector() {
     drop(handle);
     drop(host);
     assert_eq!(&kept[..], b"kept");
-    // Given back on another thread, to nobody.
+    // Returned on another thread, after its owner is gone.
     thread::spawn(move || drop(kept)).join().expect("no panic");
 }
 
@@ -495,9 +497,9 @@ fn a_waiter_thread_may_go() {
 
 #[test]
 fn a_host_thread_may_go() {
-    // Goal: the kernel cancels what an exiting thread has submitted, at the latest when its event
-    // comes; the next host submits it again, and the event is not lost.
-    // Method: one thread turns the server until all is in flight and ends, another one goes on.
+    // Goal: the kernel cancels an exiting thread's submissions, at the latest when the event comes;
+    // the next host submits them again, and the event is not lost. Method: one thread drives the
+    // server until all is in flight and ends, another one continues.
     let Some(uring) = build(small()) else { return };
     let mut hand = Hand::new();
     let handle = register(&hand.server, uring);
@@ -625,7 +627,7 @@ fn a_kernel_without_io_uring_is_told_apart() {
     }
 }
 
-/// Lets io_uring_setup(2) fail with `errno` on this thread, for good.
+/// Makes io_uring_setup(2) fail with `errno` on this thread, for good.
 #[expect(unsafe_code, reason = "seccomp filters have no safe interface")]
 fn refuse_io_uring(errno: i32) {
     const RETURN: u16 = 0x06;
@@ -652,8 +654,8 @@ fn refuse_io_uring(errno: i32) {
 #[test]
 fn futures_may_be_dropped_at_any_point() {
     // Goal: whatever is dropped when, bytes stay in order, nothing is left in flight and no buffer is
-    // lost. Method: random operations and drops; one integer, printed, makes them all. Even seeds turn
-    // the server between two steps of the tasks, odd ones at the same time, on a thread of its own.
+    // lost. Method: random operations and drops; one integer, printed, makes them all. Even seeds
+    // drive the server between two steps of the tasks, odd ones at the same time, on its own thread.
     let bytes = pattern(600_000);
     let seed = std::env::var("SIM_SEED").ok().and_then(|text| text.parse().ok());
     for seed in seed.map_or(0..32, |seed: u64| seed..seed + 1) {
@@ -687,7 +689,7 @@ fn futures_may_be_dropped_at_any_point() {
     }
 }
 
-/// Polls `future` up to so many times, then drops it.
+/// Polls `future` at most `polls` times, then drops it.
 async fn for_polls<F: Future>(future: F, polls: usize) -> Option<F::Output> {
     let mut future = pin!(future);
     for _ in 0..polls {

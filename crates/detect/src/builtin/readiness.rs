@@ -1,14 +1,14 @@
-//! The readiness of descriptors: one handle for all sockets of a server, so that one look at the wait
-//! point serves them all.
+//! The readiness of descriptors: one handle for all sockets of a server, so that one look at the
+//! poller serves them all.
 //!
-//! Each watched descriptor is a [`Source`], shared by its owner and the detector. The kernel announces
-//! edges; the source keeps what was announced as bits with a *tick*, which every announcement raises.
-//! An owner that found the descriptor not ready after all clears the bits *with the tick it had seen*:
-//! a newer announcement has raised it, and stays.
+//! Each watched descriptor is an [`IoSource`], shared by its owner and the detector. The kernel announces
+//! edges; the source keeps the announced bits together with a *tick*, which every readiness event
+//! increments. An owner that finds the descriptor not ready after all clears the bits *with the tick that
+//! it saw*: a newer readiness event has incremented the tick, and its bits stay.
 //!
 //! A request names a source and a direction. It is ready at once if the source's bits say so. An
-//! [`AsyncFd`](crate::AsyncFd) makes one stream for each direction; its waiters leave their wakers in the slots of
-//! these (`Source::poll_ready`), so that waiting takes no lock that sockets share.
+//! [`AsyncFd`](crate::AsyncFd) makes one stream for each direction; its waiters register their wakers in the slots
+//! of these streams (`IoSource::poll_ready`), so that waiting takes no lock shared between sockets.
 
 use std::{
     io,
@@ -22,24 +22,24 @@ use slab::Slab;
 use crate::{
     budget,
     detector::{
-        Arming, Bell, Cancel, Detector, Emitted, Interest, Key, Methods, Mode, Notice, Ready,
-        Round, Site, Submitted,
+        Arming, Cancel, Detector, DriverHandle, Emitted, Interest, Key, Methods, Mode, Notifier,
+        PollContext, ReadinessEvent, Ready, Submitted,
     },
     sync::{Arc, AtomicU8, AtomicU64, Ordering},
 };
 
-/// Which of a descriptor's directions a request waits for.
+/// The direction of a descriptor that a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "a descriptor has two directions")]
 pub enum Direction {
-    /// Bytes, datagrams, connections come in.
+    /// Bytes, datagrams or connections arrive.
     Read,
-    /// There is room for bytes to go out.
+    /// There is room to write.
     Write,
 }
 
 impl Direction {
-    /// Returns all bits that end the wait in this direction.
+    /// Returns all bits that end a wait in this direction.
     #[must_use]
     pub const fn mask(self) -> Ready {
         match self {
@@ -49,35 +49,36 @@ impl Direction {
     }
 }
 
-/// What a source was ready for, and the tick of the announcement.
+/// What a source is ready for, and the tick of the readiness event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Readable {
+pub struct ReadyEvent {
     /// The bits.
     pub ready: Ready,
-    /// Raised by every announcement; give it back to [`Source::clear`].
+    /// Incremented by every readiness event; pass it back to [`IoSource::clear`].
     pub tick: u64,
 }
 
 /// The readiness of one descriptor.
 #[derive(Debug)]
-pub struct Source {
-    /// Bits in the lowest byte, the tick above. Raised by the round that delivers an announcement
-    /// (release: what the kernel has queued is there); read by owners (acquire); cleared by owners.
+pub struct IoSource {
+    /// Bits in the lowest byte, the tick above. Incremented by the poll that delivers a readiness
+    /// event (release: what the kernel has queued is visible); read by owners (acquire); cleared by
+    /// owners.
     state: AtomicU64,
     key: u32,
     /// One of the three below. Written under the handle's lock, or by the one thread that polls it.
     watching: AtomicU8,
 }
 
-/// The server's wait point watches the source.
+/// The server's poller watches the source.
 const BY_SERVER: u8 = 0;
-/// Threads that wait for it watch it in their own wait points.
+/// The threads that wait for the source watch it in their own pollers.
 const BY_THREADS: u8 = 1;
-/// Its next wait is for the server's wait point to watch.
+/// The server's poller watches the source from its next wait on.
 const BY_SERVER_SOON: u8 = 2;
 
-impl Source {
+impl IoSource {
     pub(crate) fn new(key: u32) -> Self {
         Self { state: AtomicU64::new(0), key, watching: AtomicU8::new(BY_SERVER) }
     }
@@ -86,37 +87,37 @@ impl Source {
         self.key
     }
 
-    /// Returns whether the server's wait point watches it: one load.
+    /// Returns whether the server's poller watches it: one load.
     #[inline]
     pub(crate) fn is_watched_by_server(&self) -> bool {
         self.watching.load(Ordering::Acquire) == BY_SERVER
     }
 
-    pub(crate) fn is_for_own_points(&self) -> bool {
+    pub(crate) fn is_for_thread_pollers(&self) -> bool {
         self.watching.load(Ordering::Acquire) == BY_THREADS
     }
 
-    /// Lets the server's wait point watch it from the next wait on.
-    pub(crate) fn leave_own_points(&self) {
+    /// Makes the server's poller watch it from the next wait on.
+    pub(crate) fn leave_thread_pollers(&self) {
         let (from, to) = (BY_THREADS, BY_SERVER_SOON);
-        // Else the server watches it already.
+        // Otherwise the server watches it already.
         let _ = self.watching.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Returns what the source is ready for now, of the bits that matter in `direction`.
+    /// Returns what the source is ready for now, limited to the bits that matter in `direction`.
     #[inline]
     #[must_use]
-    pub fn ready(&self, direction: Direction) -> Readable {
+    pub fn ready(&self, direction: Direction) -> ReadyEvent {
         let state = unpack(self.state.load(Ordering::Acquire));
-        Readable { ready: state.ready.intersection(direction.mask()), tick: state.tick }
+        ReadyEvent { ready: state.ready.intersection(direction.mask()), tick: state.tick }
     }
 
-    /// Returns what the source is ready for in `direction`. If that is nothing, lets `register` leave the waker of
-    /// `cx` with the waiters whom [`Readiness::notified`] wakes, and looks again. At the end of the poll's budget it
-    /// gives way.
+    /// Returns what the source is ready for in `direction`. If that is nothing, calls `register` to add the waker of
+    /// `cx` to the waiters that [`Readiness::notified`] wakes, and looks again. At the end of the poll's budget it
+    /// yields.
     ///
-    /// No announcement is missed: it raises the bits, and then wakes who is registered. The lock of the waiters orders
-    /// the two sides. If the announcement took it first, the second look sees the bits, unless another waiter has
+    /// No readiness event is missed: an event sets the bits, and then wakes the registered waiters. The lock of the
+    /// waiters orders the two sides. If the event took it first, the second look sees the bits, unless another waiter has
     /// found the descriptor not ready and cleared them; if the waiter took it first, it is woken.
     #[inline]
     pub(crate) fn poll_ready<E>(
@@ -124,7 +125,7 @@ impl Source {
         direction: Direction,
         cx: &Context<'_>,
         register: impl FnOnce() -> Result<(), E>,
-    ) -> Poll<Result<Readable, E>> {
+    ) -> Poll<Result<ReadyEvent, E>> {
         let mut readable = self.ready(direction);
         if readable.ready.is_empty() {
             register()?;
@@ -140,32 +141,32 @@ impl Source {
     /// Clears what `seen` showed, after an operation that would block, unless something was announced
     /// since.
     ///
-    /// That goes for errors and closed directions too: an operation that finds one does not block. One
-    /// that blocks all the same shows that it is over (the error of an earlier datagram, which epoll
-    /// announces as a closed direction) or was never there (an announcement for a predecessor), and
-    /// whoever kept the bit would try again without end.
-    pub fn clear(&self, seen: Readable) {
+    /// This includes errors and closed directions, since an operation that finds one does not block.
+    /// If it blocks nevertheless, the condition has ended (the error of an earlier datagram, which
+    /// epoll announces as a closed direction) or never existed (a readiness event for a predecessor),
+    /// and a caller that kept the bit would retry for ever.
+    pub fn clear(&self, seen: ReadyEvent) {
         self.clear_bits(seen, seen.ready);
     }
 
     /// Clears what `seen` showed, after a stream moved fewer bytes than it was asked to, unless
     /// something was announced since.
     ///
-    /// A closed direction and an error stay: they are announced once, and seen by the next operation.
-    /// So does all, once the source had urgent data: a read stops short of their place in the stream,
-    /// and bytes may lie behind it.
-    pub(crate) fn clear_used_up(&self, seen: Readable) {
+    /// A closed direction and an error stay: they are announced once, and the next operation sees
+    /// them. Once the source has had urgent data, all bits stay: a read stops before its place in the
+    /// stream, and bytes may follow it.
+    pub(crate) fn clear_used_up(&self, seen: ReadyEvent) {
         let current = unpack(self.state.load(Ordering::Acquire));
         if !current.ready.intersects(Ready::PRIORITY) {
             self.clear_bits(seen, seen.ready.intersection(Ready::READABLE | Ready::WRITABLE));
         }
     }
 
-    fn clear_bits(&self, seen: Readable, ready: Ready) {
+    fn clear_bits(&self, seen: ReadyEvent, ready: Ready) {
         let current = self.state.load(Ordering::Acquire);
         if unpack(current).tick == seen.tick {
-            // Should the exchange fail, something was announced or cleared meanwhile. Then the bit
-            // stays and costs one more attempt, which is never wrong.
+            // If the exchange fails, something was announced or cleared meanwhile. Then the bit
+            // stays and costs one more attempt, which is always safe.
             let _ = self.state.compare_exchange(
                 current,
                 current & !u64::from(ready.bits()),
@@ -175,13 +176,13 @@ impl Source {
         }
     }
 
-    /// Lets the owner try before the first announcement.
+    /// Lets the owner try an operation before the first readiness event.
     pub(crate) fn assume_ready(&self) {
         let bits = Ready::READABLE | Ready::WRITABLE;
         self.state.fetch_or(u64::from(bits.bits()), Ordering::AcqRel);
     }
 
-    pub(crate) fn announce(&self, ready: Ready) -> Readable {
+    pub(crate) fn announce(&self, ready: Ready) -> ReadyEvent {
         let raised = self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
             Some((state + TICK) | u64::from(ready.bits()))
         });
@@ -193,11 +194,11 @@ impl Source {
 
 const TICK: u64 = 1 << 8;
 
-fn unpack(state: u64) -> Readable {
-    Readable { ready: Ready::from_bits(state.to_le_bytes()[0]), tick: state >> 8 }
+fn unpack(state: u64) -> ReadyEvent {
+    ReadyEvent { ready: Ready::from_bits(state.to_le_bytes()[0]), tick: state >> 8 }
 }
 
-/// What `poll(2)` found, as the bits of a readiness.
+/// Converts the result of `poll(2)` to readiness bits.
 pub(crate) fn ready_of(found: PollFlags) -> Ready {
     let mut ready = Ready::NONE;
     for (flags, bits) in [
@@ -206,7 +207,7 @@ pub(crate) fn ready_of(found: PollFlags) -> Ready {
         (PollFlags::RDHUP, Ready::READ_CLOSED),
         (PollFlags::HUP, Ready::READ_CLOSED.union(Ready::WRITE_CLOSED)),
         (PollFlags::ERR, Ready::ERROR),
-        // Closed behind our back: the operation that follows says so.
+        // Closed by someone other than the owner: the next operation returns the error.
         (PollFlags::NVAL, Ready::ERROR),
     ] {
         if found.intersects(flags) {
@@ -219,37 +220,37 @@ pub(crate) fn ready_of(found: PollFlags) -> Ready {
 /// A request for the readiness of one source in one direction.
 #[derive(Clone, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "a request is its two parts")]
-pub struct Awaited {
+pub struct ReadinessRequest {
     /// The descriptor.
-    pub source: Arc<Source>,
+    pub source: Arc<IoSource>,
     /// The direction.
     pub direction: Direction,
 }
 
 /// The detector of descriptors' readiness: see [`Server::readiness`](crate::Server::readiness).
 ///
-/// Its poll is the wait point's own: announcements come in through
-/// [`notified`](Detector::notified) and need no arming.
+/// It uses the server's poller: readiness events arrive through [`notified`](Detector::notified)
+/// and need no arming.
 #[derive(Debug, Default)]
 pub struct Readiness {
-    site: Option<Site>,
-    sources: Slab<Watched>,
-    /// Raised with every source, so that an announcement for a closed one does not reach its
+    driver: Option<DriverHandle>,
+    sources: Slab<WatchedSource>,
+    /// Incremented with every source, so that a readiness event for a closed one does not reach its
     /// successor in the slab.
     generation: u8,
-    /// Single waits for sources that are watched no more, until the next poll ends them.
+    /// Single waits for sources that are no longer watched, until the next poll ends them.
     abandoned: Vec<Key>,
 }
 
 #[derive(Debug)]
-struct Watched {
-    source: Arc<Source>,
+struct WatchedSource {
+    source: Arc<IoSource>,
     /// Nearly always one reader and one writer.
-    waiters: Vec<Waiter>,
+    waiters: Vec<ReadinessWaiter>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Waiter {
+struct ReadinessWaiter {
     key: Key,
     direction: Direction,
     mode: Mode,
@@ -260,14 +261,14 @@ impl Readiness {
         Self::default()
     }
 
-    /// Watches `descriptor`, which must stay open until [`unwatch`](Self::unwatch); or leaves that to the
-    /// threads that will wait for it, if none is given.
+    /// Watches `descriptor`, which must stay open until [`unwatch`](Self::unwatch); without one, leaves
+    /// that to the threads that will wait for it.
     pub(crate) fn watch(
         &mut self,
         descriptor: Option<BorrowedFd<'_>>,
         interest: Interest,
-    ) -> io::Result<Arc<Source>> {
-        let site = self.site.as_ref().expect("invariant: attached at registration");
+    ) -> io::Result<Arc<IoSource>> {
+        let driver = self.driver.as_ref().expect("invariant: attached at registration");
         let entry = self.sources.vacant_entry();
         if entry.key() >= SOURCES_MAX {
             return Err(io::Error::new(
@@ -278,39 +279,44 @@ impl Readiness {
         self.generation = self.generation.wrapping_add(1);
         let index = u32::try_from(entry.key()).expect("invariant: below SOURCES_MAX");
         let key = u32::from(self.generation) << 24 | index;
-        let source = Source::new(key);
+        let source = IoSource::new(key);
         match descriptor {
-            Some(descriptor) => site.watch(descriptor, key, interest)?,
+            Some(descriptor) => driver.watch(descriptor, key, interest)?,
             None => source.watching.store(BY_THREADS, Ordering::Release),
         }
         let source = Arc::new(source);
-        entry.insert(Watched { source: Arc::clone(&source), waiters: Vec::with_capacity(2) });
+        entry.insert(WatchedSource { source: Arc::clone(&source), waiters: Vec::with_capacity(2) });
         Ok(source)
     }
 
-    /// Lets the server's wait point watch a source that threads have watched, unless it is gone.
+    /// Makes the server's poller watch a source that threads have watched, unless it is gone.
     pub(crate) fn watch_from_now_on(
         &mut self,
         descriptor: RawFd,
-        source: &Source,
+        source: &IoSource,
     ) -> io::Result<()> {
         if source.is_watched_by_server() || self.watched(source.key).is_none() {
             return Ok(());
         }
-        let site = self.site.as_ref().expect("invariant: attached at registration");
-        site.watch_raw(descriptor, source.key, Interest::Both)?;
+        let driver = self.driver.as_ref().expect("invariant: attached at registration");
+        driver.watch_raw(descriptor, source.key, Interest::Both)?;
         source.watching.store(BY_SERVER, Ordering::Release);
         Ok(())
     }
 
-    /// Watches `descriptor` no more. Returns the bell to ring, outside the handle's lock, if waits
-    /// are to be ended.
-    pub(crate) fn unwatch(&mut self, descriptor: BorrowedFd<'_>, source: &Source) -> Option<Bell> {
-        let site = self.site.as_ref().expect("invariant: attached at registration");
+    /// Stops watching `descriptor`. Returns the notifier to call, outside the handle's lock, if waits
+    /// must be ended.
+    pub(crate) fn unwatch(
+        &mut self,
+        descriptor: BorrowedFd<'_>,
+        source: &IoSource,
+    ) -> Option<Notifier> {
+        let driver = self.driver.as_ref().expect("invariant: attached at registration");
         if source.is_watched_by_server()
-            && let Err(error) = site.unwatch(descriptor)
+            && let Err(error) = driver.unwatch(descriptor)
         {
-            // The descriptor was closed behind our back; the kernel has forgotten it then.
+            // The descriptor was closed by someone other than its owner; the kernel has then
+            // forgotten it.
             tracing::debug!(%error, "a descriptor was closed before its source");
         }
         self.watched(source.key)?;
@@ -318,10 +324,14 @@ impl Readiness {
         let single = watched.waiters.iter().filter(|waiter| waiter.mode == Mode::Once);
         let count = self.abandoned.len();
         self.abandoned.extend(single.map(|waiter| waiter.key));
-        if self.abandoned.len() > count { self.site.as_ref().map(Site::bell) } else { None }
+        if self.abandoned.len() > count {
+            self.driver.as_ref().map(DriverHandle::notifier)
+        } else {
+            None
+        }
     }
 
-    fn watched(&mut self, key: u32) -> Option<&mut Watched> {
+    fn watched(&mut self, key: u32) -> Option<&mut WatchedSource> {
         self.sources.get_mut(index_of(key)).filter(|watched| watched.source.key == key)
     }
 }
@@ -337,8 +347,8 @@ fn not_watched() -> io::Error {
 }
 
 impl Detector for Readiness {
-    type Request = Awaited;
-    type Event = Readable;
+    type Request = ReadinessRequest;
+    type Event = ReadyEvent;
 
     fn methods(&self) -> Methods {
         Methods::CHECK | Methods::GROUP | Methods::NOTIFY
@@ -348,64 +358,69 @@ impl Detector for Readiness {
         Arming::Permanent
     }
 
-    fn attach(&mut self, site: &Site) -> io::Result<()> {
-        self.site = Some(site.clone());
+    fn attach(&mut self, driver: &DriverHandle) -> io::Result<()> {
+        self.driver = Some(driver.clone());
         Ok(())
     }
 
-    fn submit(&mut self, key: Key, awaited: &mut Awaited, mode: Mode) -> Submitted<Readable> {
-        let Awaited { source, direction } = awaited;
+    fn submit(
+        &mut self,
+        key: Key,
+        awaited: &mut ReadinessRequest,
+        mode: Mode,
+    ) -> Submitted<ReadyEvent> {
+        let ReadinessRequest { source, direction } = awaited;
         let Some(watched) = self.watched(source.key) else {
             return Submitted::Rejected(not_watched());
         };
-        // An announcement between this look and the insertion cannot be: both run under the
+        // No readiness event can come between this look and the insertion: both run under the
         // handle's lock, as `notified` does.
         let readable = source.ready(*direction);
         if mode == Mode::Once && !readable.ready.is_empty() {
             return Submitted::Ready(readable);
         }
-        watched.waiters.push(Waiter { key, direction: *direction, mode });
+        watched.waiters.push(ReadinessWaiter { key, direction: *direction, mode });
         if readable.ready.is_empty() { Submitted::Pending } else { Submitted::Ready(readable) }
     }
 
-    fn check(&mut self, _: Key, awaited: &mut Awaited) -> Option<Readable> {
+    fn check(&mut self, _: Key, awaited: &mut ReadinessRequest) -> Option<ReadyEvent> {
         let readable = awaited.source.ready(awaited.direction);
         (!readable.ready.is_empty()).then_some(readable)
     }
 
-    /// Ends abandoned waits. What the wait point has for this detector comes through `notified`.
-    fn poll(&mut self, round: &mut Round<'_, Self>) {
+    /// Ends abandoned waits. Events from the poller come through `notified`.
+    fn poll(&mut self, context: &mut PollContext<'_, Self>) {
         for key in self.abandoned.drain(..) {
-            round.fail(key, not_watched());
+            context.fail(key, not_watched());
         }
     }
 
-    fn notified(&mut self, notices: &[Notice], round: &mut Round<'_, Self>) {
-        for notice in notices {
-            let Some(watched) = self.watched(notice.key) else { continue };
-            let readable = watched.source.announce(notice.ready);
-            watched.waiters.retain(|&Waiter { key, direction, .. }| {
+    fn notified(&mut self, ready_events: &[ReadinessEvent], context: &mut PollContext<'_, Self>) {
+        for ready_event in ready_events {
+            let Some(watched) = self.watched(ready_event.key) else { continue };
+            let readable = watched.source.announce(ready_event.ready);
+            watched.waiters.retain(|&ReadinessWaiter { key, direction, .. }| {
                 let ready = readable.ready.intersection(direction.mask());
-                if !notice.ready.intersects(direction.mask()) {
+                if !ready_event.ready.intersects(direction.mask()) {
                     return true;
                 }
                 matches!(
-                    round.emit(key, Readable { ready, tick: readable.tick }),
+                    context.emit(key, ReadyEvent { ready, tick: readable.tick }),
                     Emitted::Kept | Emitted::Full(_)
                 )
             });
         }
     }
 
-    fn cancel(&mut self, key: Key, awaited: &mut Awaited) -> Cancel {
+    fn cancel(&mut self, key: Key, awaited: &mut ReadinessRequest) -> Cancel {
         if let Some(watched) = self.watched(awaited.source.key) {
             watched.waiters.retain(|waiter| waiter.key != key);
         }
         Cancel::Released
     }
 
-    fn merge(queued: &mut Readable, newer: Readable) -> Option<Readable> {
-        *queued = Readable { ready: queued.ready.union(newer.ready), tick: newer.tick };
+    fn merge(queued: &mut ReadyEvent, newer: ReadyEvent) -> Option<ReadyEvent> {
+        *queued = ReadyEvent { ready: queued.ready.union(newer.ready), tick: newer.tick };
         None
     }
 }

@@ -1,45 +1,47 @@
-//! Timers as a detector: a request is a deadline, its event that the deadline has come.
+//! Timers as a detector: a request is a deadline, and its event means that the deadline has passed.
 //!
-//! Each timer has a *soft expiry*, its deadline, before which it never fires, and a *hard expiry*, the
-//! deadline and its slack, up to which the host may put it off. A poll fires all that have expired
-//! softly, up to the first one, in the order of hard expiry, that has not; so timers close to one another
-//! share a wake-up. [`Detector::wakeup`] says when that should be: at the last soft expiry before the
-//! first hard one, and so without delay for a timer that is alone. Linux's own timers have both expiries
-//! (`hrtimer_set_expires_range`); there, the wake-up is at the hard one.
+//! Each timer has a *soft expiry*, its deadline, before which it never fires, and a *hard expiry*, its
+//! deadline plus its slack, up to which the host may delay it. A poll goes through the timers in the
+//! order of hard expiry and fires each one up to the first that has not reached its soft expiry, so
+//! timers close to one another share a wake-up. [`Detector::wakeup`] chooses its time: the last soft
+//! expiry before the first hard one, which means no delay for a timer on its own. Linux's own timers have
+//! both expiries too (`hrtimer_set_expires_range`); there, the wake-up is at the hard one.
 //!
-//! Deadlines are exact to the nanosecond and kept in a four-ary heap that knows where each timer
-//! stands, so that a cancelled one leaves at once. *Deviation* from the hashed wheel of [wheels87]: a
-//! wheel rounds deadlines to its tick; and appending at the far end of a heap, which is what time-outs
-//! do, takes constant time as well.
+//! Deadlines are exact to the nanosecond and kept in a four-ary heap that knows the place of each
+//! timer, so that a cancelled one is removed at once. *Deviation* from the hashed wheel of [wheels87]:
+//! a wheel rounds deadlines to its tick; and inserting at the far end of a heap, as time-outs do,
+//! takes constant time too.
 
 use std::time::Duration;
 
 use crate::{
     clock::Instant,
-    detector::{Arming, Cancel, Detector, Key, Methods, Mode, Round, Site, Submitted},
+    detector::{
+        Arming, Cancel, Detector, DriverHandle, Key, Methods, Mode, PollContext, Submitted,
+    },
 };
 
 mod heap;
 
-use heap::{DeadlineHeap, Node};
+use heap::{DeadlineHeap, HeapNode};
 
 /// The timers of a server: see [`Server::timers`](crate::Server::timers).
 ///
-/// A deadline that has come already is ready at once, without a wait. There is no bound on how many
-/// timers may be pending, but memory and 2^31.
+/// A deadline that has passed already is ready at once, without a wait. The number of pending
+/// timers is limited only by memory and 2^31.
 #[derive(Debug)]
 pub struct Timers {
-    site: Option<Site>,
+    driver: Option<DriverHandle>,
     heap: DeadlineHeap,
-    /// Of requests that name none.
+    /// The slack of requests that set none.
     default_slack: Duration,
-    /// Of the request that is submitted next, under the same lock.
+    /// The slack of the request that is submitted next, under the same lock.
     next_slack: Option<Duration>,
 }
 
 impl Timers {
     pub(crate) fn new(default_slack: Duration) -> Self {
-        Self { site: None, heap: DeadlineHeap::default(), default_slack, next_slack: None }
+        Self { driver: None, heap: DeadlineHeap::default(), default_slack, next_slack: None }
     }
 
     /// Sets the slack of the request that is submitted next, under the same lock.
@@ -48,7 +50,7 @@ impl Timers {
     }
 
     fn now(&self) -> Instant {
-        self.site.as_ref().expect("invariant: attached before the first request").now()
+        self.driver.as_ref().expect("invariant: attached before the first request").now()
     }
 }
 
@@ -64,8 +66,8 @@ impl Detector for Timers {
         Arming::Permanent
     }
 
-    fn attach(&mut self, site: &Site) -> std::io::Result<()> {
-        self.site = Some(site.clone());
+    fn attach(&mut self, driver: &DriverHandle) -> std::io::Result<()> {
+        self.driver = Some(driver.clone());
         Ok(())
     }
 
@@ -75,7 +77,7 @@ impl Detector for Timers {
         if mode == Mode::Once && *deadline <= self.now() {
             return Submitted::Ready(());
         }
-        self.heap.insert(Node { hard: *deadline + slack, soft: *deadline, key });
+        self.heap.insert(HeapNode { hard: *deadline + slack, soft: *deadline, key });
         Submitted::Pending
     }
 
@@ -87,17 +89,17 @@ impl Detector for Timers {
         is_over.then_some(())
     }
 
-    fn poll(&mut self, round: &mut Round<'_, Self>) {
+    fn poll(&mut self, context: &mut PollContext<'_, Self>) {
         while let Some(first) = self.heap.first() {
-            if first.soft > round.now() {
+            if first.soft > context.now() {
                 break;
             }
-            if round.is_full() {
-                round.more();
+            if context.is_full() {
+                context.more();
                 break;
             }
             self.heap.remove(first.key);
-            round.complete(first.key, ());
+            context.complete(first.key, ());
         }
     }
 

@@ -1,8 +1,8 @@
-//! The names of registered handles.
+//! Addresses of registered handles.
 
-/// Names a registered handle in the tokens of the wait point: index and generation.
+/// The address of a registered handle in the tokens of the poller: index and generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Address {
+pub(crate) struct HandleAddress {
     /// Below [`HANDLES_MAX`].
     pub(crate) index: u32,
     pub(crate) generation: u8,

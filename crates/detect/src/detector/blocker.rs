@@ -1,4 +1,4 @@
-//! A call that blocks, as a detector gives it to its server.
+//! A blocking call that a detector gives its server.
 
 use std::{fmt, io, time::Duration};
 
@@ -8,35 +8,35 @@ pub(crate) type Interrupt = Box<dyn Fn() + Send + Sync>;
 /// A call that blocks until an event may be there: what [`Detector::block`](crate::Detector::block)
 /// returns.
 ///
-/// It runs on a kernel thread kept for it, without any lock held, while requests are pending; the server
-/// polls the detector after each return.
+/// It runs on its own kernel thread, with no lock held, while requests are pending; the server polls the
+/// detector after each return.
 ///
 /// # Contract
-/// 1. It returns at once if an event is there that no poll has taken, whenever that has happened; a call
-///    that came too late must not sleep over it.
-/// 2. It may return although there is none. [`io::ErrorKind::Interrupted`] is such a return; any other
-///    error ends all pending requests of the handle and closes it, as a panic does.
-/// 3. Without an interrupt it returns after the given time, which it may then be given, at most
-///    [`LIMIT`](Self::LIMIT). One that does not keeps its thread beyond the server's end, and delays
-///    nobody else.
-/// 4. With an interrupt, a call under way returns soon after that is called, at least after it is called
-///    several times; it then is given no time.
+/// 1. It returns at once if there is an event that no poll has taken, no matter when it happened; a call
+///    that starts after the event must not sleep through it.
+/// 2. It may return without an event. [`io::ErrorKind::Interrupted`] is such a return; any other error
+///    ends all pending requests of the handle and closes it, as a panic does.
+/// 3. Without an interrupt, each call is given a time, at most [`LIMIT`](Self::LIMIT), after which
+///    it must return. One that does not keeps its thread beyond the server's end, but delays no
+///    other handle.
+/// 4. With an interrupt, a call in progress returns soon after the interrupt is called, if necessary
+///    several times; it is then given no time.
 pub struct Blocker {
     pub(crate) call: Call,
     pub(crate) interrupt: Option<Interrupt>,
 }
 
 impl Blocker {
-    /// The longest time that a call without an interrupt is given.
+    /// The longest time that a call without an interrupt may be given.
     pub const LIMIT: Duration = Duration::from_secs(1);
 
-    /// Makes a blocker whose calls end by themselves after the time that they are given.
+    /// Creates a blocker whose calls return on their own after the time that they are given.
     #[must_use]
     pub fn new(call: impl FnMut(Option<Duration>) -> io::Result<()> + Send + 'static) -> Self {
         Self { call: Box::new(call), interrupt: None }
     }
 
-    /// Makes a blocker whose call under way is ended by `interrupt`, from another thread.
+    /// Creates a blocker whose call in progress is ended by `interrupt`, from another thread.
     #[must_use]
     pub fn interruptible(
         call: impl FnMut(Option<Duration>) -> io::Result<()> + Send + 'static,

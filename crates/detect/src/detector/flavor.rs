@@ -1,4 +1,4 @@
-//! How the scheduler works that a server is for.
+//! The kind of scheduler that hosts a server.
 
 use std::fmt;
 
@@ -6,11 +6,11 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "there are these three")]
 pub enum Flavor {
-    /// One kernel thread runs every task. A blocking call would stop them all.
+    /// One kernel thread runs every task. A blocking call stops them all.
     UserLevel,
-    /// Many tasks over a few kernel threads.
+    /// Many tasks on a few kernel threads.
     Hybrid,
-    /// Each task has a kernel thread of its own.
+    /// Each task has its own kernel thread.
     KernelLevel,
 }
 

@@ -1,4 +1,4 @@
-//! The methods by which events may be seen.
+//! The methods by which events can be detected.
 
 use std::ops::BitOr;
 
@@ -6,7 +6,8 @@ use std::ops::BitOr;
 ///
 /// # Source
 /// [bouge02, §2.2, §3]: the callbacks of `thread_IO_register`. *Deviation:* `notify` is ours; in
-/// 2002 there was no descriptor that many requests could share and a scheduler could sleep on.
+/// 2002 there was no descriptor that many requests could share and on which a scheduler could
+/// sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Methods(u8);
 
@@ -15,27 +16,28 @@ impl Methods {
     pub const CHECK: Self = Self(1);
     /// [`Detector::group`](crate::Detector::group) and [`Detector::poll`](crate::Detector::poll) serve all requests with one call.
     pub const GROUP: Self = Self(2);
-    /// A watched descriptor or a [`Bell`](crate::Bell) announces events, after
+    /// A watched descriptor or a [`Notifier`](crate::Notifier) announces events, after
     /// [`Detector::arm`](crate::Detector::arm) where [`Detector::arming`](crate::Detector::arming) says so.
     pub const NOTIFY: Self = Self(4);
-    /// [`Detector::block`](crate::Detector::block) gives a call that blocks until an event may be there.
+    /// [`Detector::block`](crate::Detector::block) returns a call that blocks until an event may be
+    /// there.
     pub const BLOCK: Self = Self(8);
     /// [`Detector::signal`](crate::Detector::signal) names a POSIX signal that announces events.
     pub const SIGNAL: Self = Self(16);
 
-    /// Returns whether all methods of `other` are among these.
+    /// Returns whether all methods of `other` are in this set.
     #[must_use]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Returns whether there is no method at all, which registration refuses.
+    /// Returns whether the set is empty; registration refuses such a detector.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Returns whether the scheduler can look by itself: [`CHECK`](Self::CHECK) or
+    /// Returns whether the scheduler can poll: the set has [`CHECK`](Self::CHECK) or
     /// [`GROUP`](Self::GROUP).
     #[must_use]
     pub const fn can_poll(self) -> bool {

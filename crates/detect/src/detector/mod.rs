@@ -1,30 +1,30 @@
-//! What a detector is: the trait, and what its callbacks are given and return.
+//! Detectors: the trait, and the types that its callbacks take and return.
 //!
-//! [`Detector`] is where to begin. A detector reaches its server through a [`Site`], which knows it only as a
-//! [`Home`]; what its requests are, the room `request` says.
+//! [`Detector`] is where to begin. A detector reaches its server through a [`DriverHandle`], which knows the server
+//! only as a [`Registry`]; its requests are described in the module `request`.
 
 mod address;
-mod batch;
 mod blocker;
 mod contract;
+mod driver_handle;
 mod flavor;
-mod listener;
 mod methods;
-mod notice;
-mod round;
-mod site;
+mod poll_context;
+mod readiness_event;
+mod signal_listener;
+mod wake_list;
 
-pub(crate) use address::{Address, HANDLES_MAX};
-pub(crate) use batch::Batch;
+pub(crate) use address::{HANDLES_MAX, HandleAddress};
 pub use blocker::Blocker;
 pub(crate) use blocker::{Call, Interrupt};
 pub use contract::{Armed, Arming, Detector, Submitted};
+pub(crate) use driver_handle::Registry;
+pub use driver_handle::{DriverHandle, Notifier};
 pub use flavor::Flavor;
-pub(crate) use listener::Listener;
 pub use methods::Methods;
-pub use notice::{Interest, Notice, Ready};
-pub use round::{Emitted, Pending, Round};
-pub(crate) use site::Home;
-pub use site::{Bell, Site};
+pub use poll_context::{Emitted, Pending, PollContext};
+pub use readiness_event::{Interest, ReadinessEvent, Ready};
+pub(crate) use signal_listener::SignalListener;
+pub(crate) use wake_list::WakeList;
 
 pub use crate::request::{Cancel, Key, Mode};

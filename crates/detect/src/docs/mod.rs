@@ -1,4 +1,4 @@
-//! Longer texts, whose examples are compiled and run with the tests.
+//! Longer texts; their examples are compiled and run with the tests.
 
 #[doc = include_str!("bring_a_device.md")]
 pub mod bring_a_device {}

@@ -1,4 +1,4 @@
-//! The [`EngineHost`]: an engine at a detection server, and those who wait for it.
+//! The [`EngineHost`]: an engine at a detection server, with its waiters.
 
 use std::{
     fmt,
@@ -9,8 +9,8 @@ use std::{
 
 use super::{
     contract::Engine,
-    shared::{Looked, Shared},
-    watch::{Asked, EngineEvent, EngineWatch},
+    engine_detector::{Asked, EngineDetector, EngineEvent},
+    shared::{EngineShared, Looked},
 };
 use crate::{
     error::{RegisterError, WaitError},
@@ -19,24 +19,24 @@ use crate::{
     sync::{Arc, OnceLock},
 };
 
-/// An engine at a detection server: through it the engine is called, and waited for. Clones are the same one; the engine is
-/// dropped with the last of them and of their waits.
+/// An engine at a detection server: use it to call the engine and to wait for it. Clones share the engine, which is dropped
+/// with the last of them and of their waits.
 ///
 /// ```
 /// use std::{collections::VecDeque, io};
-/// use vigie_detect::{Armed, Engine, EngineHost, Registration, Server, Turn};
+/// use vigie_detect::{Armed, Engine, EngineHost, Registration, Server, EngineContext};
 ///
 /// struct Mailbox(VecDeque<String>);
 ///
 /// impl Engine for Mailbox {
-///     type Want = ();
-///     type Found = String;
+///     type Request = ();
+///     type Output = String;
 ///
 ///     fn take(&mut self, (): &()) -> Option<String> {
 ///         self.0.pop_front()
 ///     }
 ///
-///     fn arm(&mut self, _: &Turn<'_>) -> io::Result<Armed> {
+///     fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
 ///         Ok(Armed::Armed)
 ///     }
 /// }
@@ -54,45 +54,46 @@ use crate::{
 /// ```
 ///
 /// # Cost
-/// A call and a look take one lock, which leans to the thread that takes it most: that one enters without an atomic
-/// read-modify-write. A wait for what is there already takes two, and one that sleeps allocates nothing once as many waited
-/// before. A [`waiter`](Self::waiter) looks, and registers if it must sleep, in one hold of that lock; of those, each that
-/// sleeps may allocate, and is found in the logarithm of their number.
+/// A call and a look take one lock, which is biased to the thread that takes it most: that thread enters without an atomic
+/// read-modify-write. A wait for what is already there takes two locks; one that sleeps does not allocate once as many have
+/// waited before. A [`waiter`](Self::waiter) looks, and registers if it must sleep, in one hold of the engine's lock; each
+/// one that sleeps may allocate, and is found in time logarithmic in their number.
 ///
 /// # Lock order
-/// Driver, handle, engine, slot. A host calls wakers once all of them are released. Calls and waiters by name take the engine's
-/// alone.
+/// Driver, handle, engine, slot. A host calls wakers once all of them are released. Calls and waiters by name take only the
+/// engine's lock.
 ///
 /// # Fork without exec
-/// In a forked child waits end in [`WaitError::ServerClosed`], and everything may be dropped. Calls and looks must not be made
-/// there, which [`is_inherited`](Self::is_inherited) tells: the engine's lock may have been held at the fork, by a thread that the
-/// child does not have.
+/// In a forked child waits end with [`WaitError::ServerClosed`], and everything may be dropped. Calls and looks are not allowed
+/// there; check with [`is_inherited`](Self::is_inherited). A thread that the child does not have may have held the engine's lock
+/// at the fork.
 pub struct EngineHost<E: Engine> {
-    shared: Arc<Shared<E>>,
-    handle: Handle<EngineWatch<E>>,
-    /// The request that keeps the engine at work while nobody waits, and by which the server tells its end.
-    background: Arc<OnceLock<EventStream<EngineWatch<E>>>>,
+    shared: Arc<EngineShared<E>>,
+    handle: Handle<EngineDetector<E>>,
+    /// The request that keeps the engine working without waiters, and through which the server reports its
+    /// end.
+    background: Arc<OnceLock<EventStream<EngineDetector<E>>>>,
 }
 
 impl<E: Engine> EngineHost<E> {
-    /// Brings an engine to a detection server: [`Server::current`] inside a vigie runtime, or a
-    /// [host thread](Server::spawn_thread)'s elsewhere.
+    /// Registers an engine at a detection server: [`Server::current`] inside a vigie runtime, or
+    /// the server of a [host thread](Server::spawn_thread) elsewhere.
     ///
     /// # Errors
-    /// As [`Server::register`]; [`RegisterError::Attach`] if a descriptor cannot be watched.
+    /// Those of [`Server::register`]; [`RegisterError::Attach`] if a descriptor cannot be watched.
     pub fn new(
         server: &Server,
         engine: E,
         registration: Registration,
     ) -> Result<Self, RegisterError> {
-        let shared = Arc::new(Shared::new(engine));
-        let watch = EngineWatch::new(Arc::clone(&shared));
+        let shared = Arc::new(EngineShared::new(engine));
+        let watch = EngineDetector::new(Arc::clone(&shared));
         let handle = server.register(watch, registration)?;
         Ok(Self { shared, handle, background: Arc::default() })
     }
 
     /// Calls `f` with the engine, under its lock, wakes the [waiters](Self::waiter) that it has served, and makes the server look
-    /// if anybody waits for a want: for calls that may bring what those want.
+    /// if there are waits for a request: for calls that may produce what those want.
     ///
     /// # Panics
     /// If `f` uses this host again.
@@ -101,9 +102,9 @@ impl<E: Engine> EngineHost<E> {
         self.shared.with(f)
     }
 
-    /// Like [`with`](Self::with), for calls that bring nothing that is wanted, but may give the engine work: the server has to
-    /// look only if it has armed the engine since it worked the last time, because it may sleep then, and knows nothing of that
-    /// work. The engine can say more exactly whether there is any: see [`Engine::has_silent_work`] and [`Engine::has_news`].
+    /// Like [`with`](Self::with), for calls that produce nothing that is waited for, but may give the engine work. The server must look
+    /// only if it has armed the engine since it last worked, since it may then be asleep and unaware of the new work. The engine can be
+    /// more precise: see [`Engine::has_unannounced_work`] and [`Engine::has_new_events`].
     ///
     /// # Panics
     /// If `f` uses this host again.
@@ -112,46 +113,47 @@ impl<E: Engine> EngineHost<E> {
         self.shared.post(f)
     }
 
-    /// Takes what `want` names if it is there: on this thread, without the server.
+    /// Takes what `request` asks for if it is there: on this thread, without the server.
     #[inline]
-    pub fn look(&self, want: &E::Want) -> Option<E::Found> {
-        self.shared.look(want)
+    pub fn look(&self, request: &E::Request) -> Option<E::Output> {
+        self.shared.look(request)
     }
 
-    /// Waits for what `want` names. Of several waiters for the same, each gets another one.
+    /// Waits for what `request` asks for. Several waiters with the same request each receive a
+    /// different output.
     ///
     /// # Cancel safety
-    /// Cancel safe as far as the engine takes back what was found for a waiter that left: see [`Engine::put_back`].
+    /// Cancel safe if the engine takes back what was found for a waiter that left: see [`Engine::put_back`].
     ///
     /// # Errors
     /// [`WaitError`].
-    pub fn wait(&self, want: E::Want) -> EngineWait<'_, E> {
-        EngineWait { wait: self.handle.wait(Asked::Want(want)) }
+    pub fn wait(&self, request: E::Request) -> EngineWait<'_, E> {
+        EngineWait { wait: self.handle.wait(Asked::Request(request)) }
     }
 
-    /// Waits for what `want` names again and again, at once and until what is returned is dropped. The engine must take
-    /// back what finds no room in the stream: see [`Engine::put_back`].
+    /// Waits for what `request` asks for repeatedly, from now until the returned stream is dropped. The engine must take
+    /// back what does not fit in the stream: see [`Engine::put_back`].
     ///
     /// # Errors
     /// [`WaitError`].
-    pub fn events(&self, want: E::Want) -> Result<EngineEvents<E>, WaitError> {
-        let stream = self.handle.stream(Asked::Want(want))?;
+    pub fn events(&self, request: E::Request) -> Result<EngineEvents<E>, WaitError> {
+        let stream = self.handle.stream(Asked::Request(request))?;
         Ok(EngineEvents { stream, _shared: Arc::clone(&self.shared) })
     }
 
-    /// Returns a waiter that looks with buffers of its own, and is woken when the engine [names](Engine::served) it. Several may
-    /// have one name: all of them are woken then.
+    /// Returns a waiter that looks with its own buffers and is woken when the engine [names](Engine::served) it. Several waiters
+    /// may share a name: all of them are woken.
     #[inline]
     pub const fn waiter(&self, name: u64) -> EngineWaiter<'_, E> {
         EngineWaiter { host: self, name, number: None }
     }
 
-    /// Keeps the engine at work from now on, also while nobody waits, until the host is dropped. The first
-    /// [`waiter`](Self::waiter) that has to wait does that, if nobody has done it before.
+    /// Keeps the engine working from now on, even without waiters, until the host is dropped. The first
+    /// [`waiter`](Self::waiter) that has to wait calls this if it has not been called before.
     ///
     /// # Errors
     /// [`WaitError`] when the server has ended, or the engine has failed.
-    pub fn keep_at_work(&self) -> Result<(), WaitError> {
+    pub fn keep_running(&self) -> Result<(), WaitError> {
         if self.background.get().is_some() {
             return Ok(());
         }
@@ -160,34 +162,34 @@ impl<E: Engine> EngineHost<E> {
         if let Poll::Ready(Some(Err(error))) = stream.poll_event(&Context::from_waker(&waker)) {
             return Err(error);
         }
-        // One is enough: a second one is dropped.
+        // One is enough: the second is dropped.
         let _ = self.background.set(stream);
         Ok(())
     }
 
     /// Returns whether this is a forked child's copy, whose engine must not be called: its lock may have been held at the
-    /// fork, and is then never released.
+    /// fork, in which case it is never released.
     #[must_use]
     pub fn is_inherited(&self) -> bool {
         self.shared.is_inherited()
     }
 
-    /// Returns how many wait.
+    /// Returns the number of waiters.
     #[must_use]
     pub fn waiter_count(&self) -> usize {
         let background = usize::from(self.background.get().is_some());
-        // At the end that request is over like all others.
+        // When the server ends, the background request ends like all others.
         let wants = self.handle.pending_count().saturating_sub(background);
         wants + self.shared.lock().waiters.len()
     }
 
-    /// Returns what was seen of this engine so far, and the present strategy.
+    /// Returns the history of this engine's waits, and the present strategy.
     #[must_use]
     pub fn history(&self) -> (History, Strategy) {
         self.handle.history()
     }
 
-    pub(crate) const fn handle(&self) -> &Handle<EngineWatch<E>> {
+    pub(crate) const fn handle(&self) -> &Handle<EngineDetector<E>> {
         &self.handle
     }
 }
@@ -211,15 +213,15 @@ impl<E: Engine> fmt::Debug for EngineHost<E> {
 /// The future of [`EngineHost::wait`].
 #[must_use = "nothing is waited for before the future is polled"]
 pub struct EngineWait<'a, E: Engine> {
-    wait: Wait<EngineWatch<E>, &'a Handle<EngineWatch<E>>>,
+    wait: Wait<EngineDetector<E>, &'a Handle<EngineDetector<E>>>,
 }
 
 impl<E: Engine> Future for EngineWait<'_, E> {
-    type Output = Result<E::Found, WaitError>;
+    type Output = Result<E::Output, WaitError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let ended = Pin::new(&mut self.get_mut().wait).poll(cx);
-        ended.map_ok(EngineEvent::into_found)
+        ended.map_ok(EngineEvent::into_output)
     }
 }
 
@@ -229,33 +231,34 @@ impl<E: Engine> fmt::Debug for EngineWait<'_, E> {
     }
 }
 
-/// What comes again and again: see [`EngineHost::events`].
+/// A stream of outputs: see [`EngineHost::events`].
 #[must_use = "the engine is waited for only as long as this lives"]
 pub struct EngineEvents<E: Engine> {
-    stream: EventStream<EngineWatch<E>>,
-    /// The engine lives as long.
-    _shared: Arc<Shared<E>>,
+    stream: EventStream<EngineDetector<E>>,
+    /// Keeps the engine alive.
+    _shared: Arc<EngineShared<E>>,
 }
 
 impl<E: Engine> EngineEvents<E> {
-    /// Waits for the next one; `None` is the end.
+    /// Waits for the next output; `None` is the end.
     ///
     /// # Cancel safety
-    /// Cancel safe: what has come is either returned or still there.
+    /// Cancel safe: an output is either returned or still there.
     ///
     /// # Errors
-    /// [`WaitError`], once; then this is at its end.
-    pub async fn next(&mut self) -> Option<Result<E::Found, WaitError>> {
+    /// [`WaitError`], once; then the stream is at its end.
+    pub async fn next(&mut self) -> Option<Result<E::Output, WaitError>> {
         std::future::poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// Takes the next one, or leaves the waker of `cx` for it; one waker at a time. `Ready(None)` is the end.
+    /// Takes the next output, or registers the waker of `cx`, replacing an earlier one. `Ready(None)` is the
+    /// end.
     ///
     /// # Errors
-    /// As [`next`](Self::next).
-    pub fn poll_next(&self, cx: &Context<'_>) -> Poll<Option<Result<E::Found, WaitError>>> {
+    /// Those of [`next`](Self::next).
+    pub fn poll_next(&self, cx: &Context<'_>) -> Poll<Option<Result<E::Output, WaitError>>> {
         let next = self.stream.poll_event(cx);
-        next.map(|next| next.map(|found| found.map(EngineEvent::into_found)))
+        next.map(|next| next.map(|output| output.map(EngineEvent::into_output)))
     }
 }
 
@@ -265,21 +268,21 @@ impl<E: Engine> fmt::Debug for EngineEvents<E> {
     }
 }
 
-/// Who waits with buffers of its own: see [`EngineHost::waiter`].
+/// A waiter with its own buffers: see [`EngineHost::waiter`].
 #[must_use = "nothing is waited for before it is polled"]
 pub struct EngineWaiter<'a, E: Engine> {
     host: &'a EngineHost<E>,
     name: u64,
-    /// Its place among the waiters, from the first look on that found nothing. It may have been woken since.
+    /// Its place among the waiters, set by the first look that found nothing. It may have been woken since.
     number: Option<u64>,
 }
 
 impl<E: Engine> EngineWaiter<'_, E> {
-    /// Calls `look` with the engine, under its lock, and leaves the waker of `cx` in the same hold of that lock if it finds
-    /// nothing: nothing can come in between.
+    /// Calls `look` with the engine, under its lock, and registers the waker of `cx` in the same hold of that lock if it
+    /// finds nothing: nothing can come in between.
     ///
     /// # Cancel safety
-    /// Cancel safe: nothing is taken for a waiter but by its own look.
+    /// Cancel safe: only a waiter's own look takes anything for it.
     ///
     /// # Errors
     /// [`WaitError`], if the look finds nothing.
@@ -296,20 +299,20 @@ impl<E: Engine> EngineWaiter<'_, E> {
             return Poll::Ready(Err(WaitError::ServerClosed));
         }
         // Before the look: the request takes the handle's lock, which comes before the engine's.
-        if let Err(error) = host.keep_at_work() {
+        if let Err(error) = host.keep_running() {
             return Poll::Ready(host.shared.post(look).ok_or(error));
         }
         match host.shared.look_or_wait((*name, number), cx.waker(), look) {
-            Some(Looked::Found(found)) => Poll::Ready(Ok(found)),
+            Some(Looked::Ready(output)) => Poll::Ready(Ok(output)),
             Some(Looked::Waits) => Poll::Pending,
             None => Poll::Ready(Err(host.handle.end())),
         }
     }
 
-    /// Leaves the waker of `cx` if the last look found nothing and nobody has woken this waiter since. Returns whether that is so:
-    /// then there is nothing to look for. Without a look: for those who are polled again and again for others' sake.
+    /// Registers the waker of `cx` if the last look found nothing and this waiter has not been woken since. Returns whether that
+    /// is so: if it is, there is nothing to look for. Does not look: for waiters that are often polled for others' sake.
     #[inline]
-    #[must_use = "whoever does not wait must look"]
+    #[must_use = "a waiter that no longer waits must look"]
     pub fn still_waits(&self, cx: &Context<'_>) -> bool {
         self.number.is_some()
             && !self.host.is_inherited()

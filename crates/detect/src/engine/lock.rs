@@ -1,28 +1,31 @@
-//! A lock that one thread holds again and again without an atomic read-modify-write.
+//! A lock that one thread can take repeatedly without an atomic read-modify-write.
 //!
-//! On x86 every such instruction waits until all stores before it have reached the cache, those into a
-//! peer's ring among them: what a message costs its sender then is the whole transfer of a cache line, and
-//! sends cannot overlap (measured: half of a sender's time). So the lock leans to the thread that has taken it
-//! often: that one enters by a plain store and a load.
+//! On x86 every such instruction waits until all earlier stores have reached the cache, including those into a
+//! peer's ring. A message then costs its sender the whole transfer of a cache line, and sends cannot overlap
+//! (measured: half of a sender's time). So the lock is biased to a thread that has taken it often: that thread
+//! enters by a plain store and a load.
 //!
 //! # Invariants
-//! - lock-1: the value is reached either with the mutex held and no bias, or by the thread to which the lock
-//!   leans while `is_inside` is set. A bias begins with the mutex held. It ends by a thread that holds the
-//!   mutex, sets `is_revoked`, lets every thread of the process execute a full fence (`membarrier`), and
+//! - lock-1: the value is accessed either with the mutex held and no bias, or by the thread to which the lock
+//!   is biased while `is_inside` is set. A bias begins with the mutex held. To end it, a thread holds the
+//!   mutex, sets `is_revoked`, makes every thread of the process execute a full fence (`membarrier`), and
 //!   waits until `is_inside` is clear. The owner sets `is_inside` before it reads `is_revoked`, in program
-//!   order: if it read that before the fence, its mark is visible after it; else it reads that it is revoked.
-//! - lock-2: a thread that is inside does not enter again: it panics instead. It knows by `is_inside` if it entered
-//!   by the bias, else by `holder`: its own number is there if it has written it and not cleared it since.
+//!   order: if it read `is_revoked` before the fence, its mark is visible after the fence; otherwise it reads
+//!   that the bias is revoked.
+//! - lock-2: a thread that is inside does not enter again: it panics instead. It detects this by `is_inside` if it
+//!   entered by the bias, otherwise by `holder`, which contains its own number exactly if it has written it and not
+//!   cleared it since.
 //!
-//! - lock-3: a lock leans once in its life, to one thread: nobody else ever writes `is_inside`.
+//! - lock-3: a lock is biased once in its life, to one thread: no other thread ever writes
+//!   `is_inside`.
 //!
-//! `tests/loom.rs` checks all three, with mutants that lack one step each; [`crate::sync`] says why `membarrier`
-//! can be modelled.
+//! `tests/loom.rs` checks all three, with mutants that lack one step each; [`crate::sync`] explains why
+//! `membarrier` can be modelled.
 //!
-//! Once the bias is taken away, which costs microseconds, this is a mutex; as it is from the beginning where the
-//! kernel has no `membarrier`. A runtime of one thread keeps its bias for good. Whether the kernel has it is
-//! asked whenever a lock is about to lean; should it be refused between that and the end of the bias, by a
-//! seccomp filter that is installed late, the process ends with a message.
+//! Once the bias is revoked, which costs microseconds, this is a mutex; without `membarrier` in the kernel it is
+//! a mutex from the start. A single-threaded runtime keeps its bias for good. Support for `membarrier` is
+//! checked whenever a lock is about to be biased; if it is refused between then and the end of the bias, by a
+//! seccomp filter installed late, the process aborts with a message.
 
 #![expect(unsafe_code, reason = "a lock hands out its value: lock-1, lock-2")]
 
@@ -38,50 +41,50 @@ use crate::sync::{
     thread_number, yield_now,
 };
 
-/// So often a thread takes the lock in a row before the lock leans to it.
+/// The number of consecutive acquisitions by one thread after which the lock is biased to it.
 const STREAK: u32 = if cfg!(loom) { 1 } else { 256 };
 
-/// A lock that leans to the thread which takes it most: see the module's page.
-pub struct Lock<T> {
-    /// To which thread the lock leans: written once, with the mutex held.
+/// A lock that is biased to the thread that takes it most: see the module's documentation.
+pub struct BiasedLock<T> {
+    /// The thread to which the lock is biased: written once, with the mutex held.
     owner: AtomicU64,
-    /// The owner has entered without the mutex. The owner's alone.
+    /// The owner has entered without the mutex. Written by the owner only.
     is_inside: AtomicBool,
-    /// The owner must take the mutex like everybody. Changed with the mutex held.
+    /// The owner must take the mutex like any thread. Changed with the mutex held.
     is_revoked: AtomicBool,
     mutex: Mutex<Streak>,
-    /// Which thread holds the mutex; zero: none. Written with the mutex held.
+    /// The thread that holds the mutex; zero if none. Written with the mutex held.
     holder: AtomicU64,
     value: UnsafeCell<T>,
 }
 
-/// Who takes the mutex.
+/// The recent acquisitions of the mutex.
 #[derive(Debug)]
 struct Streak {
     thread: u64,
     length: u32,
-    /// The lock may lean to somebody.
+    /// The lock may be biased to a thread.
     may_lean: bool,
 }
 
-// SAFETY: the value is reached by one thread at a time (lock-1).
-unsafe impl<T: Send> Sync for Lock<T> {}
+// SAFETY: the value is accessed by one thread at a time (lock-1).
+unsafe impl<T: Send> Sync for BiasedLock<T> {}
 
-/// The value, while the lock is held.
-pub struct Guard<'a, T> {
-    lock: &'a Lock<T>,
-    /// `None`: by the bias.
+/// Access to the value while the lock is held.
+pub struct BiasedLockGuard<'a, T> {
+    lock: &'a BiasedLock<T>,
+    /// `None` if entered by the bias.
     mutex: Option<MutexGuard<'a, Streak>>,
-    /// The lock leans from now on.
+    /// The lock is biased from now on.
     leans: bool,
-    /// A guard is a borrow of the value: others may share it only if they may share that.
+    /// A guard is a borrow of the value: it may be shared between threads only if the value may.
     value: PhantomData<&'a mut T>,
 }
 
 /// Makes every running thread of the process execute a full fence.
 ///
 /// # Errors
-/// The kernel's: it has no `membarrier`, or refuses it.
+/// The kernel's error: it has no `membarrier`, or refuses it.
 #[cfg(not(loom))]
 fn fence_all() -> io::Result<()> {
     use rustix::thread::{MembarrierCommand, membarrier};
@@ -89,13 +92,13 @@ fn fence_all() -> io::Result<()> {
     Ok(membarrier(MembarrierCommand::PrivateExpedited)?)
 }
 
-/// Ends the process with a message: the kernel has fenced before, when the lock began to lean, and does not
-/// any more. The owner may be inside without having been seen to be, so nobody else may enter, nor wait for
-/// the owner to come back, which it need not do.
+/// Aborts the process with a message: the kernel fenced when the lock was biased and now refuses. The owner
+/// may be inside without being seen, so no other thread may enter, nor wait for the owner to return, which
+/// it may never do.
 #[cold]
 fn abort_without_fence(error: &io::Error) -> ! {
-    tracing::error!(%error, "membarrier(2) is refused after it was allowed: the process ends");
-    // Also where nobody listens to events.
+    tracing::error!(%error, "membarrier(2) is refused after it was allowed: aborting");
+    // Also for processes without a tracing subscriber.
     eprintln!(
         "vigie: membarrier(2) is refused after it was allowed ({error}). A lock that relies on it cannot be \
          handed to another thread safely, so the process ends. A seccomp filter must allow membarrier, or be \
@@ -111,7 +114,7 @@ fn fence_all() -> io::Result<()> {
     Ok(())
 }
 
-/// Returns whether the kernel fences all threads for us, and asks it to be ready for that.
+/// Returns whether the kernel can fence all threads for us, and registers the process for that.
 #[cfg(not(loom))]
 fn has_fence() -> bool {
     use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
@@ -129,8 +132,8 @@ const fn has_fence() -> bool {
     true
 }
 
-impl<T> Lock<T> {
-    /// Returns a lock that leans to nobody yet.
+impl<T> BiasedLock<T> {
+    /// Returns a lock that is not biased yet.
     #[must_use]
     pub fn new(value: T) -> Self {
         Self {
@@ -143,19 +146,24 @@ impl<T> Lock<T> {
         }
     }
 
-    /// Takes the lock, whether or not a thread has panicked while it held it.
+    /// Takes the lock, whether or not a thread panicked while it held it.
     ///
     /// # Panics
     /// If the calling thread holds it.
     #[inline]
-    pub fn lock(&self) -> Guard<'_, T> {
+    pub fn lock(&self) -> BiasedLockGuard<'_, T> {
         if self.owner.load(Ordering::Relaxed) == thread_number() {
             assert!(!self.is_inside.load(Ordering::Relaxed), "{RE_ENTERED}");
             self.is_inside.store(true, Ordering::Relaxed);
-            // The processor's part of the order is the revoker's fence (lock-1).
+            // The processor is fenced by the revoking thread (lock-1).
             light_fence();
             if !self.is_revoked.load(Ordering::Relaxed) {
-                return Guard { lock: self, mutex: None, leans: false, value: PhantomData };
+                return BiasedLockGuard {
+                    lock: self,
+                    mutex: None,
+                    leans: false,
+                    value: PhantomData,
+                };
             }
             self.is_inside.store(false, Ordering::Release);
         }
@@ -164,9 +172,9 @@ impl<T> Lock<T> {
 
     #[cold]
     #[inline(never)]
-    fn lock_mutex(&self) -> Guard<'_, T> {
+    fn lock_mutex(&self) -> BiasedLockGuard<'_, T> {
         let number = thread_number();
-        // What this thread itself wrote last, or what another one did.
+        // Either this thread itself wrote it last, or another one did.
         assert!(self.holder.load(Ordering::Relaxed) != number, "{RE_ENTERED}");
         let mut streak = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
         self.holder.store(number, Ordering::Relaxed);
@@ -180,13 +188,14 @@ impl<T> Lock<T> {
         let mut leans = streak.may_lean && streak.length > STREAK;
         if leans {
             streak.may_lean = false;
-            // A seccomp filter may have come since `has_fence` was asked. A model needs no such fence.
+            // A seccomp filter may have been installed since `has_fence` was called. A model needs no
+            // such fence.
             leans = cfg!(loom) || fence_all().is_ok();
         }
         if leans {
             self.owner.store(number, Ordering::Relaxed);
         }
-        Guard { lock: self, mutex: Some(streak), leans, value: PhantomData }
+        BiasedLockGuard { lock: self, mutex: Some(streak), leans, value: PhantomData }
     }
 
     /// Ends the bias, with the mutex held.
@@ -205,18 +214,18 @@ const RE_ENTERED: &str = "a sink or a closure that was called with a NIC or an e
                           again: it is locked";
 
 #[cfg(loom)]
-impl<T> Guard<'_, T> {
+impl<T> BiasedLockGuard<'_, T> {
     /// Returns whether the thread entered without the mutex.
     pub(crate) const fn is_by_bias(&self) -> bool {
         self.mutex.is_none()
     }
 }
 
-impl<T> Drop for Guard<'_, T> {
+impl<T> Drop for BiasedLockGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         if self.mutex.is_none() {
-            // With the revoker's load: what was done inside is visible to it.
+            // With the revoker's load: what was done inside is visible to the revoker.
             self.lock.is_inside.store(false, Ordering::Release);
             return;
         }
@@ -228,7 +237,7 @@ impl<T> Drop for Guard<'_, T> {
     }
 }
 
-impl<T> Deref for Guard<'_, T> {
+impl<T> Deref for BiasedLockGuard<'_, T> {
     type Target = T;
 
     #[inline]
@@ -238,7 +247,7 @@ impl<T> Deref for Guard<'_, T> {
     }
 }
 
-impl<T> DerefMut for Guard<'_, T> {
+impl<T> DerefMut for BiasedLockGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: this guard is the only one (lock-1, lock-2).
@@ -246,13 +255,13 @@ impl<T> DerefMut for Guard<'_, T> {
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for Guard<'_, T> {
+impl<T: fmt::Debug> fmt::Debug for BiasedLockGuard<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Guard").field(&**self).finish()
     }
 }
 
-impl<T> fmt::Debug for Lock<T> {
+impl<T> fmt::Debug for BiasedLock<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lock").field("owner", &self.owner).finish_non_exhaustive()
     }
@@ -273,7 +282,7 @@ mod tests {
 
     const VARIABLE: &str = "VIGIE_TEST_LOCK_CHILD";
 
-    /// Runs the test of this name in a process of its own, which knows itself by [`VARIABLE`].
+    /// Runs the test of this name in its own process, which recognizes itself by [`VARIABLE`].
     fn child(name: &str) -> Output {
         let this = env::current_exe().expect("this binary has a path");
         let mut command = Command::new(this);
@@ -285,7 +294,7 @@ mod tests {
         env::var_os(VARIABLE).is_some_and(|value| value == name)
     }
 
-    /// Lets membarrier(2) fail with `EPERM` in this thread and those that it makes, for good.
+    /// Makes membarrier(2) fail with `EPERM` in this thread and those that it creates, for good.
     fn refuse_membarrier() {
         const RETURN: u16 = 0x06;
         let statement = |code, k| libc::sock_filter { code, jt: 0, jf: 0, k };
@@ -308,7 +317,7 @@ mod tests {
         assert_eq!(is_set, 0, "{}", io::Error::last_os_error());
     }
 
-    /// Goal: a lock leans to nobody when membarrier is refused after it was found to be there. Method: a
+    /// Goal: a lock is not biased when membarrier is refused after it was found to exist. Method: a
     /// seccomp filter between the two, in a process of its own.
     #[test]
     fn a_fence_refused_before_the_bias() {
@@ -318,17 +327,17 @@ mod tests {
             assert!(status.success(), "{status}: {}", String::from_utf8_lossy(&stderr));
             return;
         }
-        assert_eq!(*leaning().lock(), u64::from(STREAK) + 1);
+        assert_eq!(*biased().lock(), u64::from(STREAK) + 1);
         refuse_membarrier();
-        let lock = Arc::new(leaning());
+        let lock = Arc::new(biased());
         assert!(lock.lock().mutex.is_some(), "a plain mutex");
         let other = Arc::clone(&lock);
         thread::spawn(move || *other.lock() += 1).join().expect("no panic");
         assert_eq!(*lock.lock(), u64::from(STREAK) + 2);
     }
 
-    /// Goal: the process says why it ends when membarrier is refused while a lock leans. Method: a seccomp
-    /// filter, in a process of its own, before another thread takes the lock.
+    /// Goal: the process reports why it aborts when membarrier is refused while a lock is biased. Method:
+    /// a seccomp filter, in its own process, before another thread takes the lock.
     #[test]
     fn a_fence_refused_during_the_bias() {
         const NAME: &str = "engine::lock::tests::a_fence_refused_during_the_bias";
@@ -343,25 +352,25 @@ mod tests {
             assert!(text.contains("membarrier(2) is refused after it was allowed"), "{text}");
             return;
         }
-        let lock = Arc::new(leaning());
+        let lock = Arc::new(biased());
         refuse_membarrier();
         let other = Arc::clone(&lock);
         let _ = thread::spawn(move || *other.lock() += 1).join();
     }
 
-    fn leaning() -> Lock<u64> {
-        let lock = Lock::new(0);
+    fn biased() -> BiasedLock<u64> {
+        let lock = BiasedLock::new(0);
         for _ in 0..=STREAK {
             *lock.lock() += 1;
         }
         lock
     }
 
-    /// Goal: the lock leans to a thread that takes it again and again, and to no other, and the first
+    /// Goal: the lock is biased to a thread that takes it repeatedly, and to no other, and the first
     /// other thread ends that for good. Method: look at the guards.
     #[test]
     fn the_lock_leans_once() {
-        let lock = leaning();
+        let lock = biased();
         assert_eq!(lock.lock().mutex.is_none(), has_fence(), "it leans where the kernel can fence");
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -382,7 +391,7 @@ mod tests {
     #[test]
     fn nothing_is_lost_at_the_end_of_the_bias() {
         for _ in 0..200 {
-            let lock = Arc::new(leaning());
+            let lock = Arc::new(biased());
             let others: Vec<_> = (0..2)
                 .map(|_| {
                     let lock = Arc::clone(&lock);
@@ -401,9 +410,9 @@ mod tests {
         }
     }
 
-    /// Goal: entering again panics instead of waiting for itself or handing out the value twice, and a panic inside leaves the lock
-    /// usable. Method: by the bias, before the lock leans, in the take by which it begins to lean, and after the bias was taken away; in a
-    /// process of its own, which would hang.
+    /// Goal: entering again panics instead of deadlocking or handing out the value twice, and a panic inside leaves the lock usable.
+    /// Method: by the bias, before the lock is biased, in the acquisition that biases it, and after the bias was revoked; in its own
+    /// process, which would hang.
     #[test]
     fn entering_again_panics() {
         const NAME: &str = "engine::lock::tests::entering_again_panics";
@@ -414,7 +423,7 @@ mod tests {
         }
         // SAFETY: a process of its own; the signal ends it.
         unsafe { libc::alarm(60) };
-        let panics = |lock: &Lock<u64>, is_by_bias: bool| {
+        let panics = |lock: &BiasedLock<u64>, is_by_bias: bool| {
             let entered = std::panic::catch_unwind(AssertUnwindSafe(|| {
                 let guard = lock.lock();
                 assert_eq!(guard.mutex.is_none(), is_by_bias && has_fence());
@@ -424,19 +433,19 @@ mod tests {
             assert_eq!(text, RE_ENTERED);
             *lock.lock() += 1;
         };
-        panics(&Lock::new(0), false);
-        panics(&leaning(), true);
-        let begins = Lock::new(0);
+        panics(&BiasedLock::new(0), false);
+        panics(&biased(), true);
+        let begins = BiasedLock::new(0);
         (0..STREAK).for_each(|_| *begins.lock() += 1);
         panics(&begins, false);
-        let revoked = Arc::new(leaning());
+        let revoked = Arc::new(biased());
         let other = Arc::clone(&revoked);
         thread::spawn(move || *other.lock() += 1).join().expect("no panic");
         panics(&revoked, false);
     }
 
-    /// Goal: a guard is shared between threads only if the value may be. Method: a trait that is implemented twice for what is
-    /// `Sync`, so that its function can be named for what is not alone.
+    /// Goal: a guard is shared between threads only if the value may be. Method: a trait implemented once for all types and
+    /// once for `Sync` ones, so that its function is unambiguous only for types that are not `Sync`.
     #[test]
     fn guards_of_cells_are_not_shared() {
         trait NotSync<Which> {
@@ -446,6 +455,6 @@ mod tests {
         struct Shared;
         impl<T: ?Sized> NotSync<Anything> for T {}
         impl<T: ?Sized + Sync> NotSync<Shared> for T {}
-        <Guard<'static, std::cell::Cell<u8>> as NotSync<_>>::is_not();
+        <BiasedLockGuard<'static, std::cell::Cell<u8>> as NotSync<_>>::is_not();
     }
 }

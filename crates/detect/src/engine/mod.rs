@@ -1,19 +1,19 @@
 //! Engines: devices and protocols that never wait themselves, and the host that waits for them.
 //!
 //! [`Engine`] is where to begin: what an engine is, and what it must promise. An [`EngineHost`] brings one to a server;
-//! `watch.rs` is the detector that it registers there, `shared.rs` what both have in common, behind the lock of `lock.rs`;
-//! those who wait in there are in `waiters.rs`.
+//! `engine_detector.rs` is the detector that it registers there, `shared.rs` the state that both share behind the lock of
+//! `lock.rs`, and `waiters.rs` holds the waiters by name.
 
 mod contract;
+mod engine_detector;
 mod host;
 mod lock;
 mod shared;
 mod waiters;
-mod watch;
 
-pub use contract::{Engine, Progress, Turn, WatchedDescriptor};
+pub use contract::{Engine, EngineContext, Progress, WatchedDescriptor};
+pub(crate) use engine_detector::{Asked, EngineDetector, EngineEvent};
 pub use host::{EngineEvents, EngineHost, EngineWait, EngineWaiter};
-pub use lock::{Guard, Lock};
+pub use lock::{BiasedLock, BiasedLockGuard};
 #[cfg(loom)]
-pub(crate) use shared::{Looked, Shared};
-pub(crate) use watch::{Asked, EngineEvent, EngineWatch};
+pub(crate) use shared::{EngineShared, Looked};

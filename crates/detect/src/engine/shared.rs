@@ -1,4 +1,4 @@
-//! What the callers of an engine, its waiters and the detector have in common, behind one lock.
+//! The state that an engine's callers, its waiters and the detector share behind one lock.
 
 use std::{
     any::Any,
@@ -8,66 +8,70 @@ use std::{
 
 use super::{
     contract::Engine,
-    lock::{Guard, Lock},
-    waiters::Waiters,
+    lock::{BiasedLock, BiasedLockGuard},
+    waiters::EngineWaiters,
 };
 use crate::{
     clock::Instant,
-    detector::Bell,
+    detector::Notifier,
     error::{caught, is_in_callback},
     fork::ForkGeneration,
     sync::{Arc, OnceLock},
 };
 
-/// What the lock guards.
+/// The state behind the lock.
 pub(super) struct Guarded<E> {
     pub(super) engine: E,
-    pub(super) waiters: Waiters,
-    /// Somebody waits for a want. Set before the waiter's own look.
+    pub(super) waiters: EngineWaiters,
+    /// There is a waiter for a want. Set before the waiter's own look.
     pub(super) has_waiters: bool,
-    /// The engine works also while nobody waits.
-    pub(super) is_kept_at_work: bool,
-    /// The server has armed the engine, and may sleep: what changes now, it does not see.
+    /// The engine works even without waiters.
+    pub(super) is_kept_running: bool,
+    /// The server has armed the engine and may sleep: it does not see later changes.
     pub(super) is_asleep: bool,
-    /// Until when it sleeps at most: what is due earlier it does not know of.
+    /// The latest end of that sleep: the server does not know of anything due earlier.
     pub(super) asleep_until: Option<Instant>,
-    /// The engine has panicked on a caller's thread: the server goes on with that.
+    /// The panic of the engine on a caller's thread, which the server resumes.
     pub(super) panicked: Option<Box<dyn Any + Send>>,
-    /// The server calls no more: whoever waits here gets its error.
+    /// The server makes no more calls: a waiter here gets the server's error.
     pub(super) is_over: bool,
 }
 
-/// What waiters and the detector have in common.
-pub(crate) struct Shared<E> {
-    guarded: Lock<Guarded<E>>,
-    /// From the registration on.
-    bell: OnceLock<Bell>,
+/// The state that waiters and the detector share.
+pub(crate) struct EngineShared<E> {
+    guarded: BiasedLock<Guarded<E>>,
+    /// Set at the registration.
+    notifier: OnceLock<Notifier>,
     made: ForkGeneration,
 }
 
-impl<E> Shared<E> {
+impl<E> EngineShared<E> {
     pub(crate) fn new(engine: E) -> Self {
         let guarded = Guarded {
             engine,
-            waiters: Waiters::default(),
+            waiters: EngineWaiters::default(),
             has_waiters: false,
-            is_kept_at_work: false,
+            is_kept_running: false,
             is_asleep: false,
             asleep_until: None,
             panicked: None,
             is_over: false,
         };
-        Self { guarded: Lock::new(guarded), bell: OnceLock::new(), made: ForkGeneration::current() }
+        Self {
+            guarded: BiasedLock::new(guarded),
+            notifier: OnceLock::new(),
+            made: ForkGeneration::current(),
+        }
     }
 
     #[inline]
-    pub(super) fn lock(&self) -> Guard<'_, Guarded<E>> {
+    pub(super) fn lock(&self) -> BiasedLockGuard<'_, Guarded<E>> {
         self.guarded.lock()
     }
 
-    pub(super) fn attach(&self, bell: Bell) {
+    pub(super) fn attach(&self, notifier: Notifier) {
         // A detector is attached once.
-        let _ = self.bell.set(bell);
+        let _ = self.notifier.set(notifier);
     }
 
     /// Returns whether this is a forked child, in which the lock may be held for ever.
@@ -77,15 +81,15 @@ impl<E> Shared<E> {
     }
 }
 
-impl<E: Engine> Shared<E> {
-    /// Calls `f`, and makes the server look if anybody waits for a want.
+impl<E: Engine> EngineShared<E> {
+    /// Calls `f`, and makes the server look if there are waiters for a want.
     #[inline]
     pub(super) fn with<T>(&self, f: impl FnOnce(&mut E) -> T) -> T {
         let mut guarded = self.lock();
         let result = f(&mut guarded.engine);
         let is_wanted = guarded.has_waiters;
-        if is_wanted || guarded.has_to_tell() {
-            self.tell(guarded, is_wanted);
+        if is_wanted || guarded.must_notify_server() {
+            self.notify_server(guarded, is_wanted);
         }
         result
     }
@@ -95,35 +99,42 @@ impl<E: Engine> Shared<E> {
     pub(crate) fn post<T>(&self, f: impl FnOnce(&mut E) -> T) -> T {
         let mut guarded = self.lock();
         let result = f(&mut guarded.engine);
-        if guarded.has_to_tell() {
-            self.tell(guarded, false);
+        if guarded.must_notify_server() {
+            self.notify_server(guarded, false);
         }
         result
     }
 
-    /// Takes what `want` names if it is there.
+    /// Takes what `request` asks for if it is there.
     #[inline]
-    pub(super) fn look(&self, want: &E::Want) -> Option<E::Found> {
+    pub(super) fn look(&self, request: &E::Request) -> Option<E::Output> {
         let mut guarded = self.lock();
-        let found = guarded.engine.take(want);
-        if guarded.engine.has_served() {
-            self.tell(guarded, false);
+        let output = guarded.engine.take(request);
+        // The descriptor no longer announces what this look has taken in: others may wait for it.
+        if guarded.must_notify_server() {
+            self.notify_server(guarded, false);
         }
-        found
+        output
     }
 
-    /// Makes the server wake whom the engine has served, if it has: for calls on behalf of the server, which must not wake
-    /// anybody.
-    pub(super) fn leave_to_server(&self, guarded: Guard<'_, Guarded<E>>) {
-        let has_served = guarded.engine.has_served();
+    /// Makes the server wake the waiters that the engine has served, if any, and makes it look if it sleeps and the call `may_serve`
+    /// other wants: for calls on behalf of the server, which must not call wakers.
+    pub(super) fn leave_to_server(
+        &self,
+        mut guarded: BiasedLockGuard<'_, Guarded<E>>,
+        may_serve: bool,
+    ) {
+        let must_look = may_serve && guarded.is_asleep && guarded.engine.has_new_events();
+        guarded.is_asleep &= !must_look;
+        let must_tell = must_look || guarded.engine.has_served();
         drop(guarded);
-        if has_served && let Some(bell) = self.bell.get() {
-            bell.ring();
+        if must_tell && let Some(notifier) = self.notifier.get() {
+            notifier.notify();
         }
     }
 
-    /// Calls `look`, and leaves `waker` under `name` if that finds nothing: in the same hold of the lock. `None`: nothing,
-    /// and nobody will be woken for it.
+    /// Calls `look`, and registers `waker` under `name` if that finds nothing: in the same hold of the lock. `None`:
+    /// nothing was found, and no waker was registered.
     pub(crate) fn look_or_wait<T>(
         &self,
         (name, number): (u64, &mut Option<u64>),
@@ -131,14 +142,14 @@ impl<E: Engine> Shared<E> {
         look: impl FnOnce(&mut E) -> Option<T>,
     ) -> Option<Looked<T>> {
         let mut guarded = self.lock();
-        let found = look(&mut guarded.engine);
-        let (looked, unwanted) = match found {
-            Some(found) => (Some(Looked::Found(found)), guarded.waiters.leave(name, number)),
+        let output = look(&mut guarded.engine);
+        let (looked, unwanted) = match output {
+            Some(output) => (Some(Looked::Ready(output)), guarded.waiters.leave(name, number)),
             None if guarded.is_over => (None, guarded.waiters.leave(name, number)),
             None => (Some(Looked::Waits), guarded.waiters.register(name, number, waker)),
         };
-        if guarded.has_to_tell() {
-            self.tell(guarded, false);
+        if guarded.must_notify_server() {
+            self.notify_server(guarded, false);
         } else {
             drop(guarded);
         }
@@ -146,22 +157,22 @@ impl<E: Engine> Shared<E> {
         looked
     }
 
-    /// Leaves `waker` for a waiter that was not woken. Returns whether that is so.
+    /// Registers `waker` for a waiter that was not woken. Returns whether it was not woken.
     pub(crate) fn renew(&self, name: u64, number: Option<u64>, waker: &Waker) -> bool {
         let renewed = self.lock().waiters.renew(name, number, waker);
         renewed.is_some()
     }
 
-    /// A waiter goes.
+    /// Removes a waiter.
     pub(crate) fn leave(&self, name: u64, number: &mut Option<u64>) {
         let unwanted = self.lock().waiters.leave(name, number);
         drop(unwanted);
     }
 
-    /// Wakes whom the engine has served, and makes the server look if it must: if what there is to do now was not there when
-    /// it armed the engine, or if a look `is_wanted` in any case.
+    /// Wakes the waiters that the engine has served, and makes the server look if it must: if there is work now that was not
+    /// there when it armed the engine, or if a look `is_wanted` in any case.
     #[cold]
-    fn tell(&self, mut guarded: Guard<'_, Guarded<E>>, is_wanted: bool) {
+    fn notify_server(&self, mut guarded: BiasedLockGuard<'_, Guarded<E>>, is_wanted: bool) {
         let asked = catch_unwind(AssertUnwindSafe(|| guarded.ask()));
         let mut must_look = match asked {
             Ok(must_look) => must_look || is_wanted,
@@ -173,7 +184,7 @@ impl<E: Engine> Shared<E> {
         };
         let mut woken = (None, Vec::new());
         if is_in_callback() {
-            // Of another detector, whose lock is held: the server wakes them.
+            // Inside a callback of another detector, whose lock is held: the server wakes them.
             must_look |= guarded.waiters.has_served();
         } else {
             woken.0 = guarded.waiters.next_served();
@@ -181,20 +192,20 @@ impl<E: Engine> Shared<E> {
         }
         drop(guarded);
         wake_all(woken.0.into_iter().chain(woken.1));
-        if must_look && let Some(bell) = self.bell.get() {
-            bell.ring();
+        if must_look && let Some(notifier) = self.notifier.get() {
+            notifier.notify();
         }
     }
 }
 
 impl<E: Engine> Guarded<E> {
-    /// Returns whether anybody may have to be told of a call.
+    /// Returns whether a call may have to be reported.
     #[inline]
-    fn has_to_tell(&self) -> bool {
+    fn must_notify_server(&self) -> bool {
         self.engine.has_served() || self.is_asleep
     }
 
-    /// Asks the engine whom calls have served. Returns whether the server must look.
+    /// Asks the engine which names calls have served. Returns whether the server must look.
     fn ask(&mut self) -> bool {
         if self.is_over {
             return false;
@@ -204,13 +215,13 @@ impl<E: Engine> Guarded<E> {
             return false;
         }
         let engine = &self.engine;
-        // Where nobody waits, whoever comes next makes the server look.
-        let works = self.has_waiters || self.is_kept_at_work;
+        // Without waiters, the next one makes the server look.
+        let works = self.has_waiters || self.is_kept_running;
         let must_look = works
-            && (engine.has_silent_work()
+            && (engine.has_unannounced_work()
                 || is_earlier(engine.next_deadline(), self.asleep_until)
-                || (self.has_waiters && engine.has_news()));
-        // One ring is enough.
+                || (self.has_waiters && engine.has_new_events()));
+        // One notification is enough.
         self.is_asleep = works && !must_look;
         must_look
     }
@@ -223,8 +234,8 @@ impl<E: Engine> Guarded<E> {
     }
 }
 
-/// The end, which the server tells by the request that keeps the engine at work.
-impl<E: Engine> Wake for Shared<E> {
+/// Woken by the server's end, through the request that keeps the engine working.
+impl<E: Engine> Wake for EngineShared<E> {
     fn wake(self: Arc<Self>) {
         let mut guarded = self.lock();
         guarded.is_over = true;
@@ -234,11 +245,11 @@ impl<E: Engine> Wake for Shared<E> {
     }
 }
 
-/// What came of a look.
+/// The result of a look.
 #[derive(Debug)]
 pub(crate) enum Looked<T> {
-    Found(T),
-    /// Nothing: the waker is woken when that changes.
+    Ready(T),
+    /// Nothing: the waker will be woken when that changes.
     Waits,
 }
 
@@ -246,7 +257,7 @@ fn is_earlier(deadline: Option<Instant>, than: Option<Instant>) -> bool {
     deadline.is_some_and(|deadline| than.is_none_or(|than| deadline < than))
 }
 
-/// Wakes everyone, with nothing locked.
+/// Wakes all, with no lock held.
 fn wake_all(wakers: impl Iterator<Item = Waker>) {
     for waker in wakers {
         // One waker's panic must not cost the others their wake-up.

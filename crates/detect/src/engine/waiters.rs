@@ -1,22 +1,22 @@
-//! Those who wait with buffers of their own, under the lock of the engine that they wait for.
+//! Waiters with their own buffers, under the lock of the engine that they wait for.
 //!
-//! A waiter is here from the hold of the lock in which it looked last until it is woken, finds something or leaves; so
-//! nothing can come in between that it does not see and is not woken for. Nothing is taken on its behalf: whoever is woken
-//! looks again, and one that leaves has nothing to give back. For the same reason all waiters of a name are woken.
+//! A waiter is registered from the hold of the lock in which it last looked until it is woken, finds something or leaves,
+//! so it misses nothing in between. Nothing is taken on its behalf: a woken waiter looks again, and one that leaves has
+//! nothing to give back. For the same reason all waiters of a name are woken.
 
 use std::{collections::BTreeMap, mem, task::Waker};
 
 /// The waiters of an engine, by the names under which it serves them.
 #[derive(Debug, Default)]
-pub(super) struct Waiters {
-    /// By name and number: a waiter that leaves must not take the place of another one.
+pub(super) struct EngineWaiters {
+    /// By name and number: a waiter that leaves must not take another one's place.
     wakers: BTreeMap<(u64, u64), Waker>,
     next_number: u64,
-    /// Who was served, and may still have to be woken.
+    /// Names that were served and whose waiters may still have to be woken.
     served: Vec<u64>,
 }
 
-impl Waiters {
+impl EngineWaiters {
     pub(super) fn len(&self) -> usize {
         self.wakers.len()
     }
@@ -25,8 +25,8 @@ impl Waiters {
         self.wakers.is_empty()
     }
 
-    /// Leaves a waker under `name`, in the place of this waiter if it has one. Returns what is to be dropped once the engine
-    /// is unlocked.
+    /// Registers a waker under `name`, in the place of this waiter if it has one. Returns what to drop once the engine is
+    /// unlocked.
     #[must_use = "dropping a waker runs foreign code, which may want the lock"]
     pub(super) fn register(
         &mut self,
@@ -45,8 +45,7 @@ impl Waiters {
         }
     }
 
-    /// Leaves a waker in the place that this waiter has, if it was not woken. Returns what is to be dropped once the engine is
-    /// unlocked.
+    /// Replaces the waker in this waiter's place, if it was not woken. Returns what to drop once the engine is unlocked.
     #[must_use = "dropping a waker runs foreign code, which may want the lock"]
     pub(super) fn renew(
         &mut self,
@@ -58,27 +57,27 @@ impl Waiters {
         Some((!known.will_wake(waker)).then(|| mem::replace(known, waker.clone())))
     }
 
-    /// Forgets a waiter. Returns what is to be dropped once the engine is unlocked.
+    /// Removes a waiter. Returns what to drop once the engine is unlocked.
     #[must_use = "dropping a waker runs foreign code, which may want the lock"]
     pub(super) fn leave(&mut self, name: u64, number: &mut Option<u64>) -> Option<Waker> {
         self.wakers.remove(&(name, number.take()?))
     }
 
-    /// Hands `tell` the list of those who were served, to add to it.
+    /// Passes `tell` the list of served names, to add to it.
     pub(super) fn note_served(&mut self, tell: impl FnOnce(&mut Vec<u64>)) {
         tell(&mut self.served);
         if self.wakers.is_empty() {
-            // Whoever comes now looks before it waits.
+            // A waiter that comes now looks before it waits.
             self.served.clear();
         }
     }
 
-    /// Returns whether anybody was served who may have to be woken.
+    /// Returns whether a name was served whose waiters may have to be woken.
     pub(super) const fn has_served(&self) -> bool {
         !self.served.is_empty()
     }
 
-    /// Takes the waker of one who was served.
+    /// Takes the waker of one served waiter.
     pub(super) fn next_served(&mut self) -> Option<Waker> {
         while let Some(&name) = self.served.last() {
             let first = self.wakers.range((name, 0)..=(name, u64::MAX)).next();

@@ -20,17 +20,17 @@ use crate::{
 /// A socket that carries datagrams: [`UdpSocket`](super::UdpSocket) or
 /// [`UnixDatagram`](super::UnixDatagram).
 ///
-/// Any number of tasks may send and receive at once; each datagram goes to one of them. What does not
-/// fit into the buffer of a receiver is lost.
+/// Any number of tasks may send and receive at once; each datagram goes to one of them. Bytes that do
+/// not fit into the receiver's buffer are lost.
 pub struct Datagram<S: DatagramSocket> {
     pub(super) fd: AsyncFd<S>,
 }
 
 impl<S: DatagramSocket> Datagram<S> {
-    /// Takes over a socket, and puts it into non-blocking mode.
+    /// Takes over a socket and puts it into non-blocking mode.
     ///
     /// # Errors
-    /// As [`AsyncFd::new`].
+    /// Same as [`AsyncFd::new`].
     pub fn from_std(socket: S) -> io::Result<Self> {
         Self::from_std_on(&Server::current()?, socket)
     }
@@ -38,7 +38,7 @@ impl<S: DatagramSocket> Datagram<S> {
     /// Like [`from_std`](Self::from_std), on `server`.
     ///
     /// # Errors
-    /// As [`AsyncFd::new`].
+    /// Same as [`AsyncFd::new`].
     pub fn from_std_on(server: &Server, socket: S) -> io::Result<Self> {
         Ok(Self { fd: AsyncFd::new_on(server, socket::unblocked(socket)?)? })
     }
@@ -55,30 +55,30 @@ impl<S: DatagramSocket> Datagram<S> {
         &self.fd
     }
 
-    /// Returns the address that the socket is bound to.
+    /// Returns the address to which the socket is bound.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn local_addr(&self) -> io::Result<S::Address> {
         self.fd.as_inner().local_address()
     }
 
-    /// Takes the error that is pending at the socket.
+    /// Takes the socket's pending error.
     ///
     /// # Errors
-    /// The kernel's, if there is no such socket any more.
+    /// The kernel's error, if the socket no longer exists.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         socket::take_error(self.fd.as_inner())
     }
 
-    /// Waits until the socket is ready for any of `interest`, and returns what it is ready for. That
-    /// may turn out to be over when it is tried.
+    /// Waits until the socket is ready for any of `interest`, and returns what it is ready for. The
+    /// readiness may be gone by the time you use it.
     ///
     /// # Cancel safety
     /// Cancel safe.
     ///
     /// # Errors
-    /// As [`AsyncFd::ready`].
+    /// Same as [`AsyncFd::ready`].
     pub async fn ready(&self, interest: Interest) -> io::Result<Ready> {
         socket::ready(&self.fd, interest).await
     }
@@ -89,7 +89,7 @@ impl<S: DatagramSocket> Datagram<S> {
     /// Cancel safe.
     ///
     /// # Errors
-    /// As [`AsyncFd::ready`].
+    /// Same as [`AsyncFd::ready`].
     pub async fn readable(&self) -> io::Result<()> {
         self.fd.ready(Direction::Read).await.map(|_| ())
     }
@@ -100,90 +100,91 @@ impl<S: DatagramSocket> Datagram<S> {
     /// Cancel safe.
     ///
     /// # Errors
-    /// As [`AsyncFd::ready`].
+    /// Same as [`AsyncFd::ready`].
     pub async fn writable(&self) -> io::Result<()> {
         self.fd.ready(Direction::Write).await.map(|_| ())
     }
 
-    /// Sends a datagram to the address that the socket is connected to. Returns its bytes, which is
-    /// all of them.
+    /// Sends a datagram to the address to which the socket is connected. Returns the number of
+    /// bytes, which is all of them.
     ///
     /// # Cancel safety
     /// Cancel safe: the datagram is not sent unless this returns.
     ///
     /// # Errors
-    /// The kernel's, for this datagram or an earlier one: [`io::ErrorKind::ConnectionRefused`] if
-    /// nobody receives there, `EMSGSIZE` if it is too long, `EDESTADDRREQ` or
-    /// [`io::ErrorKind::NotConnected`] if the socket is not connected. As [`AsyncFd::ready`].
+    /// The kernel's error, for this datagram or an earlier one:
+    /// [`io::ErrorKind::ConnectionRefused`] if no socket receives there, `EMSGSIZE` if it is too
+    /// long, `EDESTADDRREQ` or [`io::ErrorKind::NotConnected`] if the socket is not connected. Also
+    /// the errors of [`AsyncFd::ready`].
     pub async fn send(&self, datagram: &[u8]) -> io::Result<usize> {
         self.fd.async_io(Direction::Write, |socket| transmit(socket, datagram)).await
     }
 
-    /// The poll-style [`send`](Self::send); one waiting task, shared with all polls that send.
+    /// The poll-style [`send`](Self::send); one waiting task in common with all polls that send.
     ///
     /// # Errors
-    /// As [`send`](Self::send).
+    /// Same as [`send`](Self::send).
     pub fn poll_send(&self, cx: &Context<'_>, datagram: &[u8]) -> Poll<io::Result<usize>> {
         self.fd.poll_io(Direction::Write, cx, |socket| transmit(socket, datagram))
     }
 
-    /// Sends a datagram as [`send`](Self::send) does, if that need not wait.
+    /// Sends a datagram like [`send`](Self::send), if that can be done without waiting.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] if there is no room; as [`send`](Self::send).
+    /// [`io::ErrorKind::WouldBlock`] if there is no room; otherwise as [`send`](Self::send).
     pub fn try_send(&self, datagram: &[u8]) -> io::Result<usize> {
         self.fd.try_io(Direction::Write, |socket| transmit(socket, datagram))
     }
 
-    /// Receives a datagram into `buffer` and returns how many bytes of it fitted.
+    /// Receives a datagram into `buffer` and returns the number of bytes that fitted.
     ///
     /// # Cancel safety
     /// Cancel safe: a datagram is either returned or still queued.
     ///
     /// # Errors
-    /// The kernel's, also for what was sent earlier: [`io::ErrorKind::ConnectionRefused`] if nobody
-    /// received it. As [`AsyncFd::ready`].
+    /// The kernel's error, also for earlier sends: [`io::ErrorKind::ConnectionRefused`] if no
+    /// socket received a datagram. Also the errors of [`AsyncFd::ready`].
     pub async fn recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
         self.fd.async_io(Direction::Read, |socket| receive(socket, buffer)).await
     }
 
-    /// The poll-style [`recv`](Self::recv), into the unfilled part of `buffer`; one waiting task,
-    /// shared with all polls that receive.
+    /// The poll-style [`recv`](Self::recv), into the unfilled part of `buffer`; one waiting task in
+    /// common with all polls that receive.
     ///
     /// # Errors
-    /// As [`recv`](Self::recv).
+    /// Same as [`recv`](Self::recv).
     pub fn poll_recv(&self, cx: &Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        // The whole room: what does not fit is lost.
+        // The whole room: bytes that do not fit are lost.
         let room = buffer.initialize_unfilled();
         let count = ready!(self.fd.poll_io(Direction::Read, cx, |socket| receive(socket, room)))?;
         buffer.advance(count);
         Poll::Ready(Ok(()))
     }
 
-    /// Receives a datagram as [`recv`](Self::recv) does, if one is there.
+    /// Receives a datagram like [`recv`](Self::recv), if one is there.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] if there is none; as [`recv`](Self::recv).
+    /// [`io::ErrorKind::WouldBlock`] if there is no datagram; otherwise as [`recv`](Self::recv).
     pub fn try_recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
         self.fd.try_io(Direction::Read, |socket| receive(socket, buffer))
     }
 
-    /// Receives a datagram into `buffer` and returns how many bytes of it fitted, and who sent it.
+    /// Receives a datagram into `buffer`; returns the number of bytes that fitted, and the sender.
     ///
     /// # Cancel safety
     /// Cancel safe: a datagram is either returned or still queued.
     ///
     /// # Errors
-    /// As [`recv`](Self::recv).
+    /// Same as [`recv`](Self::recv).
     pub async fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, S::Address)> {
         self.fd.async_io(Direction::Read, |socket| socket.receive_from(buffer)).await
     }
 
     /// The poll-style [`recv_from`](Self::recv_from), into the unfilled part of `buffer`; one waiting
-    /// task, shared with all polls that receive.
+    /// task in common with all polls that receive.
     ///
     /// # Errors
-    /// As [`recv`](Self::recv).
+    /// Same as [`recv`](Self::recv).
     pub fn poll_recv_from(
         &self,
         cx: &Context<'_>,
@@ -196,22 +197,22 @@ impl<S: DatagramSocket> Datagram<S> {
         Poll::Ready(Ok(address))
     }
 
-    /// Receives a datagram as [`recv_from`](Self::recv_from) does, if one is there.
+    /// Receives a datagram like [`recv_from`](Self::recv_from), if one is there.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] if there is none; as [`recv`](Self::recv).
+    /// [`io::ErrorKind::WouldBlock`] if there is no datagram; otherwise as [`recv`](Self::recv).
     pub fn try_recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, S::Address)> {
         self.fd.try_io(Direction::Read, |socket| socket.receive_from(buffer))
     }
 
-    /// Waits for a datagram and copies it to `buffer` without taking it; returns how many bytes of it
-    /// fitted.
+    /// Waits for a datagram and copies it to `buffer` without taking it; returns the number of bytes
+    /// that fitted.
     ///
     /// # Cancel safety
     /// Cancel safe: nothing is taken.
     ///
     /// # Errors
-    /// As [`recv`](Self::recv).
+    /// Same as [`recv`](Self::recv).
     pub async fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
         self.fd.async_io(Direction::Read, |socket| look(socket, buffer)).await
     }

@@ -12,27 +12,27 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::{socket::StreamSocket, stream::Stream};
 use crate::sync::Arc;
 
-/// The half of a borrowed [`Stream`] that reads: see [`Stream::split`].
+/// The read half of a borrowed [`Stream`]: see [`Stream::split`].
 #[derive(Debug)]
 pub struct ReadHalf<'a, S: StreamSocket> {
     stream: &'a Stream<S>,
 }
 
-/// The half of a borrowed [`Stream`] that writes: see [`Stream::split`].
+/// The write half of a borrowed [`Stream`]: see [`Stream::split`].
 #[derive(Debug)]
 pub struct WriteHalf<'a, S: StreamSocket> {
     stream: &'a Stream<S>,
 }
 
-/// The half of a [`Stream`] that reads: see [`Stream::into_split`].
+/// The read half of a [`Stream`]: see [`Stream::into_split`].
 #[derive(Debug)]
 pub struct OwnedReadHalf<S: StreamSocket> {
     stream: Arc<Stream<S>>,
 }
 
-/// The half of a [`Stream`] that writes: see [`Stream::into_split`]. Dropping it shuts the connection
-/// down in that direction: the peer reads what was written, and then the end. In a forked child it does
-/// not: the connection is the parent's.
+/// The write half of a [`Stream`]: see [`Stream::into_split`]. Dropping it shuts the connection down in
+/// that direction: the peer reads what was written, and then the end. In a forked child it does not,
+/// since the connection is the parent's.
 #[derive(Debug)]
 pub struct OwnedWriteHalf<S: StreamSocket> {
     stream: Arc<Stream<S>>,
@@ -62,10 +62,10 @@ impl<S: StreamSocket> OwnedReadHalf<S> {
         Self { stream }
     }
 
-    /// Puts the two halves of one stream together again.
+    /// Puts the two halves of a stream back together.
     ///
     /// # Errors
-    /// Gives both halves back if they are of different streams.
+    /// Returns both halves if they belong to different streams.
     pub fn reunite(self, write: OwnedWriteHalf<S>) -> Result<Stream<S>, ReuniteError<S>> {
         write.reunite(self)
     }
@@ -76,10 +76,10 @@ impl<S: StreamSocket> OwnedWriteHalf<S> {
         Self { stream, on_drop: OnDrop::Shutdown }
     }
 
-    /// Puts the two halves of one stream together again.
+    /// Puts the two halves of a stream back together.
     ///
     /// # Errors
-    /// Gives both halves back if they are of different streams.
+    /// Returns both halves if they belong to different streams.
     #[expect(clippy::missing_panics_doc, reason = "a stream has two halves, and no third owner")]
     pub fn reunite(self, read: OwnedReadHalf<S>) -> Result<Stream<S>, ReuniteError<S>> {
         if !Arc::ptr_eq(&self.stream, &read.stream) {
@@ -97,7 +97,7 @@ impl<S: StreamSocket> OwnedWriteHalf<S> {
 
 impl<S: StreamSocket> Drop for OwnedWriteHalf<S> {
     fn drop(&mut self) {
-        // The connection is one and the same in a forked child, and the parent's to end.
+        // A forked child shares the connection, which is the parent's to end.
         if self.on_drop == OnDrop::Shutdown
             && !self.stream.is_inherited()
             && let Err(error) = self.stream.finish_writing()
@@ -107,12 +107,12 @@ impl<S: StreamSocket> Drop for OwnedWriteHalf<S> {
     }
 }
 
-/// The halves were not of the same stream.
+/// The error if the halves belong to different streams.
 #[non_exhaustive]
 pub struct ReuniteError<S: StreamSocket> {
-    /// The half that reads.
+    /// The read half.
     pub read: OwnedReadHalf<S>,
-    /// The half that writes.
+    /// The write half.
     pub write: OwnedWriteHalf<S>,
 }
 

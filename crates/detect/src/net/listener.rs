@@ -1,4 +1,4 @@
-//! Listeners: the sockets that connections come in by.
+//! Listeners: sockets that accept connections.
 
 use std::{
     fmt, io,
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{budget, builtin::Direction, server::Server, stock::AsyncFd};
 
-/// A socket that brings connections: [`TcpListener`](super::TcpListener) or
+/// A socket that accepts connections: [`TcpListener`](super::TcpListener) or
 /// [`UnixListener`](super::UnixListener).
 ///
 /// Any number of tasks may accept at once.
@@ -21,10 +21,10 @@ pub struct Listener<L: ListenerSocket> {
 }
 
 impl<L: ListenerSocket> Listener<L> {
-    /// Takes over a socket that listens, and puts it into non-blocking mode.
+    /// Takes over a listening socket and puts it into non-blocking mode.
     ///
     /// # Errors
-    /// As [`AsyncFd::new`].
+    /// Same as [`AsyncFd::new`].
     pub fn from_std(socket: L) -> io::Result<Self> {
         Self::from_std_on(&Server::current()?, socket)
     }
@@ -32,7 +32,7 @@ impl<L: ListenerSocket> Listener<L> {
     /// Like [`from_std`](Self::from_std), on `server`.
     ///
     /// # Errors
-    /// As [`AsyncFd::new`].
+    /// Same as [`AsyncFd::new`].
     pub fn from_std_on(server: &Server, socket: L) -> io::Result<Self> {
         Ok(Self { fd: AsyncFd::new_on(server, socket::unblocked(socket)?)? })
     }
@@ -49,26 +49,26 @@ impl<L: ListenerSocket> Listener<L> {
         &self.fd
     }
 
-    /// Returns the address that is listened on.
+    /// Returns the address on which it listens.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn local_addr(&self) -> io::Result<L::Address> {
         self.fd.as_inner().local_address()
     }
 
-    /// Takes the error that is pending at the socket.
+    /// Takes the socket's pending error.
     ///
     /// # Errors
-    /// The kernel's, if there is no such socket any more.
+    /// The kernel's error, if the socket no longer exists.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         socket::take_error(self.fd.as_inner())
     }
 
-    /// Accepts a connection, which is watched at the listener's own server, and returns it with the
-    /// address of its other end.
+    /// Accepts a connection and returns it with its peer's address. The connection is watched at
+    /// the listener's own server.
     ///
-    /// A connection that failed before it could be accepted is passed over.
+    /// Skips connections that failed before they could be accepted.
     ///
     /// # Cancel safety
     /// Cancel safe: a connection is either returned or still queued.
@@ -78,7 +78,7 @@ impl<L: ListenerSocket> Listener<L> {
     ///
     /// - Out of descriptors or memory (`EMFILE`, `ENFILE`, `ENOBUFS`, `ENOMEM`): the connection stays
     ///   queued, and the next call fails at once in the same way until something is freed. So wait a
-    ///   while, or until a connection of yours was closed, and then accept again; without that the
+    ///   while, or until one of your connections is closed, before you accept again; otherwise the
     ///   loop would be busy.
     /// - [`io::ErrorKind::NotConnected`]: the server was shut down; no later call can succeed.
     /// - If the connection cannot be watched (`ENOSPC`, when `max_user_watches` is reached), it is
@@ -111,7 +111,7 @@ impl<L: ListenerSocket> Listener<L> {
     /// The poll-style [`accept`](Self::accept); one waiting task.
     ///
     /// # Errors
-    /// As [`accept`](Self::accept).
+    /// Same as [`accept`](Self::accept).
     #[expect(clippy::type_complexity, reason = "it is what `accept` returns, polled")]
     pub fn poll_accept(
         &self,
@@ -121,10 +121,11 @@ impl<L: ListenerSocket> Listener<L> {
         Poll::Ready(self.watch(accepted))
     }
 
-    /// Accepts a connection that is queued already.
+    /// Accepts a connection that is already queued.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] if there is none; as [`accept`](Self::accept).
+    /// [`io::ErrorKind::WouldBlock`] if there is no connection; otherwise as
+    /// [`accept`](Self::accept).
     pub fn try_accept(&self) -> io::Result<(Stream<L::Stream>, L::Address)> {
         self.watch(self.fd.try_io(Direction::Read, ListenerSocket::accept_one)?)
     }
@@ -133,7 +134,7 @@ impl<L: ListenerSocket> Listener<L> {
         &self,
         (socket, address): (L::Stream, L::Address),
     ) -> io::Result<(Stream<L::Stream>, L::Address)> {
-        // With what the connection costs the kernel, some 10 µs.
+        // Including the kernel's work for the connection, some 10 µs.
         budget::note_long();
         Ok((Stream::watched_by(self.fd.readiness(), socket)?, address))
     }

@@ -1,8 +1,8 @@
 //! Thin sockets on [`AsyncFd`](crate::AsyncFd): TCP, UDP and Unix, with tokio's
 //! [`AsyncRead`](tokio::io::AsyncRead) and [`AsyncWrite`](tokio::io::AsyncWrite).
 //!
-//! They need a [`Server`](crate::Server) that somebody turns, and nothing else of a runtime: they work
-//! in vigie's, and in tokio, smol or a bare `block_on` beside a host thread.
+//! They need a [`Server`](crate::Server) that a host drives, and nothing else of a runtime: they work
+//! in vigie's, and in tokio, smol or a bare `block_on` with a host thread.
 //!
 //! ```
 //! use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -30,7 +30,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! There are three kinds of sockets, each written once for all its families:
+//! There are three kinds of sockets, each written once for all address families:
 //!
 //! | | TCP | UDP | Unix |
 //! | --- | --- | --- | --- |
@@ -39,29 +39,30 @@
 //! | [`Datagram`] | | [`UdpSocket`] | [`UnixDatagram`] |
 //!
 //! # Servers
-//! A socket is watched at one server: the one given to the `_on` form of its constructor, or else the
-//! [current](crate::Server::current) one. A connection is watched where its listener is. Once that
-//! server is shut down, an operation that would have to wait fails with
-//! [`NotConnected`](std::io::ErrorKind::NotConnected), and so do all that wait already.
+//! A socket is watched at one server: the one passed to the `_on` form of its constructor, otherwise
+//! the [current](crate::Server::current) one. A connection is watched at its listener's server. Once
+//! that server is shut down, operations that wait, or would have to, fail with
+//! [`NotConnected`](std::io::ErrorKind::NotConnected).
 //!
 //! # Waiting tasks
-//! The `async` methods take `&self` and may be called by any number of tasks at once. The `poll_`
-//! methods, and `AsyncRead` and `AsyncWrite` with them, keep one waiting task for each direction beside
-//! those: a later one replaces it. What arrives wakes every task that waits in its direction, and the
-//! first to try gets it.
+//! The `async` methods take `&self`, and any number of tasks may call them at once. Beside those, the
+//! `poll_` methods, and `AsyncRead` and `AsyncWrite` with them, keep one waiting task for each
+//! direction: a later one replaces it. Arriving data wakes every task that waits in its direction, and
+//! the first to try gets it.
 //!
-//! Every future here is cancel safe: a dropped one has taken nothing, and the other tasks that wait are
-//! woken all the same.
+//! Every future here is cancel safe: a dropped one has taken nothing, and the other waiting tasks are
+//! still woken.
 //!
 //! # Cost
-//! An operation is tried before it is waited for, so one that need not wait is one system call and two
-//! atomic loads. A wait takes a short lock of its own socket and direction, and none that sockets share.
-//! It allocates nothing, unless more `async` methods wait in one direction of a socket than ever did before.
+//! An operation is tried before it waits, so one that need not wait costs one system call and two atomic
+//! loads. A wait takes a short lock of its own socket and direction, and none shared between sockets. It
+//! does not allocate, unless more `async` methods wait in one direction of a socket than ever before.
 //!
-//! # What is not here
-//! Names are not resolved, since resolving blocks: give a [`SocketAddr`](std::net::SocketAddr). For
-//! the options of sockets that have no method here, every socket is [`AsFd`](std::os::fd::AsFd), as
-//! `socket2::SockRef` wants it; for other operations there is [`Stream::as_async_fd`] and its like.
+//! # Not included
+//! Names are not resolved, since that blocks: pass a [`SocketAddr`](std::net::SocketAddr). For
+//! socket options without a method here, every socket is [`AsFd`](std::os::fd::AsFd), as
+//! `socket2::SockRef` requires; for other operations there is [`Stream::as_async_fd`] and its
+//! counterparts.
 
 mod datagram;
 mod fill;

@@ -1,4 +1,4 @@
-//! What the families of sockets differ in.
+//! The differences between the families of sockets.
 
 use std::{
     fmt,
@@ -20,9 +20,9 @@ use crate::{
     stock::AsyncFd,
 };
 
-/// A socket of the standard library, of one of the kinds that there are asynchronous ones of. Sealed.
+/// A socket of the standard library of a kind that has an asynchronous form here. Sealed.
 pub trait Socket: sealed::Sealed + AsFd + fmt::Debug + Send + Sync + Unpin + 'static {
-    /// What names an end of the socket.
+    /// The address of one end of the socket.
     type Address: fmt::Debug + Send + Sync + 'static;
 
     #[doc(hidden)]
@@ -31,7 +31,7 @@ pub trait Socket: sealed::Sealed + AsFd + fmt::Debug + Send + Sync + Unpin + 'st
 
 /// A connected socket that carries bytes: TCP or Unix. Sealed.
 pub trait StreamSocket: Socket {
-    /// Whether a read of fewer bytes than asked shows that there are no more for the moment.
+    /// Whether a read of fewer bytes than requested shows that there are no more for now.
     #[doc(hidden)]
     const SHORT_READ_EMPTIES: bool;
 
@@ -39,9 +39,9 @@ pub trait StreamSocket: Socket {
     fn peer_address(&self) -> io::Result<Self::Address>;
 }
 
-/// A socket that brings connections: TCP or Unix. Sealed.
+/// A socket that accepts connections: TCP or Unix. Sealed.
 pub trait ListenerSocket: Socket {
-    /// What its connections are.
+    /// The type of its connections.
     type Stream: StreamSocket<Address = Self::Address>;
 
     /// Accepts one connection, in non-blocking mode and closed on exec.
@@ -56,7 +56,7 @@ pub trait DatagramSocket: Socket {
 }
 
 pub(super) mod sealed {
-    #[expect(unnameable_types, reason = "nobody else shall implement it")]
+    #[expect(unnameable_types, reason = "no other crate shall implement it")]
     pub trait Sealed {}
 }
 
@@ -95,14 +95,14 @@ pub(super) fn take_error(socket: &impl AsFd) -> io::Result<Option<io::Error>> {
 
 /// Accepts a connection, in non-blocking mode and closed on exec.
 ///
-/// Passes over connections that failed while they were queued [accept(2), "Error handling"], at most
-/// [`RETRIES_MAX`] of them, so that a flood of such cannot keep the task.
+/// Skips connections that failed while they were queued [accept(2), "Error handling"], at most
+/// [`RETRIES_MAX`] of them, so that a flood of them cannot occupy the task.
 pub(super) fn accept(listener: &impl AsFd) -> io::Result<(OwnedFd, Option<SocketAddrAny>)> {
     let mut retries = 0;
     loop {
         match acceptfrom_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
-            // Not EOPNOTSUPP, which the manual page names too: a socket that does not listen for
-            // streams would return it again and again.
+            // Not EOPNOTSUPP, which the manual page lists too: a socket that cannot accept streams
+            // would return it every time.
             Err(
                 Errno::CONNABORTED
                 | Errno::INTR
@@ -119,5 +119,5 @@ pub(super) fn accept(listener: &impl AsFd) -> io::Result<(OwnedFd, Option<Socket
     }
 }
 
-/// How many failed connections one accept passes over.
+/// How many failed connections one accept skips.
 const RETRIES_MAX: u32 = 64;

@@ -38,10 +38,10 @@ pub struct Stream<S: StreamSocket> {
 }
 
 impl<S: StreamSocket> Stream<S> {
-    /// Takes over a connected socket, and puts it into non-blocking mode.
+    /// Takes over a connected socket and puts it into non-blocking mode.
     ///
     /// # Errors
-    /// As [`AsyncFd::new`].
+    /// Same as [`AsyncFd::new`].
     pub fn from_std(socket: S) -> io::Result<Self> {
         Self::from_std_on(&Server::current()?, socket)
     }
@@ -49,17 +49,17 @@ impl<S: StreamSocket> Stream<S> {
     /// Like [`from_std`](Self::from_std), on `server`.
     ///
     /// # Errors
-    /// As [`AsyncFd::new`].
+    /// Same as [`AsyncFd::new`].
     pub fn from_std_on(server: &Server, socket: S) -> io::Result<Self> {
         Self::watched_by(server.readiness(), socket::unblocked(socket)?)
     }
 
-    /// Takes over a connected socket that is in non-blocking mode.
+    /// Takes over a connected socket that is already in non-blocking mode.
     pub(super) fn watched_by(readiness: &Handle<Readiness>, socket: S) -> io::Result<Self> {
         Ok(Self { fd: AsyncFd::watched_by(readiness, socket)? })
     }
 
-    /// Waits for a socket that has begun to connect.
+    /// Waits for a socket whose connect has begun.
     pub(super) async fn connected(server: &Server, socket: S) -> io::Result<Self> {
         let fd = AsyncFd::unready_watched_by(server.readiness(), socket)?;
         loop {
@@ -69,7 +69,7 @@ impl<S: StreamSocket> Stream<S> {
             }
             match fd.as_inner().peer_address() {
                 Ok(_) => return Ok(Self { fd }),
-                // An announcement for a predecessor: the connection is still being made.
+                // A readiness event for a predecessor: the connection is still being established.
                 Err(error) if error.kind() == io::ErrorKind::NotConnected => fd.clear_ready(seen),
                 Err(error) => return Err(error),
             }
@@ -91,7 +91,7 @@ impl<S: StreamSocket> Stream<S> {
     /// Returns the address of this end.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn local_addr(&self) -> io::Result<S::Address> {
         self.fd.as_inner().local_address()
     }
@@ -99,27 +99,27 @@ impl<S: StreamSocket> Stream<S> {
     /// Returns the address of the other end.
     ///
     /// # Errors
-    /// The kernel's: [`io::ErrorKind::NotConnected`] if the connection was reset.
+    /// The kernel's error: [`io::ErrorKind::NotConnected`] if the connection was reset.
     pub fn peer_addr(&self) -> io::Result<S::Address> {
         self.fd.as_inner().peer_address()
     }
 
-    /// Takes the error that is pending at the socket.
+    /// Takes the socket's pending error.
     ///
     /// # Errors
-    /// The kernel's, if there is no such socket any more.
+    /// The kernel's error, if the socket no longer exists.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         socket::take_error(self.fd.as_inner())
     }
 
-    /// Waits until the stream is ready for any of `interest`, and returns what it is ready for. That
-    /// may turn out to be over when it is tried.
+    /// Waits until the stream is ready for any of `interest`, and returns what it is ready for. The
+    /// readiness may be gone by the time you use it.
     ///
     /// # Cancel safety
     /// Cancel safe.
     ///
     /// # Errors
-    /// As [`AsyncFd::ready`].
+    /// Same as [`AsyncFd::ready`].
     pub async fn ready(&self, interest: Interest) -> io::Result<Ready> {
         socket::ready(&self.fd, interest).await
     }
@@ -130,7 +130,7 @@ impl<S: StreamSocket> Stream<S> {
     /// Cancel safe.
     ///
     /// # Errors
-    /// As [`AsyncFd::ready`].
+    /// Same as [`AsyncFd::ready`].
     pub async fn readable(&self) -> io::Result<()> {
         self.fd.ready(Direction::Read).await.map(|_| ())
     }
@@ -141,33 +141,34 @@ impl<S: StreamSocket> Stream<S> {
     /// Cancel safe.
     ///
     /// # Errors
-    /// As [`AsyncFd::ready`].
+    /// Same as [`AsyncFd::ready`].
     pub async fn writable(&self) -> io::Result<()> {
         self.fd.ready(Direction::Write).await.map(|_| ())
     }
 
-    /// The poll-style [`readable`](Self::readable); one waiting task, shared with all polls that read.
+    /// The poll-style [`readable`](Self::readable); one waiting task in common with all polls that
+    /// read.
     ///
     /// # Errors
-    /// As [`AsyncFd::poll_ready`].
+    /// Same as [`AsyncFd::poll_ready`].
     pub fn poll_read_ready(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
         self.fd.poll_ready(Direction::Read, cx).map_ok(|_| ())
     }
 
-    /// The poll-style [`writable`](Self::writable); one waiting task, shared with all polls that
+    /// The poll-style [`writable`](Self::writable); one waiting task in common with all polls that
     /// write.
     ///
     /// # Errors
-    /// As [`AsyncFd::poll_ready`].
+    /// Same as [`AsyncFd::poll_ready`].
     pub fn poll_write_ready(&self, cx: &Context<'_>) -> Poll<io::Result<()>> {
         self.fd.poll_ready(Direction::Write, cx).map_ok(|_| ())
     }
 
-    /// Reads what is there into `buffer`, and returns how many bytes; none of them is the end of the
+    /// Reads the available bytes into `buffer` and returns their number; zero is the end of the
     /// stream.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] if nothing is there; the kernel's.
+    /// [`io::ErrorKind::WouldBlock`] if nothing is there; the kernel's error.
     pub fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         if buffer.is_empty() {
             return Ok(0);
@@ -176,10 +177,10 @@ impl<S: StreamSocket> Stream<S> {
         self.fd.try_transfer(Direction::Read, asked, |socket| receive(socket, buffer))
     }
 
-    /// Like [`try_read`](Self::try_read), into several buffers, of which the first is filled first.
+    /// Like [`try_read`](Self::try_read), into several buffers, filled in order.
     ///
     /// # Errors
-    /// As [`try_read`](Self::try_read).
+    /// Same as [`try_read`](Self::try_read).
     pub fn try_read_vectored(&self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         let count = buffers.len().min(SLICES_MAX);
         let buffers = &mut buffers[..count];
@@ -192,11 +193,11 @@ impl<S: StreamSocket> Stream<S> {
         })
     }
 
-    /// Writes of `bytes` what there is room for, and returns how many.
+    /// Writes as much of `bytes` as there is room for, and returns the number of bytes.
     ///
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] if there is no room; [`io::ErrorKind::BrokenPipe`] or
-    /// [`io::ErrorKind::ConnectionReset`] if nobody reads any more.
+    /// [`io::ErrorKind::ConnectionReset`] if the peer no longer reads.
     pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         if bytes.is_empty() {
             return Ok(0);
@@ -204,11 +205,11 @@ impl<S: StreamSocket> Stream<S> {
         self.fd.try_transfer(Direction::Write, bytes.len(), |socket| transmit(socket, bytes))
     }
 
-    /// Like [`try_write`](Self::try_write), from several buffers in turn; of more than 1024, from the
-    /// first 1024.
+    /// Like [`try_write`](Self::try_write), from several buffers in order; only the first 1024 are
+    /// used.
     ///
     /// # Errors
-    /// As [`try_write`](Self::try_write).
+    /// Same as [`try_write`](Self::try_write).
     pub fn try_write_vectored(&self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
         let (buffers, asked) = sendable(buffers);
         if asked == 0 {
@@ -217,14 +218,14 @@ impl<S: StreamSocket> Stream<S> {
         self.fd.try_transfer(Direction::Write, asked, |socket| transmit_vectored(socket, buffers))
     }
 
-    /// Reads into `buffer` what the next read will return again, and returns how many bytes; none of
-    /// them is the end of the stream. Waits until there is something.
+    /// Copies available bytes into `buffer` without taking them, and returns their number; zero is
+    /// the end of the stream. Waits until there is something.
     ///
     /// # Cancel safety
     /// Cancel safe: nothing is taken out of the stream.
     ///
     /// # Errors
-    /// The kernel's; as [`AsyncFd::ready`].
+    /// The kernel's error; those of [`AsyncFd::ready`].
     pub async fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
         if buffer.is_empty() {
             return Ok(0);
@@ -235,7 +236,7 @@ impl<S: StreamSocket> Stream<S> {
     /// The poll-style [`peek`](Self::peek), into the unfilled part of `buffer`.
     ///
     /// # Errors
-    /// As [`peek`](Self::peek).
+    /// Same as [`peek`](Self::peek).
     pub fn poll_peek(&self, cx: &Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<usize>> {
         if buffer.remaining() == 0 {
             return Poll::Ready(Ok(0));
@@ -244,13 +245,13 @@ impl<S: StreamSocket> Stream<S> {
             .poll_io(Direction::Read, cx, |socket| fill::receive(socket, buffer, RecvFlags::PEEK))
     }
 
-    /// Shuts the connection down in one direction or both. A task that waits to read or write there is
-    /// woken. (`shutdown` without an argument is
+    /// Shuts the connection down in one direction or both. Wakes tasks that wait to read or write
+    /// there. (`shutdown` without an argument is
     /// [`AsyncWriteExt`](https://docs.rs/tokio/1/tokio/io/trait.AsyncWriteExt.html)'s, which ends
     /// writing.)
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotConnected`] if the connection is over already.
+    /// [`io::ErrorKind::NotConnected`] if the connection has already ended.
     pub fn shutdown_std(&self, how: Shutdown) -> io::Result<()> {
         let how = match how {
             Shutdown::Read => ShutdownHow::Read,
@@ -260,14 +261,14 @@ impl<S: StreamSocket> Stream<S> {
         Ok(rustix::net::shutdown(&self.fd, how)?)
     }
 
-    /// Splits the stream into a half to read and a half to write, for two futures of one task. Free.
+    /// Splits the stream into a read half and a write half, for two futures of one task. Free.
     pub const fn split(&mut self) -> (ReadHalf<'_, S>, WriteHalf<'_, S>) {
         (ReadHalf::new(self), WriteHalf::new(self))
     }
 
     /// Splits the stream into halves that two tasks can own, at the cost of an allocation.
     ///
-    /// Dropping the half that writes shuts the connection down in that direction.
+    /// Dropping the write half shuts the connection down in that direction.
     #[must_use = "dropping the halves closes the connection"]
     pub fn into_split(self) -> (OwnedReadHalf<S>, OwnedWriteHalf<S>) {
         let stream = Arc::new(self);
@@ -275,7 +276,8 @@ impl<S: StreamSocket> Stream<S> {
         (read, OwnedWriteHalf::new(stream))
     }
 
-    /// What to compare a read of up to `room` bytes with: 0 if a short one tells nothing.
+    /// The number of bytes to compare a read of up to `room` bytes with: 0 if a short read tells
+    /// nothing.
     const fn asked(room: usize) -> usize {
         if S::SHORT_READ_EMPTIES { room } else { 0 }
     }
@@ -324,7 +326,7 @@ impl<S: StreamSocket> Stream<S> {
         self.fd.readiness().is_inherited()
     }
 
-    /// Says that nothing more will be written. A connection that is over already needs no word.
+    /// Ends writing. Does nothing if the connection has already ended.
     pub(super) fn finish_writing(&self) -> io::Result<()> {
         match self.shutdown_std(Shutdown::Write) {
             Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
@@ -336,7 +338,7 @@ impl<S: StreamSocket> Stream<S> {
 /// The most buffers of one vectored call: the kernel's `UIO_MAXIOV`.
 const SLICES_MAX: usize = 1024;
 
-/// Returns the buffers that one call takes, and their bytes.
+/// Returns the buffers that one call takes, and their total length.
 fn sendable<'a, 'b>(buffers: &'a [IoSlice<'b>]) -> (&'a [IoSlice<'b>], usize) {
     let buffers = &buffers[..buffers.len().min(SLICES_MAX)];
     (buffers, total(buffers.iter().map(|buffer| buffer.len())))

@@ -1,4 +1,4 @@
-//! What is TCP's own: binding, connecting, options.
+//! TCP specifics: binding, connecting, options.
 
 use std::{io, net::SocketAddr, os::fd::OwnedFd, time::Duration};
 
@@ -14,23 +14,23 @@ use super::{
 };
 use crate::server::Server;
 
-/// A TCP connection. What it shares with Unix ones is at [`Stream`].
+/// A TCP connection. Methods shared with Unix connections are at [`Stream`].
 pub type TcpStream = Stream<std::net::TcpStream>;
 
-/// A socket that brings [`TcpStream`]s. What it shares with Unix ones is at [`Listener`].
+/// A socket that accepts [`TcpStream`]s. Methods shared with Unix listeners are at [`Listener`].
 pub type TcpListener = Listener<std::net::TcpListener>;
 
 /// How many connections the kernel queues for a listener, if `net.core.somaxconn` allows.
 const BACKLOG: i32 = 1024;
 
 impl TcpListener {
-    /// Listens on `address`; port 0 lets the kernel choose one, which
-    /// [`local_addr`](Listener::local_addr) tells. The address may be one that a closed connection
-    /// still lingers at (`SO_REUSEADDR`). Up to 1024 connections wait to be accepted.
+    /// Listens on `address`. With port 0 the kernel chooses one, which
+    /// [`local_addr`](Listener::local_addr) returns. The address may be one on which a closed
+    /// connection still lingers (`SO_REUSEADDR`). Up to 1024 connections wait to be accepted.
     ///
     /// # Errors
-    /// The kernel's: [`io::ErrorKind::AddrInUse`], [`io::ErrorKind::AddrNotAvailable`],
-    /// [`io::ErrorKind::PermissionDenied`] for a port below 1024. As
+    /// The kernel's error: [`io::ErrorKind::AddrInUse`], [`io::ErrorKind::AddrNotAvailable`],
+    /// [`io::ErrorKind::PermissionDenied`] for a port below 1024. Also the errors of
     /// [`AsyncFd::new`](crate::AsyncFd::new).
     pub fn bind(address: SocketAddr) -> io::Result<Self> {
         Self::bind_on(&Server::current()?, address)
@@ -39,7 +39,7 @@ impl TcpListener {
     /// Like [`bind`](Self::bind), watched at `server`.
     ///
     /// # Errors
-    /// As [`bind`](Self::bind).
+    /// Same as [`bind`](Self::bind).
     pub fn bind_on(server: &Server, address: SocketAddr) -> io::Result<Self> {
         let socket = new_socket(address)?;
         sockopt::set_socket_reuseaddr(&socket, true)?;
@@ -53,11 +53,11 @@ impl TcpStream {
     /// Connects to `address`, on the server that is current at the first poll.
     ///
     /// # Cancel safety
-    /// Cancel safe: dropping the future gives the connection up.
+    /// Cancel safe: dropping the future abandons the connection.
     ///
     /// # Errors
-    /// The kernel's: [`io::ErrorKind::ConnectionRefused`], [`io::ErrorKind::TimedOut`] after minutes,
-    /// [`io::ErrorKind::AddrNotAvailable`] if no port is left. As
+    /// The kernel's error: [`io::ErrorKind::ConnectionRefused`], [`io::ErrorKind::TimedOut`] after
+    /// minutes, [`io::ErrorKind::AddrNotAvailable`] if no port is left. Also the errors of
     /// [`AsyncFd::new`](crate::AsyncFd::new).
     pub async fn connect(address: SocketAddr) -> io::Result<Self> {
         Self::connect_on(&Server::current()?, address).await
@@ -66,16 +66,16 @@ impl TcpStream {
     /// Like [`connect`](Self::connect), watched at `server`.
     ///
     /// # Cancel safety
-    /// As [`connect`](Self::connect).
+    /// Same as [`connect`](Self::connect).
     ///
     /// # Errors
-    /// As [`connect`](Self::connect).
+    /// Same as [`connect`](Self::connect).
     pub async fn connect_on(server: &Server, address: SocketAddr) -> io::Result<Self> {
         let socket = new_socket(address)?;
-        // Watched only once it connects: epoll announces a socket that does not as hung up.
+        // Watched only once it connects: epoll reports a socket that does not as hung up.
         match rustix::net::connect(&socket, &address) {
             Ok(()) | Err(Errno::INPROGRESS) => {}
-            // The kernel's word for having no port left, which is not to be waited for.
+            // The kernel's code for "no port left"; waiting would not help.
             Err(Errno::AGAIN) => return Err(Errno::ADDRNOTAVAIL.into()),
             Err(error) => return Err(error.into()),
         }
@@ -85,7 +85,7 @@ impl TcpStream {
     /// Returns whether small writes are sent at once.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn nodelay(&self) -> io::Result<bool> {
         Ok(sockopt::tcp_nodelay(self)?)
     }
@@ -94,7 +94,7 @@ impl TcpStream {
     /// peer acknowledges earlier ones. Default off.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn set_nodelay(&self, is_on: bool) -> io::Result<()> {
         Ok(sockopt::set_tcp_nodelay(self, is_on)?)
     }
@@ -102,7 +102,7 @@ impl TcpStream {
     /// Returns how many hops an IPv4 packet may take.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn ttl(&self) -> io::Result<u32> {
         Ok(sockopt::ip_ttl(self)?)
     }
@@ -110,25 +110,25 @@ impl TcpStream {
     /// Sets how many hops an IPv4 packet may take, 1 to 255.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn set_ttl(&self, hops: u32) -> io::Result<()> {
         Ok(sockopt::set_ip_ttl(self, hops)?)
     }
 
-    /// Returns how long a closed connection tries to deliver what was written.
+    /// Returns how long a closed connection keeps trying to deliver written data.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn linger(&self) -> io::Result<Option<Duration>> {
         Ok(sockopt::socket_linger(self)?)
     }
 
-    /// Sets how long a closed connection tries to deliver what was written (`SO_LINGER`), in whole
-    /// seconds, rounded up. Default `None`: as long as TCP does. Zero resets the connection, with all
-    /// that was not delivered lost. Anything longer makes the drop of the stream block its thread.
+    /// Sets how long a closed connection keeps trying to deliver written data (`SO_LINGER`), in whole
+    /// seconds, rounded up. Default `None`: as long as TCP does. Zero resets the connection and loses
+    /// all undelivered data. A longer time makes the drop of the stream block its thread.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn set_linger(&self, time: Option<Duration>) -> io::Result<()> {
         Ok(sockopt::set_socket_linger(self, time)?)
     }
@@ -154,8 +154,8 @@ impl Socket for std::net::TcpStream {
 }
 
 impl StreamSocket for std::net::TcpStream {
-    /// A read also ends before urgent data, with bytes behind them; but the wait point announces those
-    /// (`EPOLLPRI`), and the source knows what to do.
+    /// A read also ends before urgent data, with bytes behind it; but the poller announces that
+    /// (`EPOLLPRI`), and the source takes it into account.
     const SHORT_READ_EMPTIES: bool = true;
 
     fn peer_address(&self) -> io::Result<SocketAddr> {

@@ -1,4 +1,4 @@
-//! What is UDP's own: binding, connecting, addresses, multicast.
+//! UDP specifics: binding, connecting, addresses, multicast.
 
 use std::{
     io,
@@ -14,15 +14,15 @@ use super::{
 };
 use crate::{builtin::Direction, server::Server};
 
-/// A UDP socket. What it shares with Unix ones is at [`Datagram`].
+/// A UDP socket. Methods shared with Unix sockets are at [`Datagram`].
 pub type UdpSocket = Datagram<std::net::UdpSocket>;
 
 impl UdpSocket {
     /// Binds a socket to `address`; port 0 lets the kernel choose one.
     ///
     /// # Errors
-    /// The kernel's: [`io::ErrorKind::AddrInUse`], [`io::ErrorKind::AddrNotAvailable`],
-    /// [`io::ErrorKind::PermissionDenied`] for a port below 1024. As
+    /// The kernel's error: [`io::ErrorKind::AddrInUse`], [`io::ErrorKind::AddrNotAvailable`],
+    /// [`io::ErrorKind::PermissionDenied`] for a port below 1024. Also the errors of
     /// [`AsyncFd::new`](crate::AsyncFd::new).
     pub fn bind(address: SocketAddr) -> io::Result<Self> {
         Self::bind_on(&Server::current()?, address)
@@ -31,42 +31,45 @@ impl UdpSocket {
     /// Like [`bind`](Self::bind), watched at `server`.
     ///
     /// # Errors
-    /// As [`bind`](Self::bind).
+    /// Same as [`bind`](Self::bind).
     pub fn bind_on(server: &Server, address: SocketAddr) -> io::Result<Self> {
         Self::from_std_on(server, std::net::UdpSocket::bind(address)?)
     }
 
-    /// Sets where [`send`](Datagram::send) sends to, and who is received from. Does not wait.
+    /// Sets the destination of [`send`](Datagram::send), and the only sender to receive from. Does
+    /// not wait.
     ///
     /// # Errors
-    /// The kernel's, for example if there is no route.
+    /// The kernel's error, for example if there is no route.
     pub fn connect(&self, address: SocketAddr) -> io::Result<()> {
         self.fd.as_inner().connect(address)
     }
 
-    /// Returns the address that the socket is connected to.
+    /// Returns the address to which the socket is connected.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotConnected`] if it is not.
+    /// [`io::ErrorKind::NotConnected`] if the socket is not connected.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.fd.as_inner().peer_addr()
     }
 
-    /// Sends a datagram to `address`. Returns its bytes, which is all of them.
+    /// Sends a datagram to `address`. Returns the number of bytes, which is all of them.
     ///
     /// # Cancel safety
     /// Cancel safe: the datagram is not sent unless this returns.
     ///
     /// # Errors
-    /// The kernel's, for this datagram or an earlier one; as [`send`](Datagram::send).
+    /// The kernel's error, for this datagram or an earlier one; otherwise as
+    /// [`send`](Datagram::send).
     pub async fn send_to(&self, datagram: &[u8], address: SocketAddr) -> io::Result<usize> {
         self.fd.async_io(Direction::Write, |socket| socket.send_to(datagram, address)).await
     }
 
-    /// The poll-style [`send_to`](Self::send_to); one waiting task, shared with all polls that send.
+    /// The poll-style [`send_to`](Self::send_to); one waiting task in common with all polls that
+    /// send.
     ///
     /// # Errors
-    /// As [`send_to`](Self::send_to).
+    /// Same as [`send_to`](Self::send_to).
     pub fn poll_send_to(
         &self,
         cx: &Context<'_>,
@@ -76,31 +79,31 @@ impl UdpSocket {
         self.fd.poll_io(Direction::Write, cx, |socket| socket.send_to(datagram, address))
     }
 
-    /// Sends a datagram as [`send_to`](Self::send_to) does, if that need not wait.
+    /// Sends a datagram like [`send_to`](Self::send_to), if that can be done without waiting.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] if there is no room; as [`send_to`](Self::send_to).
+    /// [`io::ErrorKind::WouldBlock`] if there is no room; otherwise as [`send_to`](Self::send_to).
     pub fn try_send_to(&self, datagram: &[u8], address: SocketAddr) -> io::Result<usize> {
         self.fd.try_io(Direction::Write, |socket| socket.send_to(datagram, address))
     }
 
-    /// Waits for a datagram and copies it to `buffer` without taking it; returns how many bytes of it
-    /// fitted, and who sent it.
+    /// Waits for a datagram and copies it to `buffer` without taking it; returns the number of bytes
+    /// that fitted, and the sender.
     ///
     /// # Cancel safety
     /// Cancel safe: nothing is taken.
     ///
     /// # Errors
-    /// As [`recv`](Datagram::recv).
+    /// Same as [`recv`](Datagram::recv).
     pub async fn peek_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         self.fd.async_io(Direction::Read, |socket| socket.peek_from(buffer)).await
     }
 
     /// The poll-style [`peek_from`](Self::peek_from), into the unfilled part of `buffer`; one waiting
-    /// task, shared with all polls that receive.
+    /// task in common with all polls that receive.
     ///
     /// # Errors
-    /// As [`recv`](Datagram::recv).
+    /// Same as [`recv`](Datagram::recv).
     pub fn poll_peek_from(
         &self,
         cx: &Context<'_>,
@@ -113,18 +116,18 @@ impl UdpSocket {
         Poll::Ready(Ok(address))
     }
 
-    /// Returns whether datagrams may go to broadcast addresses.
+    /// Returns whether datagrams may be sent to broadcast addresses.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn broadcast(&self) -> io::Result<bool> {
         self.fd.as_inner().broadcast()
     }
 
-    /// Sets whether datagrams may go to broadcast addresses. Default off.
+    /// Sets whether datagrams may be sent to broadcast addresses. Default off.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn set_broadcast(&self, is_on: bool) -> io::Result<()> {
         self.fd.as_inner().set_broadcast(is_on)
     }
@@ -132,7 +135,7 @@ impl UdpSocket {
     /// Returns how many hops an IPv4 datagram may take.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn ttl(&self) -> io::Result<u32> {
         self.fd.as_inner().ttl()
     }
@@ -140,16 +143,16 @@ impl UdpSocket {
     /// Sets how many hops an IPv4 datagram may take, 1 to 255.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn set_ttl(&self, hops: u32) -> io::Result<()> {
         self.fd.as_inner().set_ttl(hops)
     }
 
-    /// Joins the multicast group `group`, on the interface with the address `interface`; unspecified
-    /// lets the kernel choose one.
+    /// Joins the multicast group `group` on the interface with the address `interface`; if that is
+    /// unspecified, the kernel chooses one.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn join_multicast_v4(&self, group: Ipv4Addr, interface: Ipv4Addr) -> io::Result<()> {
         self.fd.as_inner().join_multicast_v4(&group, &interface)
     }
@@ -157,16 +160,16 @@ impl UdpSocket {
     /// Leaves the multicast group `group` on `interface`.
     ///
     /// # Errors
-    /// The kernel's: [`io::ErrorKind::AddrNotAvailable`] if it was not joined.
+    /// The kernel's error: [`io::ErrorKind::AddrNotAvailable`] if it was not joined.
     pub fn leave_multicast_v4(&self, group: Ipv4Addr, interface: Ipv4Addr) -> io::Result<()> {
         self.fd.as_inner().leave_multicast_v4(&group, &interface)
     }
 
-    /// Joins the multicast group `group`, on the interface with the index `interface`; 0 lets the
-    /// kernel choose one.
+    /// Joins the multicast group `group` on the interface with the index `interface`; with 0 the
+    /// kernel chooses one.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn join_multicast_v6(&self, group: Ipv6Addr, interface: u32) -> io::Result<()> {
         self.fd.as_inner().join_multicast_v6(&group, interface)
     }
@@ -174,15 +177,15 @@ impl UdpSocket {
     /// Leaves the multicast group `group` on `interface`.
     ///
     /// # Errors
-    /// The kernel's: [`io::ErrorKind::AddrNotAvailable`] if it was not joined.
+    /// The kernel's error: [`io::ErrorKind::AddrNotAvailable`] if it was not joined.
     pub fn leave_multicast_v6(&self, group: Ipv6Addr, interface: u32) -> io::Result<()> {
         self.fd.as_inner().leave_multicast_v6(&group, interface)
     }
 
-    /// Sets whether multicast datagrams come back to this host's own members. Default on.
+    /// Sets whether multicast datagrams are looped back to members on this host. Default on.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn set_multicast_loop_v4(&self, is_on: bool) -> io::Result<()> {
         self.fd.as_inner().set_multicast_loop_v4(is_on)
     }
@@ -190,7 +193,7 @@ impl UdpSocket {
     /// Sets how many hops an IPv4 multicast datagram may take. Default 1: the local network.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn set_multicast_ttl_v4(&self, hops: u32) -> io::Result<()> {
         self.fd.as_inner().set_multicast_ttl_v4(hops)
     }

@@ -1,4 +1,4 @@
-//! What is the Unix sockets' own: paths, pairs, credentials.
+//! Unix socket specifics: paths, pairs, credentials.
 
 use std::{
     io,
@@ -18,26 +18,26 @@ use super::{
 };
 use crate::server::Server;
 
-/// A connection within the host. What it shares with TCP ones is at [`Stream`].
+/// A connection within the host. Methods shared with TCP connections are at [`Stream`].
 pub type UnixStream = Stream<net::UnixStream>;
 
-/// A socket that brings [`UnixStream`]s. What it shares with TCP ones is at [`Listener`].
+/// A socket that accepts [`UnixStream`]s. Methods shared with TCP listeners are at [`Listener`].
 ///
-/// The file of its path is not removed when it is dropped, nor before it is bound.
+/// The socket file is not removed when it is dropped, nor before it is bound.
 pub type UnixListener = Listener<net::UnixListener>;
 
-/// A socket for datagrams within the host. What it shares with UDP ones is at [`Datagram`].
+/// A datagram socket within the host. Methods shared with UDP sockets are at [`Datagram`].
 ///
-/// The file of its path is not removed when it is dropped, nor before it is bound.
+/// The socket file is not removed when it is dropped, nor before it is bound.
 pub type UnixDatagram = Datagram<net::UnixDatagram>;
 
 impl UnixListener {
-    /// Listens at `path`, where it makes a file.
+    /// Listens at `path`, where it creates a file.
     ///
     /// # Errors
-    /// The kernel's: [`io::ErrorKind::AddrInUse`] if there is a file already, also one that a listener
-    /// of the past left; [`io::ErrorKind::InvalidInput`] for a path of more than 107 bytes. As
-    /// [`AsyncFd::new`](crate::AsyncFd::new).
+    /// The kernel's error: [`io::ErrorKind::AddrInUse`] if there already is a file, even one left by
+    /// an earlier listener; [`io::ErrorKind::InvalidInput`] for a path of more than 107 bytes. Also
+    /// the errors of [`AsyncFd::new`](crate::AsyncFd::new).
     pub fn bind(path: impl AsRef<Path>) -> io::Result<Self> {
         Self::bind_on(&Server::current()?, path)
     }
@@ -45,24 +45,24 @@ impl UnixListener {
     /// Like [`bind`](Self::bind), watched at `server`.
     ///
     /// # Errors
-    /// As [`bind`](Self::bind).
+    /// Same as [`bind`](Self::bind).
     pub fn bind_on(server: &Server, path: impl AsRef<Path>) -> io::Result<Self> {
         Self::from_std_on(server, net::UnixListener::bind(path)?)
     }
 }
 
 impl UnixStream {
-    /// Connects to the listener at `path`, on the current server. The kernel does that at once: the
-    /// future never waits.
+    /// Connects to the listener at `path`, on the current server. The kernel connects immediately:
+    /// the future never waits.
     ///
     /// # Cancel safety
     /// Cancel safe.
     ///
     /// # Errors
-    /// The kernel's: [`io::ErrorKind::NotFound`] if there is no such file,
-    /// [`io::ErrorKind::ConnectionRefused`] if nobody listens at it, [`io::ErrorKind::WouldBlock`] if
-    /// the listener's queue is full, which no readiness announces: try again after a while. As
-    /// [`AsyncFd::new`](crate::AsyncFd::new).
+    /// The kernel's error: [`io::ErrorKind::NotFound`] if there is no such file,
+    /// [`io::ErrorKind::ConnectionRefused`] if no socket listens there, [`io::ErrorKind::WouldBlock`]
+    /// if the listener's queue is full, for which there is no readiness event: try again after a
+    /// while. Also the errors of [`AsyncFd::new`](crate::AsyncFd::new).
     pub async fn connect(path: impl AsRef<Path>) -> io::Result<Self> {
         Self::connect_on(&Server::current()?, path).await
     }
@@ -73,7 +73,7 @@ impl UnixStream {
     /// Cancel safe.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect).
+    /// Same as [`connect`](Self::connect).
     #[expect(clippy::unused_async, reason = "connecting is asynchronous in all families")]
     pub async fn connect_on(server: &Server, path: impl AsRef<Path>) -> io::Result<Self> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -82,10 +82,10 @@ impl UnixStream {
         Self::watched_by(server.readiness(), socket.into())
     }
 
-    /// Makes two streams that are connected to each other.
+    /// Creates two streams connected to each other.
     ///
     /// # Errors
-    /// Out of descriptors; as [`AsyncFd::new`](crate::AsyncFd::new).
+    /// Out of descriptors; otherwise as [`AsyncFd::new`](crate::AsyncFd::new).
     pub fn pair() -> io::Result<(Self, Self)> {
         Self::pair_on(&Server::current()?)
     }
@@ -93,7 +93,7 @@ impl UnixStream {
     /// Like [`pair`](Self::pair), watched at `server`.
     ///
     /// # Errors
-    /// As [`pair`](Self::pair).
+    /// Same as [`pair`](Self::pair).
     pub fn pair_on(server: &Server) -> io::Result<(Self, Self)> {
         let (one, other) = net::UnixStream::pair()?;
         Ok((Self::from_std_on(server, one)?, Self::from_std_on(server, other)?))
@@ -101,10 +101,10 @@ impl UnixStream {
 }
 
 impl UnixDatagram {
-    /// Binds a socket to `path`, where it makes a file.
+    /// Binds a socket to `path`, where it creates a file.
     ///
     /// # Errors
-    /// As [`UnixListener::bind`].
+    /// Same as [`UnixListener::bind`].
     pub fn bind(path: impl AsRef<Path>) -> io::Result<Self> {
         Self::bind_on(&Server::current()?, path)
     }
@@ -112,15 +112,15 @@ impl UnixDatagram {
     /// Like [`bind`](Self::bind), watched at `server`.
     ///
     /// # Errors
-    /// As [`UnixListener::bind`].
+    /// Same as [`UnixListener::bind`].
     pub fn bind_on(server: &Server, path: impl AsRef<Path>) -> io::Result<Self> {
         Self::from_std_on(server, net::UnixDatagram::bind(path)?)
     }
 
-    /// Makes a socket without an address, to send from.
+    /// Creates a socket without an address, to send from.
     ///
     /// # Errors
-    /// Out of descriptors; as [`AsyncFd::new`](crate::AsyncFd::new).
+    /// Out of descriptors; otherwise as [`AsyncFd::new`](crate::AsyncFd::new).
     pub fn unbound() -> io::Result<Self> {
         Self::unbound_on(&Server::current()?)
     }
@@ -128,15 +128,15 @@ impl UnixDatagram {
     /// Like [`unbound`](Self::unbound), watched at `server`.
     ///
     /// # Errors
-    /// As [`unbound`](Self::unbound).
+    /// Same as [`unbound`](Self::unbound).
     pub fn unbound_on(server: &Server) -> io::Result<Self> {
         Self::from_std_on(server, net::UnixDatagram::unbound()?)
     }
 
-    /// Makes two sockets that are connected to each other.
+    /// Creates two sockets connected to each other.
     ///
     /// # Errors
-    /// Out of descriptors; as [`AsyncFd::new`](crate::AsyncFd::new).
+    /// Out of descriptors; otherwise as [`AsyncFd::new`](crate::AsyncFd::new).
     pub fn pair() -> io::Result<(Self, Self)> {
         Self::pair_on(&Server::current()?)
     }
@@ -144,37 +144,38 @@ impl UnixDatagram {
     /// Like [`pair`](Self::pair), watched at `server`.
     ///
     /// # Errors
-    /// As [`pair`](Self::pair).
+    /// Same as [`pair`](Self::pair).
     pub fn pair_on(server: &Server) -> io::Result<(Self, Self)> {
         let (one, other) = net::UnixDatagram::pair()?;
         Ok((Self::from_std_on(server, one)?, Self::from_std_on(server, other)?))
     }
 
-    /// Sets where [`send`](Datagram::send) sends to, and who is received from. Does not wait.
+    /// Sets the destination of [`send`](Datagram::send), and the only sender to receive from. Does
+    /// not wait.
     ///
     /// # Errors
-    /// The kernel's: [`io::ErrorKind::NotFound`], [`io::ErrorKind::ConnectionRefused`].
+    /// The kernel's error: [`io::ErrorKind::NotFound`], [`io::ErrorKind::ConnectionRefused`].
     pub fn connect(&self, path: impl AsRef<Path>) -> io::Result<()> {
         self.fd.as_inner().connect(path)
     }
 
-    /// Returns the address that the socket is connected to.
+    /// Returns the address to which the socket is connected.
     ///
     /// # Errors
-    /// [`io::ErrorKind::NotConnected`] if it is not.
+    /// [`io::ErrorKind::NotConnected`] if the socket is not connected.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.fd.as_inner().peer_addr()
     }
 
-    /// Sends a datagram, if that need not wait, to the socket at `path`. Returns its bytes, which is
-    /// all of them.
+    /// Sends a datagram to the socket at `path`, if that can be done without waiting. Returns the
+    /// number of bytes, which is all of them.
     ///
-    /// There is no form that waits: while the receiver's queue is full, the kernel announces no room to
-    /// a sender that is not connected to it. [`connect`](Self::connect) and [`send`](Datagram::send) do
-    /// wait.
+    /// There is no waiting form: while the receiver's queue is full, the kernel does not announce room
+    /// to a sender that is not connected to it. [`connect`](Self::connect) and [`send`](Datagram::send)
+    /// do wait.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] if the receiver's queue is full; the kernel's.
+    /// [`io::ErrorKind::WouldBlock`] if the receiver's queue is full; the kernel's error.
     pub fn try_send_to(&self, datagram: &[u8], path: impl AsRef<Path>) -> io::Result<usize> {
         self.fd.as_inner().send_to(datagram, path)
     }
@@ -215,17 +216,17 @@ impl ListenerSocket for net::UnixListener {
     fn accept_one(&self) -> io::Result<(net::UnixStream, SocketAddr)> {
         let (connection, address) = socket::accept(self)?;
         let stream = net::UnixStream::from(connection);
-        // Clients seldom have a name. Those that have one are asked for it through std, since rustix
-        // panics at a path that fills its field [unix(7), "Pathname sockets"].
+        // Clients seldom have a name. For those that do, std is asked, since rustix panics at a path
+        // that fills its field [unix(7), "Pathname sockets"].
         let has_name = address.is_some_and(|address| address.addr_len() > UNNAMED_BYTES);
         let named = if has_name { stream.peer_addr().ok() } else { None };
-        // No connection is lost for its name.
+        // A connection is not lost because of its name.
         let address = named.map_or_else(|| SocketAddr::from_pathname(""), Ok)?;
         Ok((stream, address))
     }
 }
 
-/// The size of an address that is nothing but its family.
+/// The size of an address that consists only of its family.
 const UNNAMED_BYTES: SocketAddrLen = 2;
 
 impl Sealed for net::UnixDatagram {}

@@ -1,14 +1,14 @@
-//! Policies: what they are, the one that always says the same, and the one that adapts.
+//! Policies: the trait, one that always gives the same answer, and one that adapts.
 
 use std::{fmt, time::Duration};
 
 use super::{
     cost::Costs,
-    history::{History, Stakes},
+    history::{History, SpinCosts},
     load::Load,
     reactivity::Reactivity,
-    stage::{WaitPlan, WaitSituation},
-    strategies::{Watch, strategies},
+    spin_wait::{WaitPlan, WaitSituation},
+    strategies::{StrategyKind, strategies},
     strategy::{Frequency, Strategy},
 };
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
 #[cfg(test)]
 mod traces;
 
-/// What a policy decides from.
+/// The information from which a policy decides.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Situation<'a> {
@@ -29,19 +29,19 @@ pub struct Situation<'a> {
     pub flavor: Flavor,
     /// The methods that the detector offers.
     pub methods: Methods,
-    /// What was seen of this handle so far.
+    /// The history of this handle.
     pub history: &'a History,
-    /// How many requests of this handle wait.
+    /// The number of pending requests of this handle.
     pub pending_count: usize,
-    /// What sleeping and waking cost on this machine.
+    /// The cost of sleeping and waking on this machine.
     pub costs: Costs,
-    /// Who else has use for the core, when that was last asked.
+    /// The other demand for the core, at the last sample.
     pub load: Load,
 }
 
 impl<'a> Situation<'a> {
-    /// Returns the situation of a handle whose machine is idle and of unknown costs: for the tests of
-    /// a policy, which then set what matters to them.
+    /// Returns the situation of a handle on an idle machine with unknown costs: for tests of a
+    /// policy, which then set the fields that matter to them.
     #[must_use]
     pub fn new(now: Instant, flavor: Flavor, methods: Methods, history: &'a History) -> Self {
         Self {
@@ -56,7 +56,7 @@ impl<'a> Situation<'a> {
     }
 }
 
-/// What a policy decided, and for how long that holds.
+/// A policy's decision, and how long it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "policies must be able to make one")]
 pub struct Decision {
@@ -69,24 +69,26 @@ pub struct Decision {
 /// Chooses the strategy for a handle.
 ///
 /// # Implementing
-/// A policy is a pure function of the [`Situation`]: state belongs into the history. It is asked when
-/// a handle is registered and at the first round after [`Decision::until`].
+/// A policy is a pure function of the [`Situation`]; keep state in the history. It is asked when a
+/// handle is registered and at the first poll after [`Decision::until`].
 ///
 /// # Contract
-/// It returns only strategies that [`Strategy::is_offered_by`] the methods; the server replaces any
-/// other by the one that [`Adaptive`] would choose, and counts that. It does not block.
+/// It returns only strategies for which [`Strategy::is_offered_by`] accepts the methods; the server
+/// replaces any other by the one that [`Adaptive`] would choose, and logs it. It does not
+/// block.
 pub trait Policy: Send + Sync + fmt::Debug + 'static {
-    /// Returns what to do in `situation`.
+    /// Returns the strategy for `situation`.
     fn decide(&self, situation: &Situation<'_>) -> Decision;
 
-    /// Returns what is at stake when the host has nothing to run: with these, the history keeps
-    /// [`History::spin_balance`]. Default: the stakes of [`Reactivity::Balanced`].
-    fn stakes(&self, costs: &Costs) -> Stakes {
-        Adaptive::default().stakes(costs)
+    /// Returns the costs of spinning and sleeping when the host has nothing to run; from these the
+    /// history keeps [`History::spin_balance`]. Default: the costs of spinning of
+    /// [`Reactivity::Balanced`].
+    fn spin_costs(&self, costs: &Costs) -> SpinCosts {
+        Adaptive::default().spin_costs(costs)
     }
 
-    /// Returns what one who waits for peers, rather than for a device, does before it sleeps: [`Waiter`](crate::Waiter)
-    /// carries it out. Default: the plan of [`Reactivity::Balanced`].
+    /// Returns what a waiter for peers, rather than for a device, does before it sleeps; [`Waiter`](crate::Waiter)
+    /// carries out the plan. Default: the plan of [`Reactivity::Balanced`].
     fn plan_wait(&self, situation: &WaitSituation) -> WaitPlan {
         Adaptive::default().plan_wait(situation)
     }
@@ -105,26 +107,26 @@ impl Policy for Fixed {
 
 /// Chooses by methods, history, costs and load.
 ///
-/// A detector that announces its events is slept on. If polling before each sleep would have paid
-/// lately ([`History::spin_balance`]), and nobody else has use for the core ([`Load`]), the server
-/// polls first, for no longer than a sleep costs and at most [`spin_max`](Self::spin_max). That costs
-/// at most twice what the better of both would have cost, always to poll so first or never to, and one
-/// sleep. (Who knows the future and chooses at each wait pays at least a third of it, if `spin_max` is
-/// no less than a sleep costs; a bound in the face of such a rival is what a shorter one gives up.)
+/// For a detector that announces its events, the server sleeps. If polling before each sleep would
+/// have paid lately ([`History::spin_balance`]) and nothing else needs the core ([`Load`]), it polls
+/// first, for no longer than a sleep costs and at most [`spin_max`](Self::spin_max). That costs at
+/// most twice as much as the better of always polling first and never doing so, plus one sleep. (An
+/// oracle that chooses optimally for each wait pays at least a third of it, if `spin_max` is no less
+/// than the cost of a sleep; with a shorter `spin_max` there is no such bound.)
 ///
-/// A detector that cannot announce is polled: often when polls hit, less and less often when they do
-/// not, within [`interval_min`](Self::interval_min) and [`interval_max`](Self::interval_max), and such
+/// A detector that cannot announce is polled: often while polls hit, ever more rarely while they do
+/// not, between [`interval_min`](Self::interval_min) and [`interval_max`](Self::interval_max), and so
 /// that polls take no more than [`poll_share`](Self::poll_share) of the time.
 ///
 /// # Source
-/// The wait that is never worse than twice the best one is [spin91, §3]; the mix of both,
+/// The wait that costs at most twice the best one is from [spin91, §3]; the mix of both from
 /// [bouge02, §2.1].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Adaptive {
-    /// How often to look for announcements while tasks run. Default 50 µs.
+    /// How often to look for readiness events while tasks run. Default 50 µs.
     pub every: Duration,
-    /// The longest time to poll before a sleep. Default 10 µs; zero never polls first.
+    /// The longest time to poll before a sleep. Default 10 µs; with zero it never polls first.
     pub spin_max: Duration,
     /// The shortest time between two polls of a detector that cannot announce. Default 5 µs.
     pub interval_min: Duration,
@@ -132,17 +134,17 @@ pub struct Adaptive {
     pub interval_max: Duration,
     /// How many microseconds of processor time a microsecond of delay is worth. Default 1.
     pub delay_weight: u32,
-    /// Polls of a detector that cannot announce take at most one in so many microseconds, at least
-    /// 1. Default 8.
+    /// Polls of a detector that cannot announce take at most one in this many microseconds, at
+    /// least 1. Default 8.
     pub poll_share: u32,
-    /// How much later than its deadline a timer may fire to share a wake-up with others, unless it says so
-    /// itself ([`Wait::slack`](crate::Wait::slack)). Default 50 µs. Matters in the policy that a
-    /// server is made with, and nowhere else.
+    /// How much later than its deadline a timer may fire to share a wake-up with others, unless it sets
+    /// its own slack ([`Wait::slack`](crate::Wait::slack)). Default 50 µs. Only used in the policy with
+    /// which a server is created.
     pub timer_slack: Duration,
 }
 
 impl Adaptive {
-    /// Returns the policy for `reactivity`. [`Reactivity`] says what differs.
+    /// Returns the policy for `reactivity`; [`Reactivity`] lists the differences.
     #[must_use]
     pub const fn new(reactivity: Reactivity) -> Self {
         let (spin_max, timer_slack) = (reactivity.spin_max(), reactivity.timer_slack());
@@ -194,7 +196,7 @@ impl From<Reactivity> for Adaptive {
 const ADAPT_EVERY: Duration = Duration::from_millis(1);
 
 /// The time to poll first is a multiple of this, so that the strategy stays the same while the
-/// measured cost of a sleep wavers.
+/// measured cost of a sleep fluctuates.
 const SPIN_STEP_NS: u64 = 1_000;
 
 impl Policy for Adaptive {
@@ -204,7 +206,7 @@ impl Policy for Adaptive {
         let until = situation.now + ADAPT_EVERY;
         let every = Frequency::Time(self.every);
         let strategy = if methods.contains(Methods::NOTIFY) {
-            let spin = self.stakes(&situation.costs).spin;
+            let spin = self.spin_costs(&situation.costs).spin;
             if history.spin_balance() > 0 && !spin.is_zero() && situation.load.is_core_free() {
                 Strategy::PollThenSleep { every, spin }
             } else {
@@ -213,12 +215,12 @@ impl Policy for Adaptive {
         } else if methods.contains(Methods::SIGNAL) {
             Strategy::Signal
         } else if methods.contains(Methods::BLOCK)
-            && strategies(situation.flavor, methods).preferred() == Some(Watch::Block)
+            && strategies(situation.flavor, methods).preferred() == Some(StrategyKind::Block)
         {
             Strategy::Block
         } else if methods.can_poll() {
-            // An event is found half an interval late on average: an eighth of the time between
-            // events keeps that small beside what the waiter waits anyway.
+            // An event is found half an interval late on average: with an eighth of the time
+            // between events, that is small beside the waiter's own wait.
             let cheapest = history.poll_cost().unwrap_or_default() * self.poll_share.max(1);
             let interval = history
                 .event_interval()
@@ -240,16 +242,16 @@ impl Policy for Adaptive {
         Decision { strategy, until }
     }
 
-    fn stakes(&self, costs: &Costs) -> Stakes {
+    fn spin_costs(&self, costs: &Costs) -> SpinCosts {
         let sleep =
             costs.sleep_cpu.saturating_add(costs.wake_delay.saturating_mul(self.delay_weight));
         let spin_ns = nanos(self.spin_max.min(sleep)) / SPIN_STEP_NS * SPIN_STEP_NS;
-        Stakes { spin: Duration::from_nanos(spin_ns), sleep }
+        SpinCosts { spin: Duration::from_nanos(spin_ns), sleep }
     }
 
-    /// Looks where all peers can have a core, for no longer than a sleep costs and at most
-    /// [`spin_max`](Self::spin_max); then gives the core away between two looks, until it costs as much as if all peers slept.
-    /// At once, if there are more peers than cores or others want the core. Not at all, if that did not pay lately or `spin_max` is zero.
+    /// If all peers can have a core, looks for no longer than a sleep costs and at most [`spin_max`](Self::spin_max); then yields the
+    /// core between looks, until it has cost as much as a sleep of all peers. If there are more peers than cores or others want the core,
+    /// yields from the start. Does neither if that did not pay lately or `spin_max` is zero.
     fn plan_wait(&self, situation: &WaitSituation) -> WaitPlan {
         WaitPlan::adaptive(situation, self.spin_max, self.delay_weight)
     }

@@ -1,11 +1,11 @@
-//! How long the host has had nothing to run: what the bet of polling first is about.
+//! How long the host has had nothing to run: the subject of the bet on polling first.
 //!
-//! Written and read under the driver's lock, by the rounds of one look; atomic because handles see it
+//! Written and read under the driver's lock, by the polls of one look; atomic because handles see it
 //! through the shared part of the server. `Relaxed` throughout.
 
 use std::time::Duration;
 
-use super::history::Found;
+use super::history::IdleEvent;
 use crate::{
     clock::Instant,
     sync::{AtomicBool, AtomicU64, Ordering},
@@ -25,13 +25,13 @@ impl IdlePeriod {
     }
 
     /// The host has had nothing to run since `since`, and what was there at once has been found:
-    /// events from here on would have ended a sleep.
+    /// later events would have ended a sleep.
     pub(crate) fn begin(&self, since: Instant) {
         self.is_asleep.store(false, Ordering::Relaxed);
         self.since_ns.store(since.as_nanos().max(1), Ordering::Relaxed);
     }
 
-    /// The host falls asleep now, at the beginning of the period or after it has polled in vain.
+    /// The host falls asleep now, at the beginning of the period or after polling without success.
     pub(crate) fn fall_asleep(&self, now: Instant) {
         if self.since().is_none() {
             self.begin(now);
@@ -43,7 +43,7 @@ impl IdlePeriod {
         self.since_ns.store(0, Ordering::Relaxed);
     }
 
-    /// Returns when the period began, which also names it.
+    /// Returns when the period began, which also identifies it.
     pub(crate) fn since(&self) -> Option<Instant> {
         match self.since_ns.load(Ordering::Relaxed) {
             0 => None,
@@ -51,12 +51,12 @@ impl IdlePeriod {
         }
     }
 
-    /// Returns how an event that is seen now was found.
-    pub(crate) fn found(&self, wake_delay: Duration) -> Found {
+    /// Returns how an event seen now was found.
+    pub(crate) fn found(&self, wake_delay: Duration) -> IdleEvent {
         if self.is_asleep.load(Ordering::Relaxed) {
-            Found::Asleep { wake_delay }
+            IdleEvent::Asleep { wake_delay }
         } else {
-            Found::Awake
+            IdleEvent::Awake
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Whether somebody else has use for the core on which a host would poll.
+//! Whether other threads need the core on which a host would poll.
 //!
-//! Asked only while polling first would pay, at most every 10 ms: two small files of `/proc`, about
-//! 5 µs. Where they cannot be read, what a polling host sees by itself remains: that it was stopped.
-//! [`judge`] says what the numbers mean, and `docs/design/detect.md` where they come from.
+//! Sampled only while polling first would pay, at most every 10 ms: two small files of `/proc`,
+//! about 5 µs. If they cannot be read, the host still notices when it is stopped while polling.
+//! [`judge`] interprets the numbers, and `docs/design/detect.md` explains their origin.
 
 use std::{
     fs::File,
@@ -16,69 +16,70 @@ use crate::{
     sync::{AtomicU64, OnceLock, Ordering, thread_local},
 };
 
-/// Who else has use for the core.
+/// The other demand for the core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Load {
-    /// More threads can run than there are processors, on the whole machine, and this one was not
-    /// quite undisturbed. (The number alone is no sign: behind a real-time thread, threads of the
-    /// kernel queue up that could not use another core.)
-    pub is_crowded: bool,
+    /// More threads can run than there are processors, on the whole machine, and this thread was
+    /// disturbed. (The number alone is not enough: kernel threads that could not use another core
+    /// queue up behind a real-time thread.)
+    pub is_oversubscribed: bool,
     /// The host's thread was stopped while it polled, or has waited for a processor lately.
-    pub was_stopped: bool,
+    pub was_preempted: bool,
     /// A control group limits the processor time of this process (`cpu.max`, or `cpu.cfs_quota_us`):
-    /// what is spent on polling is taken from tasks that run later.
+    /// time spent on polling is taken from tasks that run later.
     pub has_quota: bool,
 }
 
 impl Load {
-    /// Returns whether nobody else has use for the core.
+    /// Returns whether nothing else needs the core.
     #[must_use]
     pub const fn is_core_free(&self) -> bool {
-        !self.is_crowded && !self.was_stopped && !self.has_quota
+        !self.is_oversubscribed && !self.was_preempted && !self.has_quota
     }
 }
 
-const CROWDED: u64 = 1;
-const STOPPED: u64 = 2;
+const OVERSUBSCRIBED: u64 = 1;
+const PREEMPTED: u64 = 2;
 const QUOTA: u64 = 4;
 
 /// How long a sample holds.
 const SAMPLE_EVERY: Duration = Duration::from_millis(10);
 
-/// How a thread has waited for a processor since the last sample.
+/// How long a thread has waited for a processor since the last sample.
 #[derive(Clone, Copy, Debug)]
-struct Waits {
+struct RunQueueWaits {
     waited_ns: u64,
-    /// How often it has run, which is how often it may have waited.
+    /// How many times it has run, which is how many times it may have waited.
     runs: u64,
     passed_ns: u64,
 }
 
-/// What a sample says. A thread alone on its core waits 0.1 µs before each run, one that shares it
+/// Interprets a sample. A thread alone on its core waits 0.1 µs before each run; one that shares it
 /// waits 5 µs and more.
-fn judge(is_crowded: bool, waits: Option<Waits>) -> u64 {
-    let Some(Waits { waited_ns, runs, passed_ns }) = waits else {
-        return if is_crowded { CROWDED } else { 0 };
+fn judge(is_oversubscribed: bool, waits: Option<RunQueueWaits>) -> u64 {
+    let Some(RunQueueWaits { waited_ns, runs, passed_ns }) = waits else {
+        return if is_oversubscribed { OVERSUBSCRIBED } else { 0 };
     };
     let each_ns = waited_ns / runs.max(1);
     let shares_core = waited_ns > passed_ns / 32 || (waited_ns >= 20_000 && each_ns >= 2_000);
     let is_disturbed = waited_ns >= 5_000 && each_ns >= 500;
-    let crowded = if is_crowded && is_disturbed { CROWDED } else { 0 };
-    if shares_core { crowded | STOPPED } else { crowded }
+    let oversubscribed = if is_oversubscribed && is_disturbed { OVERSUBSCRIBED } else { 0 };
+    if shares_core { oversubscribed | PREEMPTED } else { oversubscribed }
 }
 
-/// Samples the [`Load`]. `Relaxed` throughout: old numbers do no harm.
+/// Samples the [`Load`]. `Relaxed` throughout: stale numbers do no harm.
 #[derive(Debug)]
 pub(crate) struct LoadMeter {
     bits: AtomicU64,
-    /// Until when the bits hold.
+    /// Until when the bits are valid.
     until_ns: AtomicU64,
     is_virtual: bool,
 }
 
 thread_local! {
-    /// How long this thread had waited for a processor, how often it had run, and when that was read.
+    /// How long this thread had waited for a processor, how many times it had run, and when that was
+    /// read.
     static WAITED: std::cell::Cell<(u64, u64, u64)> = const { std::cell::Cell::new((0, 0, 0)) };
 }
 
@@ -92,8 +93,8 @@ impl LoadMeter {
     pub(crate) fn load(&self) -> Load {
         let bits = self.bits.load(Ordering::Relaxed);
         Load {
-            is_crowded: bits & CROWDED != 0,
-            was_stopped: bits & STOPPED != 0,
+            is_oversubscribed: bits & OVERSUBSCRIBED != 0,
+            was_preempted: bits & PREEMPTED != 0,
             has_quota: bits & QUOTA != 0,
         }
     }
@@ -104,7 +105,7 @@ impl LoadMeter {
             return;
         }
         let mut buffer = [0; 128];
-        let is_crowded = read(Path::new("/proc/loadavg"), &mut buffer)
+        let is_oversubscribed = read(Path::new("/proc/loadavg"), &mut buffer)
             .and_then(running_count)
             .is_some_and(|running| running > processor_count());
         let waits = read(Path::new("/proc/thread-self/schedstat"), &mut buffer)
@@ -112,20 +113,20 @@ impl LoadMeter {
             .and_then(|(waited, runs)| {
                 let now = now.as_nanos();
                 let (waited_before, runs_before, then) = WAITED.replace((waited, runs, now));
-                // The first sample of a thread has nothing to be compared with.
-                (then > 0).then(|| Waits {
+                // A thread's first sample has nothing to be compared with.
+                (then > 0).then(|| RunQueueWaits {
                     waited_ns: waited.saturating_sub(waited_before),
                     runs: runs.saturating_sub(runs_before),
                     passed_ns: now.saturating_sub(then),
                 })
             });
-        let bits = judge(is_crowded, waits) | if has_quota() { QUOTA } else { 0 };
+        let bits = judge(is_oversubscribed, waits) | if has_quota() { QUOTA } else { 0 };
         self.publish(bits, now);
     }
 
     /// The host was stopped while it polled.
-    pub(crate) fn stopped(&self, now: Instant) {
-        self.publish(self.bits.load(Ordering::Relaxed) | STOPPED, now);
+    pub(crate) fn preempted(&self, now: Instant) {
+        self.publish(self.bits.load(Ordering::Relaxed) | PREEMPTED, now);
     }
 
     fn publish(&self, bits: u64, now: Instant) {
@@ -135,7 +136,7 @@ impl LoadMeter {
 }
 
 fn read<'a>(path: &Path, buffer: &'a mut [u8]) -> Option<&'a str> {
-    // Opened anew each time: the second file is another one for each thread.
+    // Opened again each time: the second file is different for each thread.
     let count = File::open(path).ok()?.read(buffer).ok()?;
     std::str::from_utf8(&buffer[..count]).ok()
 }
@@ -145,14 +146,14 @@ fn running_count(loadavg: &str) -> Option<usize> {
     loadavg.split_ascii_whitespace().nth(3)?.split('/').next()?.parse().ok()
 }
 
-/// The time that a thread has waited for a processor, and how often it has run, from its `schedstat`.
+/// How long a thread has waited for a processor, and how many times it has run, from its `schedstat`.
 fn waited_ns(schedstat: &str) -> Option<(u64, u64)> {
     let mut fields = schedstat.split_ascii_whitespace().skip(1);
     Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
 }
 
-/// The processors of the machine, which is what the running threads are of.
-fn processor_count() -> usize {
+/// The number of processors of the machine, to which the running threads refer.
+pub(crate) fn processor_count() -> usize {
     static COUNT: OnceLock<usize> = OnceLock::new();
     *COUNT.get_or_init(|| {
         let mut buffer = [0; 128];
@@ -172,7 +173,7 @@ fn count_of_list(list: &str) -> Option<usize> {
     })
 }
 
-/// Whether a control group limits this process: read once, since a service is started in its group.
+/// Whether a control group limits this process: read once, since a service starts in its group.
 fn has_quota() -> bool {
     static HAS_QUOTA: OnceLock<bool> = OnceLock::new();
     *HAS_QUOTA.get_or_init(|| {
@@ -187,7 +188,7 @@ fn has_quota() -> bool {
     })
 }
 
-/// Looks for a limit in the groups that `/proc/self/cgroup` names, and in those above them.
+/// Looks for a limit in the groups that `/proc/self/cgroup` lists, and in their ancestors.
 fn quota_in(mount: &Path, groups: &str) -> bool {
     groups.lines().any(|line| {
         let mut parts = line.splitn(3, ':').skip(1);
@@ -268,24 +269,25 @@ mod tests {
         std::fs::remove_dir_all(&mount).expect("the tree is ours");
     }
 
-    /// Goal: a thread that shares its core knows, one that has it for itself is not misled by what
-    /// cannot use it. Method: samples as they were measured.
+    /// Goal: a thread that shares its core is detected, and one with its own core is not misled by
+    /// threads that cannot use it. Method: samples as they were measured.
     #[test]
     fn a_shared_core_is_told_from_an_idle_one() {
-        let waits = |waited_ns, runs| Some(Waits { waited_ns, runs, passed_ns: 10_000_000 });
-        // Sleeping and polling on a core of its own.
+        let waits =
+            |waited_ns, runs| Some(RunQueueWaits { waited_ns, runs, passed_ns: 10_000_000 });
+        // Sleeping and polling on its own core.
         assert_eq!(judge(false, waits(90_000, 860)), 0);
         assert_eq!(judge(true, waits(90_000, 860)), 0);
         assert_eq!(judge(true, waits(0, 0)), 0);
         assert_eq!(judge(true, waits(4_000, 1)), 0);
         // Beside a thread that computes, with much and with little to do.
-        assert_eq!(judge(true, waits(4_600_000, 540)), CROWDED | STOPPED);
-        assert_eq!(judge(false, waits(45_000, 9)), STOPPED);
-        assert_eq!(judge(true, waits(12_000, 10)), CROWDED);
+        assert_eq!(judge(true, waits(4_600_000, 540)), OVERSUBSCRIBED | PREEMPTED);
+        assert_eq!(judge(false, waits(45_000, 9)), PREEMPTED);
+        assert_eq!(judge(true, waits(12_000, 10)), OVERSUBSCRIBED);
         // Preempted once while it polled.
-        assert_eq!(judge(false, waits(3_000_000, 1)), STOPPED);
+        assert_eq!(judge(false, waits(3_000_000, 1)), PREEMPTED);
         // Nothing known of the thread: the machine decides.
-        assert_eq!(judge(true, None), CROWDED);
+        assert_eq!(judge(true, None), OVERSUBSCRIBED);
         assert_eq!(judge(false, None), 0);
     }
 
@@ -295,7 +297,7 @@ mod tests {
     fn a_stopped_host_is_in_somebodys_way() {
         let meter = LoadMeter::new(true);
         assert!(meter.load().is_core_free());
-        meter.stopped(Instant::from_nanos(5));
+        meter.preempted(Instant::from_nanos(5));
         assert!(!meter.load().is_core_free());
     }
 

@@ -1,8 +1,8 @@
-//! How much processor time may be spent on being early.
+//! How much processor time may be spent to react early.
 
 use std::{fmt, time::Duration};
 
-/// How much processor time may be spent on being early: the three settings of
+/// How much processor time may be spent to react early: the three settings of
 /// [`Adaptive`](crate::Adaptive).
 ///
 /// | | polls first, before a sleep | a microsecond of delay is worth | looks while tasks run | timers' slack |
@@ -11,17 +11,17 @@ use std::{fmt, time::Duration};
 /// | `Balanced` | up to 10 µs | a microsecond of processor time | every 50 µs | 50 µs |
 /// | `LowLatency` | up to 200 µs | eight of them | every 20 µs | none |
 ///
-/// None of them polls first where that did not pay lately, where somebody else has use for the core
+/// None of them polls first if that did not pay lately, if other threads need the core
 /// ([`Load`](crate::Load)), or twice without an event in between: an idle process sleeps for good.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reactivity {
-    /// As little processor time as can be.
+    /// As little processor time as possible.
     LowCpu,
-    /// Both alike. The default.
+    /// A balance of both. The default.
     #[default]
     Balanced,
-    /// As early as can be, while cores are free.
+    /// As early as possible, while cores are free.
     LowLatency,
 }
 
@@ -37,7 +37,7 @@ impl Reactivity {
     }
 
     /// Returns how much later than its deadline a timer may fire to share a wake-up with others: 1 ms, 50 µs,
-    /// not at all.
+    /// none.
     #[must_use]
     pub const fn timer_slack(self) -> Duration {
         match self {

@@ -1,15 +1,15 @@
-//! Which strategies a scheduler may use for a detector, and which it should prefer: the table flavor ×
-//! method → strategy.
+//! The strategies that a scheduler may use for a detector, and their order of preference: the table
+//! flavor × method → strategy.
 
 use std::fmt;
 
 use super::strategy::Strategy;
 use crate::detector::{Flavor, Methods};
 
-/// A [`Strategy`] without its parameters, as a cell of the table names it.
+/// A [`Strategy`] without its parameters, as in a cell of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Watch {
+pub enum StrategyKind {
     /// [`Strategy::CheckEach`].
     CheckEach,
     /// [`Strategy::PollGroup`].
@@ -20,15 +20,15 @@ pub enum Watch {
     PollThenSleep,
     /// [`Strategy::Block`]: a helper thread blocks for as long as requests are pending.
     Block,
-    /// [`Strategy::Block`], where the call is begun only when nothing else is runnable; while tasks
+    /// [`Strategy::Block`], where the call starts only when nothing else is runnable; while tasks
     /// run, the handle is polled at their switches.
     BlockWhenIdle,
     /// [`Strategy::Signal`].
     Signal,
 }
 
-impl Watch {
-    /// Returns whether `strategy` is this one, whatever its parameters.
+impl StrategyKind {
+    /// Returns whether `strategy` is of this kind, whatever its parameters.
     #[must_use]
     pub const fn is_of(self, strategy: Strategy) -> bool {
         matches!(
@@ -43,7 +43,7 @@ impl Watch {
     }
 }
 
-impl fmt::Display for Watch {
+impl fmt::Display for StrategyKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::CheckEach => "check-each",
@@ -57,25 +57,25 @@ impl fmt::Display for Watch {
     }
 }
 
-/// The strategies that are open to a scheduler for one detector, the preferred one first: made by
+/// The strategies that a scheduler may use for one detector, in order of preference: returned by
 /// [`strategies`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Strategies {
-    watches: [Option<Watch>; WATCHES_MAX],
+    watches: [Option<StrategyKind>; KINDS_MAX],
 }
 
-/// No set of methods opens more: blocking comes in one of its two ways.
-const WATCHES_MAX: usize = 6;
+/// No set of methods allows more: blocking has only one of its two forms.
+const KINDS_MAX: usize = 6;
 
 impl Strategies {
-    /// Returns the preferred one; `None` only for a detector without any method.
+    /// Returns the preferred strategy; `None` only for a detector without any method.
     #[must_use]
-    pub const fn preferred(&self) -> Option<Watch> {
+    pub const fn preferred(&self) -> Option<StrategyKind> {
         self.watches[0]
     }
 
-    /// Iterates over them, the preferred one first.
-    pub fn iter(&self) -> impl Iterator<Item = Watch> + use<> {
+    /// Iterates over the strategies in order of preference.
+    pub fn iter(&self) -> impl Iterator<Item = StrategyKind> + use<> {
         self.watches.into_iter().flatten()
     }
 
@@ -88,12 +88,12 @@ impl Strategies {
     /// Returns whether blocking calls must wait until nothing else is runnable.
     #[must_use]
     pub fn block_only_when_idle(&self) -> bool {
-        self.iter().any(|watch| watch == Watch::BlockWhenIdle)
+        self.iter().any(|watch| watch == StrategyKind::BlockWhenIdle)
     }
 }
 
-/// Returns by which strategies a scheduler of `flavor` may watch a detector that offers `methods`, the
-/// preferred one first.
+/// Returns the strategies by which a scheduler of `flavor` may watch a detector that offers `methods`,
+/// in order of preference.
 ///
 /// | method alone | user-level | hybrid | kernel-level |
 /// | --- | --- | --- | --- |
@@ -103,50 +103,56 @@ impl Strategies {
 /// | block | block | block | block |
 /// | signal | signal | signal | signal |
 ///
-/// Where a detector offers several methods, their cells are joined in this order:
-/// - what announces itself comes first, and of that what the wait point announces (*notify*), since it
-///   wakes the scheduler without a detour; then the *signal*, "preferred to active polling" on every
-///   flavor;
-/// - *block* precedes polling on the hybrid and the kernel-level flavor, where a helper thread "will
-///   leave the others undisturbed". On the user-level flavor it follows the signal likewise, but as
-///   [`Watch::BlockWhenIdle`] if the detector can also be polled: while tasks run, their one thread
-///   polls at its switches, and a call is begun only when nothing else is runnable. A detector that can
-///   do nothing but block is blocked on at all times: there is no other way to see its events;
+/// If a detector offers several methods, their cells are joined in this order:
+/// - methods that announce events come first: *notify*, announced by the poller, which wakes the
+///   scheduler directly; then the *signal*, "preferred to active polling" on every flavor;
+/// - *block* precedes polling on the hybrid and the kernel-level flavor, where a helper thread "will leave
+///   the others undisturbed". On the user-level flavor it also follows the signal, but as
+///   [`StrategyKind::BlockWhenIdle`] if the detector can also be polled: while tasks run, their one thread
+///   polls at its switches, and a call starts only when nothing else is runnable. A detector that can only
+///   block is blocked on at all times, since there is no other way to see its events;
 /// - polling comes last: *group* before *check*.
 ///
 /// # Source
-/// [bouge02, §3.3], and §2.1 for blocking calls on the user-level flavor. *Deviation:* every call that
-/// blocks is made on a helper kernel thread, on the user-level flavor too. In 2002 such a scheduler had
-/// no second thread, and had to make the call itself or not at all; and a host that sits in a foreign
-/// call hears neither its other detectors nor other threads.
+/// [bouge02, §3.3], and §2.1 for blocking calls on the user-level flavor. *Deviation:* every blocking
+/// call is made on a helper kernel thread, on the user-level flavor too. In 2002 such a scheduler had
+/// no second thread, and had to make the call itself or not at all; and a host inside a foreign call
+/// hears neither its other detectors nor other threads.
 ///
 /// # Examples
 /// ```
-/// use vigie_detect::{Flavor, Methods, Watch, strategies};
+/// use vigie_detect::{Flavor, Methods, StrategyKind, strategies};
 ///
 /// let both = Methods::GROUP | Methods::BLOCK;
-/// assert_eq!(strategies(Flavor::Hybrid, both).preferred(), Some(Watch::Block));
-/// assert_eq!(strategies(Flavor::UserLevel, both).preferred(), Some(Watch::BlockWhenIdle));
+/// assert_eq!(strategies(Flavor::Hybrid, both).preferred(), Some(StrategyKind::Block));
+/// assert_eq!(strategies(Flavor::UserLevel, both).preferred(), Some(StrategyKind::BlockWhenIdle));
 /// ```
 #[must_use]
 pub fn strategies(flavor: Flavor, methods: Methods) -> Strategies {
     let block = match flavor {
-        Flavor::UserLevel if methods.can_poll() => Watch::BlockWhenIdle,
-        Flavor::UserLevel | Flavor::Hybrid | Flavor::KernelLevel => Watch::Block,
+        Flavor::UserLevel if methods.can_poll() => StrategyKind::BlockWhenIdle,
+        Flavor::UserLevel | Flavor::Hybrid | Flavor::KernelLevel => StrategyKind::Block,
     };
     let polling = if methods.contains(Methods::GROUP) {
-        [Watch::PollGroup, Watch::CheckEach]
+        [StrategyKind::PollGroup, StrategyKind::CheckEach]
     } else {
-        [Watch::CheckEach, Watch::PollGroup]
+        [StrategyKind::CheckEach, StrategyKind::PollGroup]
     };
-    let order = [Watch::Sleep, Watch::PollThenSleep, Watch::Signal, block, polling[0], polling[1]];
-    let mut watches = [None; WATCHES_MAX];
+    let order = [
+        StrategyKind::Sleep,
+        StrategyKind::PollThenSleep,
+        StrategyKind::Signal,
+        block,
+        polling[0],
+        polling[1],
+    ];
+    let mut watches = [None; KINDS_MAX];
     let open = order.into_iter().filter(|watch| match watch {
-        Watch::CheckEach => methods.contains(Methods::CHECK),
-        Watch::PollGroup => methods.can_poll(),
-        Watch::Sleep | Watch::PollThenSleep => methods.contains(Methods::NOTIFY),
-        Watch::Block | Watch::BlockWhenIdle => methods.contains(Methods::BLOCK),
-        Watch::Signal => methods.contains(Methods::SIGNAL),
+        StrategyKind::CheckEach => methods.contains(Methods::CHECK),
+        StrategyKind::PollGroup => methods.can_poll(),
+        StrategyKind::Sleep | StrategyKind::PollThenSleep => methods.contains(Methods::NOTIFY),
+        StrategyKind::Block | StrategyKind::BlockWhenIdle => methods.contains(Methods::BLOCK),
+        StrategyKind::Signal => methods.contains(Methods::SIGNAL),
     });
     for (place, watch) in watches.iter_mut().zip(open) {
         *place = Some(watch);
@@ -161,8 +167,8 @@ mod tests {
     use super::*;
     use crate::policy::Frequency;
 
-    const POLLED: [Watch; 2] = [Watch::CheckEach, Watch::PollGroup];
-    const SLEPT_ON: [Watch; 2] = [Watch::Sleep, Watch::PollThenSleep];
+    const POLLED: [StrategyKind; 2] = [StrategyKind::CheckEach, StrategyKind::PollGroup];
+    const SLEPT_ON: [StrategyKind; 2] = [StrategyKind::Sleep, StrategyKind::PollThenSleep];
 
     /// Goal: each cell of the documented table is what the function returns. Method: a test for each,
     /// with its content written out.
@@ -178,20 +184,20 @@ mod tests {
 
     cells! {
         user_level_check: UserLevel, CHECK => POLLED;
-        user_level_group: UserLevel, GROUP => [Watch::PollGroup];
+        user_level_group: UserLevel, GROUP => [StrategyKind::PollGroup];
         user_level_notify: UserLevel, NOTIFY => SLEPT_ON;
-        user_level_block: UserLevel, BLOCK => [Watch::Block];
-        user_level_signal: UserLevel, SIGNAL => [Watch::Signal];
+        user_level_block: UserLevel, BLOCK => [StrategyKind::Block];
+        user_level_signal: UserLevel, SIGNAL => [StrategyKind::Signal];
         hybrid_check: Hybrid, CHECK => POLLED;
-        hybrid_group: Hybrid, GROUP => [Watch::PollGroup];
+        hybrid_group: Hybrid, GROUP => [StrategyKind::PollGroup];
         hybrid_notify: Hybrid, NOTIFY => SLEPT_ON;
-        hybrid_block: Hybrid, BLOCK => [Watch::Block];
-        hybrid_signal: Hybrid, SIGNAL => [Watch::Signal];
+        hybrid_block: Hybrid, BLOCK => [StrategyKind::Block];
+        hybrid_signal: Hybrid, SIGNAL => [StrategyKind::Signal];
         kernel_level_check: KernelLevel, CHECK => POLLED;
-        kernel_level_group: KernelLevel, GROUP => [Watch::PollGroup];
+        kernel_level_group: KernelLevel, GROUP => [StrategyKind::PollGroup];
         kernel_level_notify: KernelLevel, NOTIFY => SLEPT_ON;
-        kernel_level_block: KernelLevel, BLOCK => [Watch::Block];
-        kernel_level_signal: KernelLevel, SIGNAL => [Watch::Signal];
+        kernel_level_block: KernelLevel, BLOCK => [StrategyKind::Block];
+        kernel_level_signal: KernelLevel, SIGNAL => [StrategyKind::Signal];
     }
 
     const FLAVORS: [Flavor; 3] = [Flavor::UserLevel, Flavor::Hybrid, Flavor::KernelLevel];
@@ -212,12 +218,12 @@ mod tests {
     fn joined_cells_are_in_order() {
         for (flavor, methods) in FLAVORS.into_iter().flat_map(|f| all_sets().map(move |m| (f, m))) {
             let found: Vec<_> = strategies(flavor, methods).iter().collect();
-            let rank = |watch: &Watch| match watch {
-                Watch::Sleep => 0,
-                Watch::PollThenSleep => 1,
-                Watch::Signal => 2,
-                Watch::Block | Watch::BlockWhenIdle => 3,
-                Watch::CheckEach | Watch::PollGroup => 4,
+            let rank = |watch: &StrategyKind| match watch {
+                StrategyKind::Sleep => 0,
+                StrategyKind::PollThenSleep => 1,
+                StrategyKind::Signal => 2,
+                StrategyKind::Block | StrategyKind::BlockWhenIdle => 3,
+                StrategyKind::CheckEach | StrategyKind::PollGroup => 4,
             };
             assert!(found.is_sorted_by_key(rank), "{flavor} {methods:?}: {found:?}");
             let waits_for_idleness = flavor == Flavor::UserLevel

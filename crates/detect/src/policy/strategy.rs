@@ -1,4 +1,4 @@
-//! What the server does for one handle.
+//! How the server watches one handle.
 
 use std::{fmt, time::Duration};
 
@@ -8,20 +8,20 @@ use crate::detector::Methods;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Frequency {
-    /// Once every so many task switches, at least 1: the paper's unit [bouge02, §3.1].
+    /// Once every this many task switches, at least 1: the paper's unit [bouge02, §3.1].
     Switches(u32),
-    /// At the first switch after so much time. The better unit where switches are not alike.
+    /// At the first switch after this much time. The better unit if switches differ in length.
     Time(Duration),
 }
 
-/// What the server does to see the events of one handle.
+/// How the server sees the events of one handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Strategy {
-    /// Checks every request by itself at each poll ("naive polling").
+    /// Checks every request separately at each poll ("naive polling").
     CheckEach {
-        /// When to poll while tasks run; with nothing to run, the server polls as often as `Time`
-        /// says, or without pause for `Switches`.
+        /// When to poll while tasks run. With nothing to run, the server polls at this interval for
+        /// `Time`, or continuously for `Switches`.
         every: Frequency,
     },
     /// Polls for all requests with one call ("enhanced polling").
@@ -29,27 +29,27 @@ pub enum Strategy {
         /// As in [`CheckEach`](Self::CheckEach).
         every: Frequency,
     },
-    /// Sleeps until the detector announces an event; while tasks run, looks at the announcements
-    /// every `every`.
+    /// Sleeps until the detector announces an event; while tasks run, looks for readiness events as
+    /// often as `every` says.
     Sleep {
-        /// When to look for announcements while tasks run.
+        /// When to look for readiness events while tasks run.
         every: Frequency,
     },
     /// Polls for up to `spin` before it sleeps.
     PollThenSleep {
         /// When to look while tasks run.
         every: Frequency,
-        /// How long to poll with nothing to run before sleeping.
+        /// How long to poll before sleeping when there is nothing to run.
         spin: Duration,
     },
     /// Lets a kernel thread block in [`Detector::block`](crate::Detector::block).
     Block,
-    /// Waits for the signal that [`Detector::signal`](crate::Detector::signal) names.
+    /// Waits for the signal named by [`Detector::signal`](crate::Detector::signal).
     Signal,
 }
 
 impl Strategy {
-    /// Returns whether a detector with `methods` can be watched so by a scheduler of `flavor`.
+    /// Returns whether a detector with `methods` can be watched by this strategy.
     #[must_use]
     pub const fn is_offered_by(self, methods: Methods) -> bool {
         match self {
@@ -74,7 +74,7 @@ impl Strategy {
         }
     }
 
-    /// Returns whether the server must look by itself, because nothing will be announced.
+    /// Returns whether the server must look on its own, because nothing will be announced.
     #[must_use]
     pub const fn is_polling(self) -> bool {
         matches!(self, Self::CheckEach { .. } | Self::PollGroup { .. })
@@ -89,7 +89,7 @@ impl Strategy {
         }
     }
 
-    /// Returns the strategy's name, the label of its counters.
+    /// Returns the strategy's name, used as the label of its counters.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

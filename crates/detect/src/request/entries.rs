@@ -1,4 +1,4 @@
-//! The places of a handle's requests: reused while there is use for them, given back after a burst.
+//! Storage for a handle's requests: reused while needed, freed after a burst.
 //!
 //! ```text
 //!                  insert                          free
@@ -10,14 +10,14 @@
 //! ```
 //!
 //! An entry keeps its address while it is in use. Places keep their numbers, which are the indices of
-//! keys; the list of them gets shorter when those at its end are free.
+//! keys; the list of places shrinks when those at its end are free.
 
 use std::mem;
 
-use super::{key::Mode, slot::Slot};
+use super::{key::Mode, slot::EventSlot};
 use crate::sync::Arc;
 
-/// The index of no entry.
+/// The index that means "no entry".
 pub(super) const NIL: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,9 +28,9 @@ pub(super) enum Phase {
     Ended,
 }
 
-pub(crate) struct Entry<R, E> {
+pub(crate) struct RequestEntry<R, E> {
     pub(super) request: Option<R>,
-    pub(crate) slot: Arc<Slot<E>>,
+    pub(crate) slot: Arc<EventSlot<E>>,
     pub(super) generation: u32,
     pub(super) phase: Phase,
     pub(crate) mode: Mode,
@@ -39,11 +39,11 @@ pub(crate) struct Entry<R, E> {
     pub(super) next: u32,
 }
 
-impl<R, E> Entry<R, E> {
+impl<R, E> RequestEntry<R, E> {
     pub(super) fn new(generation: u32) -> Self {
         Self {
             request: None,
-            slot: Arc::new(Slot::new()),
+            slot: Arc::new(EventSlot::new()),
             generation,
             phase: Phase::Free,
             mode: Mode::Once,
@@ -53,19 +53,19 @@ impl<R, E> Entry<R, E> {
     }
 }
 
-/// So many spare entries are kept, however few are in use.
+/// The number of spare entries that are always kept.
 const KEPT: usize = 1024;
 
 pub(super) struct Entries<R, E> {
-    places: Vec<Option<Box<Entry<R, E>>>>,
+    places: Vec<Option<Box<RequestEntry<R, E>>>>,
     /// Places with a free entry.
     spare: Vec<u32>,
     /// Places without an entry.
     vacant: Vec<u32>,
-    /// The generation of new entries: above those of all that were given back, so that a key of one of
-    /// these names no newer request.
+    /// The generation of new entries: above that of all freed entries, so that an old key never names
+    /// a newer request.
     generation: u32,
-    /// The places are looked at, whether they can be fewer, when no more than these are in use.
+    /// When no more than this many are in use, checks whether the list of places can shrink.
     trim_at: usize,
 }
 
@@ -81,7 +81,7 @@ impl<R, E> Entries<R, E> {
     }
 
     /// Returns the entry at `index`, free or not, if there is one.
-    pub(super) fn get(&self, index: u32) -> Option<&Entry<R, E>> {
+    pub(super) fn get(&self, index: u32) -> Option<&RequestEntry<R, E>> {
         self.places.get(index as usize)?.as_deref()
     }
 
@@ -89,21 +89,21 @@ impl<R, E> Entries<R, E> {
     ///
     /// # Panics
     /// Panics if it is not in use.
-    pub(super) fn used(&mut self, index: u32) -> &mut Box<Entry<R, E>> {
+    pub(super) fn used(&mut self, index: u32) -> &mut Box<RequestEntry<R, E>> {
         self.places[index as usize].as_mut().expect("invariant: an entry in use is there")
     }
 
     /// Returns all entries that are there, free or not.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Entry<R, E>)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &RequestEntry<R, E>)> {
         (0..).zip(&self.places).filter_map(|(index, place)| Some((index, place.as_deref()?)))
     }
 
-    /// Returns the place of a free entry, which is in use from now on.
+    /// Returns the place of a free entry and marks it as in use.
     pub(super) fn insert(&mut self) -> u32 {
         if let Some(index) = self.spare.pop() {
             return index;
         }
-        let entry = Box::new(Entry::new(self.generation));
+        let entry = Box::new(RequestEntry::new(self.generation));
         if let Some(index) = self.vacant.pop() {
             self.places[index as usize] = Some(entry);
             return index;
@@ -113,16 +113,16 @@ impl<R, E> Entries<R, E> {
         u32::try_from(self.places.len() - 1).expect("invariant: max_pending fits in a u32")
     }
 
-    /// Makes the entry at `index` free. It holds nothing any more that foreign code would have to drop.
+    /// Frees the entry at `index`. It no longer holds anything that foreign code would have to drop.
     pub(super) fn free(&mut self, index: u32) {
         let entry = self.used(index);
         entry.phase = Phase::Free;
         entry.generation = entry.generation.wrapping_add(1);
         self.spare.push(index);
         let in_use = self.in_use();
-        // Twice at most: one more is spare, and one less may be.
+        // At most twice: one more is spare, and one less may be.
         while self.spare.len() > in_use.max(KEPT) {
-            let index = self.spare.pop().expect("invariant: more than none");
+            let index = self.spare.pop().expect("invariant: at least one is spare");
             let entry = mem::take(&mut self.places[index as usize]);
             self.forget(entry);
             self.vacant.push(index);
@@ -143,18 +143,18 @@ impl<R, E> Entries<R, E> {
         self.places.len() - self.spare.len() - self.vacant.len()
     }
 
-    fn forget(&mut self, entry: Option<Box<Entry<R, E>>>) {
+    fn forget(&mut self, entry: Option<Box<RequestEntry<R, E>>>) {
         if let Some(entry) = entry {
             self.generation = self.generation.max(entry.generation);
         }
     }
 
-    /// Gives back the places at the end that are free: when an eighth of them or less is in use, and
-    /// again at each half of that, so that all looks together cost less than the burst.
+    /// Frees the free places at the end: when an eighth of the places or less is in use, and again
+    /// at each half of that, so that all checks together cost less than the burst.
     #[cold]
     fn trim(&mut self) {
         let in_use = self.in_use();
-        let is_free = |place: &Option<Box<Entry<R, E>>>| {
+        let is_free = |place: &Option<Box<RequestEntry<R, E>>>| {
             place.as_ref().is_none_or(|entry| entry.phase == Phase::Free)
         };
         while self.places.len() > KEPT && self.places.last().is_some_and(is_free) {
@@ -180,9 +180,9 @@ mod tests {
     use super::*;
     use crate::clock::Instant;
 
-    /// Goal: after a burst of more than 2^20 requests, entries and places are given back, and no key is
-    /// used twice. Method: three bursts, which end from the front, from the back, and with one request
-    /// left that was the last to come; all keys of places that were given back are compared.
+    /// Goal: after a burst of more than 2^20 requests, entries and places are freed, and no key is used
+    /// twice. Method: three bursts, which end from the front, from the back, and with only the newest
+    /// request left; all keys of freed places are compared.
     #[test]
     fn a_burst_is_forgotten() {
         let count: u32 = (1 << 20) + 1000;
@@ -217,9 +217,9 @@ mod tests {
         }
     }
 
-    /// Goal: places are given back when an eighth of them is in use, and again at each half of that; what is
-    /// kept has room for twice as many. Method: the number of places around each of these moments, with
-    /// requests of which the last end first.
+    /// Goal: places are freed when an eighth of them is in use, and again at each half of that; the rest has
+    /// room for twice as many. Method: the number of places around each of these moments, with requests
+    /// whose last ones end first.
     #[test]
     fn places_are_given_back_by_halves() {
         const COUNT: u32 = 80_000;
@@ -245,8 +245,8 @@ mod tests {
         assert_eq!((entries.insert(), entries.insert()), (7, 2_500));
     }
 
-    /// Goal: no more entries are spare than in use, or than are kept. Method: as many as are kept end, one
-    /// more, and then so many that places are left without an entry, which are filled first again.
+    /// Goal: no more entries are spare than are in use, or than are always kept. Method: as many as are
+    /// kept end, one more, and then enough to leave places without an entry, which are filled first again.
     #[test]
     fn no_more_are_spare_than_used() {
         let kept = u32::try_from(KEPT).expect("few");

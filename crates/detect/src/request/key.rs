@@ -1,7 +1,7 @@
-//! How a request is named, what it waits for, and how it is forgotten.
+//! The key of a request, its mode, and its cancellation.
 
-/// The name of one pending request: unique within its handle for as long as it is pending, and a
-/// `u64` for devices that carry one along (`user_data`, `wr_id`).
+/// The key of one pending request: unique within its handle while it is pending. It fits in a `u64`
+/// for devices that carry one along (`user_data`, `wr_id`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     pub(crate) index: u32,
@@ -15,15 +15,15 @@ impl Key {
         ((self.generation as u64) << 32) | self.index as u64
     }
 
-    /// Returns a small number that no other request of the handle has while this one is pending: an
-    /// index for tables beside the requests.
+    /// Returns a small number that no other pending request of the handle has: an index for tables
+    /// beside the requests.
     #[must_use]
     pub const fn index(self) -> usize {
         self.index as usize
     }
 
-    /// Returns the key that [`to_bits`](Self::to_bits) made a number of. Any number is accepted: one
-    /// that names no pending request is answered like a request that is gone.
+    /// Returns the key that [`to_bits`](Self::to_bits) turned into a number. Any number is accepted:
+    /// one that names no pending request is treated like a request that is gone.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "the two halves of the number are wanted")]
     pub const fn from_bits(bits: u64) -> Self {
@@ -41,14 +41,14 @@ pub enum Mode {
     Stream,
 }
 
-/// What a detector says to the wish to forget a request.
+/// A detector's answer when a request is cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a request in flight must not be freed"]
 #[expect(clippy::exhaustive_enums, reason = "implementers must be able to return every case")]
 pub enum Cancel {
     /// The detector has forgotten the request; it may be freed now.
     Released,
-    /// The kernel or a device may still touch what the request owns. The request stays at its
+    /// The kernel or a device may still access what the request owns. The request stays at its
     /// address until the detector completes its key.
     InFlight,
 }

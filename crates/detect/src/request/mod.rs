@@ -1,4 +1,4 @@
-//! What waits: the requests of one handle, and the slots in which their waiters find the events.
+//! The requests of one handle, and the slots in which their waiters find the events.
 
 mod entries;
 mod key;
@@ -7,4 +7,4 @@ pub(crate) mod slot;
 
 pub use key::{Cancel, Key, Mode};
 pub(crate) use set::{PendingSet, Trash};
-pub(crate) use slot::{End, Place, Slot, Taken, Waiter};
+pub(crate) use slot::{EventSlot, SlotEnd, SlotItem, WaiterKind, WaiterToken};

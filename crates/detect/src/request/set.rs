@@ -1,8 +1,7 @@
 //! The pending requests of one handle.
 //!
-//! A request lives in an entry. Entries are boxed and reused, so that a request has a stable address
-//! while it is pending and waiting again allocates nothing; those that a burst has left behind are given
-//! back.
+//! A request lives in an entry. Entries are boxed and reused, so a pending request has a stable address
+//! and waiting again does not allocate; entries left over from a burst are freed.
 //!
 //! ```text
 //!                 insert (1)           complete, last emit (2)           release (4)
@@ -12,21 +11,20 @@
 //!                                 └── in flight ──▶ cancelling ── complete (2) ──────▶ free
 //! ```
 //!
-//! (1) [`PendingSet::insert`], (2) [`PendingSet::end`], [`PendingSet::finish`], [`PendingSet::fail`]
-//! and [`PendingSet::finish_cancelled`], (3) and (4) [`PendingSet::release`]. Nothing that a request or an event owns is dropped under the handle's
-//! lock: an ended request waits for its waiter's release, and what is left of a cancelled one goes to
-//! the trash, which the holder of the lock empties after releasing it.
+//! (1) [`PendingSet::insert`], (2) [`PendingSet::end`], [`PendingSet::finish`], [`PendingSet::fail`] and [`PendingSet::finish_cancelled`],
+//! (3) and (4) [`PendingSet::release`]. Nothing that a request or an event owns is dropped under the handle's lock: an ended request waits
+//! for its waiter's release, and the remains of a cancelled one go to the trash, which the holder of the lock empties after releasing it.
 
 use std::{mem, task::Waker};
 
 use super::{
-    entries::{Entries, Entry, NIL, Phase},
+    entries::{Entries, NIL, Phase, RequestEntry},
     key::{Cancel, Key, Mode},
-    slot::{End, Slot},
+    slot::{EventSlot, SlotEnd},
 };
 use crate::{error::WaitError, sync::Arc};
 
-/// What a finished or forgotten request leaves to be dropped outside the lock.
+/// The remains of a finished or cancelled request, to be dropped outside the lock.
 pub(crate) type Trash<R, E> = (Option<R>, Option<E>);
 
 /// All requests of one handle.
@@ -36,7 +34,7 @@ pub(crate) struct PendingSet<R, E> {
     newest: u32,
     pending_count: usize,
     cancelling_count: usize,
-    /// The set has changed since the detector was told of it.
+    /// The set has changed since the detector was last told.
     pub(crate) changed: bool,
     pub(crate) trash: Vec<Trash<R, E>>,
 }
@@ -59,7 +57,7 @@ impl<R, E> PendingSet<R, E> {
         self.pending_count
     }
 
-    /// Returns how many requests are forgotten by their waiter, but not yet by the detector.
+    /// Returns how many requests their waiter has dropped, but the detector has not released yet.
     pub(crate) fn cancelling_count(&self) -> usize {
         self.cancelling_count
     }
@@ -85,7 +83,7 @@ impl<R, E> PendingSet<R, E> {
     }
 
     /// Returns the slot in which the waiter of `key` finds its events.
-    pub(crate) fn slot(&mut self, key: Key) -> Arc<Slot<E>> {
+    pub(crate) fn slot(&mut self, key: Key) -> Arc<EventSlot<E>> {
         Arc::clone(&self.entry_mut(key.index).slot)
     }
 
@@ -102,8 +100,8 @@ impl<R, E> PendingSet<R, E> {
         (entry.generation == key.generation).then_some(entry.phase)
     }
 
-    /// The waiter of `key` goes: frees an ended entry, asks `cancel` about a pending one. Returns the
-    /// request if it is free now, to be dropped outside the lock.
+    /// Called when the waiter of `key` leaves: frees an ended entry, asks `cancel` about a pending
+    /// one. Returns the request if it is free now, to be dropped outside the lock.
     pub(crate) fn release(
         &mut self,
         key: Key,
@@ -130,7 +128,7 @@ impl<R, E> PendingSet<R, E> {
                         self.cancelling_count += 1;
                         None
                     }
-                    // The callback panicked: nobody knows whether the memory is still in use.
+                    // The callback panicked: the memory may still be in use.
                     None => {
                         self.leak(key.index);
                         None
@@ -144,8 +142,8 @@ impl<R, E> PendingSet<R, E> {
         }
     }
 
-    /// Ends a pending request with its event, which waits in the slot for the waiter. This and what follows moves to
-    /// `woken` whom it concerns.
+    /// Ends a pending request with its event, which waits in the slot for the waiter. This and the following methods
+    /// move the wakers to call to `woken`.
     pub(crate) fn end(&mut self, key: Key, event: E, woken: &mut Vec<Waker>) {
         self.unlink(key.index);
         let entry = self.entry_mut(key.index);
@@ -154,7 +152,7 @@ impl<R, E> PendingSet<R, E> {
         let Ok(()) = entry.slot.push(event, usize::MAX, |_, newer| Some(newer), woken) else {
             unreachable!("invariant: the capacity has no bound")
         };
-        entry.slot.finish(End::Finished, woken);
+        entry.slot.finish(SlotEnd::Finished, woken);
     }
 
     /// Ends the request of `key` with an error for its waiter. What it owned is leaked if `in_flight`.
@@ -169,7 +167,7 @@ impl<R, E> PendingSet<R, E> {
             Some(Phase::Pending) => {
                 self.unlink(key.index);
                 let entry = self.entry_mut(key.index);
-                entry.slot.finish(End::Failed(error), woken);
+                entry.slot.finish(SlotEnd::Failed(error), woken);
                 entry.phase = Phase::Ended;
                 if in_flight {
                     self.leak_request(key.index);
@@ -184,14 +182,19 @@ impl<R, E> PendingSet<R, E> {
         }
     }
 
-    /// Settles how a pending request will end, whatever is still reported to it before.
-    pub(crate) fn doom(&mut self, key: Key, error: WaitError, woken: &mut Vec<Waker>) {
+    /// Decides how a pending request will end, whatever is still reported to it before.
+    pub(crate) fn cancel_at_shutdown(
+        &mut self,
+        key: Key,
+        error: WaitError,
+        woken: &mut Vec<Waker>,
+    ) {
         if self.phase(key) == Some(Phase::Pending) {
-            self.entry_mut(key.index).slot.finish(End::Failed(error), woken);
+            self.entry_mut(key.index).slot.finish(SlotEnd::Failed(error), woken);
         }
     }
 
-    /// Returns whether the waiter of `key` has gone and the detector was told so.
+    /// Returns whether the waiter of `key` is gone and the detector was told so.
     pub(crate) fn is_cancelling(&self, key: Key) -> bool {
         self.phase(key) == Some(Phase::Cancelling)
     }
@@ -232,7 +235,7 @@ impl<R, E> PendingSet<R, E> {
     }
 
     /// Returns the entry of `key` while it is pending.
-    pub(crate) fn pending_mut(&mut self, key: Key) -> Option<&mut Entry<R, E>> {
+    pub(crate) fn pending_mut(&mut self, key: Key) -> Option<&mut RequestEntry<R, E>> {
         let is_pending = self.phase(key) == Some(Phase::Pending);
         is_pending.then(|| &mut **self.entries.used(key.index))
     }
@@ -245,11 +248,11 @@ impl<R, E> PendingSet<R, E> {
         self.unlink(key.index);
         let entry = self.entry_mut(key.index);
         entry.phase = Phase::Ended;
-        entry.slot.finish(End::Finished, woken);
+        entry.slot.finish(SlotEnd::Finished, woken);
         true
     }
 
-    fn entry_mut(&mut self, index: u32) -> &mut Entry<R, E> {
+    fn entry_mut(&mut self, index: u32) -> &mut RequestEntry<R, E> {
         self.entries.used(index)
     }
 
@@ -270,7 +273,7 @@ impl<R, E> PendingSet<R, E> {
         self.changed = true;
     }
 
-    /// The detector has done with a request that was cancelled, and may have an event for it.
+    /// The detector is done with a cancelled request, and may have an event for it.
     pub(crate) fn finish_cancelled(&mut self, key: Key, event: Option<E>) {
         let index = key.index;
         let request = self.entry_mut(index).request.take();
@@ -279,12 +282,12 @@ impl<R, E> PendingSet<R, E> {
         self.entries.free(index);
     }
 
-    /// Gives the entry's memory up for good, since a device may still write to it, and puts a fresh
-    /// entry with the same waiter in its place.
+    /// Leaks the entry's memory, since a device may still write to it, and puts a fresh entry with
+    /// the same waiter in its place.
     fn leak_request(&mut self, index: u32) {
         let fresh = {
             let entry = self.entry_mut(index);
-            let mut fresh = Entry::new(entry.generation);
+            let mut fresh = RequestEntry::new(entry.generation);
             fresh.slot = Arc::clone(&entry.slot);
             fresh.phase = entry.phase;
             fresh.mode = entry.mode;
@@ -296,7 +299,7 @@ impl<R, E> PendingSet<R, E> {
 
     fn leak(&mut self, index: u32) {
         self.leak_request(index);
-        self.entry_mut(index).slot = Arc::new(Slot::new());
+        self.entry_mut(index).slot = Arc::new(EventSlot::new());
         self.entries.free(index);
     }
 }

@@ -1,4 +1,4 @@
-//! The place where an event meets its waiter: filled by a detection round, emptied by a future.
+//! The slot where a waiter receives its events: filled by a detection poll, emptied by a future.
 //!
 //! ```text
 //!            push (1)               push (1)
@@ -7,13 +7,13 @@
 //!     └───────────────────┘ poll (3) takes one, or leaves a waker
 //! ```
 //!
-//! (1) and (2) are called by the round under the handle's lock, (3) by the waiter without it: waiting
-//! again and again for a stream touches this small lock alone. No foreign code runs under it, except
+//! The poll calls (1) and (2) under the handle's lock; the waiter calls (3) without it: waiting
+//! repeatedly for a stream takes only this small lock. No foreign code runs under it, except
 //! [`Detector::merge`](crate::Detector::merge); wakers are cloned and dropped outside where they
 //! could be the last reference to a task.
 //!
-//! Waiters that find out elsewhere what has happened only [`register`](Slot::register) a waker, beside each
-//! other if they like, and leave the events where they are. Each event, and the end, wakes all of them.
+//! Waiters that learn elsewhere what has happened only [`register`](Slot::register) a waker, several at
+//! once if they like, and leave the events in place. Each event, and the end, wakes all of them.
 
 mod waiters;
 
@@ -30,42 +30,43 @@ use crate::{
     sync::{Mutex, lock},
 };
 use waiters::Waiters;
-pub(crate) use waiters::{Place, Waiter};
+pub(crate) use waiters::{WaiterKind, WaiterToken};
 
 /// How a slot's life ended.
 #[derive(Debug)]
-pub(crate) enum End {
+pub(crate) enum SlotEnd {
     /// No event will follow.
     Finished,
     Failed(WaitError),
 }
 
-/// What a waiter took out of its slot.
+/// What a waiter takes out of its slot.
 #[derive(Debug)]
-pub(crate) enum Taken<E> {
+pub(crate) enum SlotItem<E> {
     Event(E),
-    /// An event, after which the detector that holds others back has to be told of the new room.
+    /// An event; a detector that holds others back must be told of the new room.
     Relief(E),
-    End(End),
+    End(SlotEnd),
 }
 
 #[derive(Debug)]
-pub(crate) struct Slot<E> {
+pub(crate) struct EventSlot<E> {
     state: Mutex<SlotState<E>>,
 }
 
 #[derive(Debug)]
 struct SlotState<E> {
-    /// The oldest event. Apart from `more`, so that a waiter of single events allocates no queue.
+    /// The oldest event. Separate from `more`, so that a waiter for single events allocates no
+    /// queue.
     first: Option<E>,
     more: VecDeque<E>,
-    end: Option<End>,
+    end: Option<SlotEnd>,
     waiters: Waiters,
-    /// The capacity for which an event was refused since the last relief; zero if none was.
+    /// The capacity at which an event was refused since the last relief; zero if none was.
     refused_at: usize,
 }
 
-impl<E> Slot<E> {
+impl<E> EventSlot<E> {
     pub(crate) fn new() -> Self {
         let state = SlotState {
             first: None,
@@ -77,11 +78,11 @@ impl<E> Slot<E> {
         Self { state: Mutex::new(state) }
     }
 
-    /// Adds an event; moves to `woken` the wakers to wake once all locks are released.
+    /// Adds an event; moves to `woken` the wakers to call once all locks are released.
     ///
     /// # Errors
-    /// Gives the event back when `capacity` events wait already. The waiter is told to ask for it
-    /// once it has taken half of them: [`Taken::Relief`].
+    /// Returns the event when `capacity` events wait already. The waiter is told to ask for it once
+    /// it has taken half of them: [`SlotItem::Relief`].
     pub(crate) fn push(
         &self,
         event: E,
@@ -107,16 +108,17 @@ impl<E> Slot<E> {
         Ok(())
     }
 
-    /// Says that no further event comes; events that wait are still taken first. Wakes as [`push`](Self::push) does.
-    pub(crate) fn finish(&self, end: End, woken: &mut Vec<Waker>) {
+    /// Records that no further event comes; events that wait can still be taken first. Wakes as [`push`](Self::push)
+    /// does.
+    pub(crate) fn finish(&self, end: SlotEnd, woken: &mut Vec<Waker>) {
         let mut state = lock(&self.state);
         state.end.get_or_insert(end);
         state.waiters.drain(woken);
     }
 
-    /// Takes the oldest event, or leaves the waker of `cx` to be woken by the next. Leaves the event
-    /// where it is, and wakes at once, if the budget of the poll is over.
-    pub(crate) fn poll(&self, cx: &Context<'_>) -> Poll<Taken<E>> {
+    /// Takes the oldest event, or registers the waker of `cx` for the next one. If the poll's budget
+    /// is over, leaves the event where it is and wakes at once.
+    pub(crate) fn poll(&self, cx: &Context<'_>) -> Poll<SlotItem<E>> {
         let replaced;
         {
             let mut state = lock(&self.state);
@@ -128,25 +130,25 @@ impl<E> Slot<E> {
             if let Some(taken) = state.take() {
                 return Poll::Ready(taken);
             }
-            replaced = state.waiters.register(cx.waker(), Waiter::Last);
+            replaced = state.waiters.register(cx.waker(), WaiterKind::Last);
         }
         drop(replaced);
         Poll::Pending
     }
 
-    /// Leaves `waker` to be woken by the next event or by the end. Events that wait already stay and wake nobody: the
-    /// caller looks for what they report after this call.
+    /// Registers `waker` for the next event or the end. Events that wait already stay and wake no one: the caller
+    /// looks for what they report after this call.
     ///
     /// # Errors
-    /// How the slot has ended, each time.
-    pub(crate) fn register(&self, waker: &Waker, waiter: Waiter<'_>) -> Result<(), WaitError> {
+    /// How the slot has ended, on each call.
+    pub(crate) fn register(&self, waker: &Waker, waiter: WaiterKind<'_>) -> Result<(), WaitError> {
         let replaced;
         {
             let mut state = lock(&self.state);
             match &state.end {
                 None => {}
-                Some(End::Failed(error)) => return Err(error.duplicate()),
-                Some(End::Finished) => return Err(WaitError::Ended),
+                Some(SlotEnd::Failed(error)) => return Err(error.duplicate()),
+                Some(SlotEnd::Finished) => return Err(WaitError::Ended),
             }
             replaced = state.waiters.register(waker, waiter);
         }
@@ -154,19 +156,19 @@ impl<E> Slot<E> {
         Ok(())
     }
 
-    /// Gives up the place of a waiter that goes.
-    pub(crate) fn unregister(&self, place: Place) {
+    /// Gives up the place of a waiter that leaves.
+    pub(crate) fn unregister(&self, place: WaiterToken) {
         let left = lock(&self.state).waiters.leave(place);
         drop(left);
     }
 
-    /// Makes the slot as new, keeping its memory, and gives back what it held: to be dropped by the
-    /// caller outside all locks.
+    /// Resets the slot, keeping its memory, and returns what it held, to be dropped by the caller
+    /// outside all locks.
     pub(crate) fn reset(&self) -> Leftover<E> {
         let mut guard = lock(&self.state);
         let state = &mut *guard;
         state.refused_at = 0;
-        // An empty queue keeps its memory; a queue with events in it is given away whole.
+        // An empty queue keeps its memory; a queue with events in it is returned whole.
         let more = if state.more.is_empty() { VecDeque::new() } else { mem::take(&mut state.more) };
         Leftover {
             events: state.first.take().into_iter().chain(more),
@@ -179,27 +181,27 @@ impl<E> Slot<E> {
 /// What a waiter left in its slot.
 #[derive(Debug)]
 pub(crate) struct Leftover<E> {
-    /// Events that nobody took, oldest first.
+    /// Events that were not taken, oldest first.
     pub(crate) events: Chain<option::IntoIter<E>, vec_deque::IntoIter<E>>,
-    _end: Option<End>,
+    _end: Option<SlotEnd>,
     _waiters: Waiters,
 }
 
 impl<E> SlotState<E> {
-    fn take(&mut self) -> Option<Taken<E>> {
+    fn take(&mut self) -> Option<SlotItem<E>> {
         if let Some(event) = self.first.take() {
             self.first = self.more.pop_front();
             let waiting = usize::from(self.first.is_some()) + self.more.len();
             if self.refused_at > 0 && waiting <= self.refused_at / 2 {
                 self.refused_at = 0;
-                return Some(Taken::Relief(event));
+                return Some(SlotItem::Relief(event));
             }
-            return Some(Taken::Event(event));
+            return Some(SlotItem::Event(event));
         }
         match self.end.as_mut()? {
-            // An error is told once; that the slot is over, as often as it is asked.
-            End::Finished => Some(Taken::End(End::Finished)),
-            failed => Some(Taken::End(mem::replace(failed, End::Finished))),
+            // An error is returned once; the end of the slot, on every call.
+            SlotEnd::Finished => Some(SlotItem::End(SlotEnd::Finished)),
+            failed => Some(SlotItem::End(mem::replace(failed, SlotEnd::Finished))),
         }
     }
 }
@@ -214,7 +216,7 @@ mod tests {
         // half of the capacity. Method: all capacities from 1 to 9, each refused twice.
         let cx = Context::from_waker(Waker::noop());
         for capacity in 1..10 {
-            let slot = Slot::new();
+            let slot = EventSlot::new();
             for _ in 0..2 {
                 let mut waiting = 0;
                 while slot.push(waiting, capacity, |_, newer| Some(newer), &mut Vec::new()).is_ok()
@@ -225,9 +227,9 @@ mod tests {
                 while let Poll::Ready(taken) = slot.poll(&cx) {
                     waiting -= 1;
                     match taken {
-                        Taken::Relief(_) => assert_eq!(waiting, capacity / 2),
-                        Taken::Event(_) => assert_ne!(waiting, capacity / 2),
-                        Taken::End(_) => panic!("the slot was not finished"),
+                        SlotItem::Relief(_) => assert_eq!(waiting, capacity / 2),
+                        SlotItem::Event(_) => assert_ne!(waiting, capacity / 2),
+                        SlotItem::End(_) => panic!("the slot was not finished"),
                     }
                 }
             }
@@ -246,87 +248,92 @@ mod tests {
         Waker::from(crate::sync::Arc::new(Woken(crate::sync::AtomicUsize::new(0))))
     }
 
-    fn push(slot: &Slot<u32>, event: u32) -> Vec<Waker> {
+    fn push(slot: &EventSlot<u32>, event: u32) -> Vec<Waker> {
         let mut woken = Vec::new();
         slot.push(event, usize::MAX, |_, newer| Some(newer), &mut woken).expect("there is room");
         woken
     }
 
-    fn finish(slot: &Slot<u32>, end: End) -> Vec<Waker> {
+    fn finish(slot: &EventSlot<u32>, end: SlotEnd) -> Vec<Waker> {
         let mut woken = Vec::new();
         slot.finish(end, &mut woken);
         woken
     }
 
-    /// Goal: an event or the end wakes whoever polled last, once. Method: two wakers, one after the other.
+    /// Goal: an event or the end wakes the last waiter to poll, once. Method: two wakers, one after the
+    /// other.
     #[test]
     fn the_last_waiter_is_woken_once() {
         let (first, second) = (waker(), waker());
-        let ends =
-            [|slot: &Slot<u32>| push(slot, 1), |slot: &Slot<u32>| finish(slot, End::Finished)];
+        let ends = [
+            |slot: &EventSlot<u32>| push(slot, 1),
+            |slot: &EventSlot<u32>| finish(slot, SlotEnd::Finished),
+        ];
         for end in ends {
-            let slot = Slot::new();
-            assert!(push(&slot, 0).is_empty(), "nobody waits");
+            let slot = EventSlot::new();
+            assert!(push(&slot, 0).is_empty(), "no waiter is registered");
             assert!(matches!(
                 slot.poll(&Context::from_waker(&first)),
-                Poll::Ready(Taken::Event(0))
+                Poll::Ready(SlotItem::Event(0))
             ));
             for waiter in [&first, &second, &second] {
                 assert!(slot.poll(&Context::from_waker(waiter)).is_pending());
             }
             assert!(matches!(&end(&slot)[..], [woken] if woken.will_wake(&second)));
-            assert!(push(&slot, 2).is_empty() && finish(&slot, End::Finished).is_empty());
+            assert!(push(&slot, 2).is_empty() && finish(&slot, SlotEnd::Finished).is_empty());
         }
     }
 
-    /// Goal: events are taken in their order, then the end, which stays; an error is told once, and the first
+    /// Goal: events are taken in order, then the end, which stays; an error is returned once, and the first
     /// end counts. Method: both ends after three events.
     #[test]
     fn the_end_comes_after_the_events() {
         let cx = Context::from_waker(Waker::noop());
         for fails in [false, true] {
-            let slot = Slot::new();
+            let slot = EventSlot::new();
             (0..3).for_each(|event| drop(push(&slot, event)));
-            let end = if fails { End::Failed(WaitError::ServerClosed) } else { End::Finished };
+            let end =
+                if fails { SlotEnd::Failed(WaitError::ServerClosed) } else { SlotEnd::Finished };
             drop(finish(&slot, end));
-            drop(finish(&slot, End::Failed(WaitError::ServerClosed)));
+            drop(finish(&slot, SlotEnd::Failed(WaitError::ServerClosed)));
             for event in 0..3 {
                 assert!(
-                    matches!(slot.poll(&cx), Poll::Ready(Taken::Event(taken)) if taken == event)
+                    matches!(slot.poll(&cx), Poll::Ready(SlotItem::Event(taken)) if taken == event)
                 );
             }
             if fails {
-                assert!(matches!(slot.poll(&cx), Poll::Ready(Taken::End(End::Failed(_)))));
+                assert!(matches!(slot.poll(&cx), Poll::Ready(SlotItem::End(SlotEnd::Failed(_)))));
             }
             for _ in 0..2 {
-                assert!(matches!(slot.poll(&cx), Poll::Ready(Taken::End(End::Finished))));
+                assert!(matches!(slot.poll(&cx), Poll::Ready(SlotItem::End(SlotEnd::Finished))));
             }
         }
     }
 
-    /// Goal: a slot that is used again knows nothing of the waiter before; what that left is given back in
-    /// order. Method: one with events, a refusal and an end, and one with a waker.
+    /// Goal: a reused slot has no trace of the previous waiter, whose remains are returned in order.
+    /// Method: one with events, a refusal and an end, and one with a waker.
     #[test]
     fn a_reset_slot_is_new() {
         let cx = Context::from_waker(Waker::noop());
-        let slot = Slot::new();
+        let slot = EventSlot::new();
         (0..3).for_each(|event| drop(push(&slot, event)));
         let refused = slot.push(3, 3, |_, newer| Some(newer), &mut Vec::new());
         assert_eq!(refused, Err(3));
-        drop(finish(&slot, End::Finished));
+        drop(finish(&slot, SlotEnd::Finished));
         assert!(slot.reset().events.eq(0..3));
         assert!(slot.poll(&cx).is_pending());
         assert!(slot.reset().events.next().is_none());
         assert!(push(&slot, 7).is_empty(), "the waker went, too");
         assert!(
-            matches!(slot.poll(&cx), Poll::Ready(Taken::Event(7))),
+            matches!(slot.poll(&cx), Poll::Ready(SlotItem::Event(7))),
             "nothing was refused to it"
         );
         assert!(slot.poll(&cx).is_pending());
     }
 
-    /// Goal: each event wakes all that are registered and have not left, and nobody else; the last of those without a
-    /// place is one of them. Method: random steps of six waiters, beside a set of who waits.
+    /// Goal: each event wakes all that are registered and have not left, and no other; the last of those without a
+    /// place is one of them. Method: random steps of six waiters, against a set of the registered
+    /// waiters.
     #[test]
     fn an_event_wakes_who_is_registered() {
         use proptest::prelude::*;
@@ -335,14 +342,14 @@ mod tests {
         proptest!(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() }, |(
             steps in proptest::collection::vec((0..3u8, 0..LAST), 0..60)
         )| {
-            let slot = Slot::new();
+            let slot = EventSlot::new();
             let wakers: [Waker; LAST + 1] = std::array::from_fn(|_| waker());
             let mut places = [None; LAST];
             let mut waits = [false; LAST + 1];
             for (step, index) in steps {
                 match step {
                     0 => {
-                        let waiter = Waiter::Beside(&mut places[index]);
+                        let waiter = WaiterKind::Beside(&mut places[index]);
                         slot.register(&wakers[index], waiter).expect("no end");
                         waits[index] = true;
                     }
@@ -355,7 +362,7 @@ mod tests {
                     }
                     _ => {
                         if index < LAST / 2 {
-                            slot.register(&wakers[LAST], Waiter::Last).expect("no end");
+                            slot.register(&wakers[LAST], WaiterKind::Last).expect("no end");
                             waits[LAST] = true;
                         }
                         let woken = push(&slot, 0);
@@ -369,24 +376,26 @@ mod tests {
         });
     }
 
-    /// Goal: who registers at a slot that is over learns how, each time, and is not kept. Method: both ends.
+    /// Goal: registering at a slot that is over returns how it ended, each time, and stores no waker.
+    /// Method: both ends.
     #[test]
     fn nobody_waits_at_a_slot_that_is_over() {
         let (waker, mut place) = (waker(), None);
         for fails in [false, true] {
-            let slot = Slot::<u32>::new();
-            let end = if fails { End::Failed(WaitError::ServerClosed) } else { End::Finished };
-            slot.register(&waker, Waiter::Last).expect("no end yet");
-            slot.register(&waker, Waiter::Beside(&mut place)).expect("no end yet");
+            let slot = EventSlot::<u32>::new();
+            let end =
+                if fails { SlotEnd::Failed(WaitError::ServerClosed) } else { SlotEnd::Finished };
+            slot.register(&waker, WaiterKind::Last).expect("no end yet");
+            slot.register(&waker, WaiterKind::Beside(&mut place)).expect("no end yet");
             assert_eq!(finish(&slot, end).len(), 2);
             for _ in 0..2 {
-                let ended = slot.register(&waker, Waiter::Beside(&mut place));
+                let ended = slot.register(&waker, WaiterKind::Beside(&mut place));
                 assert!(matches!(
                     (fails, ended),
                     (false, Err(WaitError::Ended)) | (true, Err(WaitError::ServerClosed))
                 ));
             }
-            assert!(finish(&slot, End::Finished).is_empty());
+            assert!(finish(&slot, SlotEnd::Finished).is_empty());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What the handles of the two built-in detectors offer beside waiting.
+//! Methods of the handles of the two built-in detectors, apart from waiting.
 
 use std::{
     borrow::Borrow,
@@ -9,16 +9,16 @@ use std::{
 
 use super::handle::{Handle, Wait};
 use crate::{
-    builtin::{Readiness, Source, Timers},
+    builtin::{IoSource, Readiness, Timers},
     detector::Interest,
     error::WaitError,
     sync::Arc,
 };
 
 impl<H: Borrow<Handle<Timers>>> Wait<Timers, H> {
-    /// Sets the slack: how much later than the deadline the event may be reported to share a wake-up with
-    /// others, apart from the delays of the machine. Default [`Adaptive::timer_slack`] of the server. Set
-    /// after the first poll, it has no effect.
+    /// Sets the slack: how much later than the deadline the event may be reported in order to share a
+    /// wake-up with others, apart from delays of the machine. Default: [`Adaptive::timer_slack`] of the
+    /// server. Has no effect after the first poll.
     ///
     /// # Examples
     /// ```
@@ -43,37 +43,43 @@ impl<H: Borrow<Handle<Timers>>> Wait<Timers, H> {
 
 impl Handle<Readiness> {
     /// Watches a descriptor. It must stay open until [`unwatch`](Self::unwatch);
-    /// [`AsyncFd`](crate::AsyncFd) sees to that.
+    /// [`AsyncFd`](crate::AsyncFd) ensures that.
     ///
     /// # Errors
-    /// The kernel's: a closed descriptor, one that is watched already, or one that cannot be watched
+    /// The kernel's error: a closed descriptor, one that is watched already, or one that cannot be
+    /// watched
     /// (`EPERM` for a regular file); [`io::ErrorKind::NotConnected`] if the server is shut down.
-    pub fn watch(&self, descriptor: BorrowedFd<'_>, interest: Interest) -> io::Result<Arc<Source>> {
+    pub fn watch(
+        &self,
+        descriptor: BorrowedFd<'_>,
+        interest: Interest,
+    ) -> io::Result<Arc<IoSource>> {
         self.with_detector(|readiness| readiness.watch(Some(descriptor), interest))
             .unwrap_or_else(|| Err(WaitError::ServerClosed.into()))
     }
 
-    /// Makes a source that the threads which wait for it watch in their own wait points.
-    pub(crate) fn leave_to_threads(&self) -> io::Result<Arc<Source>> {
+    /// Creates a source that the waiting threads watch in their own pollers.
+    pub(crate) fn leave_to_threads(&self) -> io::Result<Arc<IoSource>> {
         self.with_detector(|readiness| readiness.watch(None, Interest::Both))
             .unwrap_or_else(|| Err(WaitError::ServerClosed.into()))
     }
 
-    /// Lets the server's wait point watch a source that threads have watched. Nothing happens if its
-    /// owner has unwatched it, before which it does not close the descriptor.
-    pub(crate) fn watch_from_now_on(&self, descriptor: RawFd, source: &Source) -> io::Result<()> {
-        // A closed server has ended all waits already.
+    /// Makes the server's poller watch a source that threads have watched. Does nothing if its
+    /// owner has unwatched it, which it does before it closes the descriptor.
+    pub(crate) fn watch_from_now_on(&self, descriptor: RawFd, source: &IoSource) -> io::Result<()> {
+        // A closed server has already ended all waits.
         self.with_detector(|readiness| readiness.watch_from_now_on(descriptor, source))
             .unwrap_or(Ok(()))
     }
 
-    /// Watches a descriptor no more. Waits for it end in [`io::ErrorKind::NotConnected`]; streams of
-    /// it bring no further event.
-    pub fn unwatch(&self, descriptor: BorrowedFd<'_>, source: &Source) {
-        // A closed server has ended all waits already.
-        let bell = self.with_detector(|readiness| readiness.unwatch(descriptor, source)).flatten();
-        if let Some(bell) = bell {
-            bell.ring();
+    /// Stops watching a descriptor. Waits for it end with [`io::ErrorKind::NotConnected`]; streams
+    /// of it deliver no further event.
+    pub fn unwatch(&self, descriptor: BorrowedFd<'_>, source: &IoSource) {
+        // A closed server has already ended all waits.
+        let notifier =
+            self.with_detector(|readiness| readiness.unwatch(descriptor, source)).flatten();
+        if let Some(notifier) = notifier {
+            notifier.notify();
         }
     }
 }

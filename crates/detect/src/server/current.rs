@@ -11,7 +11,7 @@ use crate::{
     sync::thread_local,
 };
 
-/// There is no detection server where the caller runs.
+/// The error if no detection server is current where the caller runs.
 #[derive(Clone, Copy, Debug, Error)]
 #[error(
     "no detection server hosts this task: run it in a vigie runtime, or make a server with \
@@ -31,7 +31,7 @@ impl Server {
     /// [entered](Self::enter).
     ///
     /// # Errors
-    /// [`NoServer`] if there is none.
+    /// [`NoServer`] if there is no such server.
     pub fn current() -> Result<Self, NoServer> {
         with_current(|server| server.cloned()).ok_or(NoServer)
     }
@@ -39,27 +39,27 @@ impl Server {
     /// Returns the [timers](Self::timers) of the [current](Self::current) server.
     ///
     /// # Errors
-    /// [`NoServer`] if there is none.
+    /// [`NoServer`] if there is no such server.
     pub fn current_timers() -> Result<Handle<Timers>, NoServer> {
         with_current(|server| server.map(|server| server.timers().clone())).ok_or(NoServer)
     }
 
-    /// Makes this the [current](Self::current) server of the thread until the guard is dropped.
-    pub fn enter(&self) -> Entered {
+    /// Makes this server [current](Self::current) on this thread until the guard is dropped.
+    pub fn enter(&self) -> EnterGuard {
         let previous = CURRENT.with(|current| current.borrow_mut().replace(self.clone()));
-        Entered { previous, _not_send: PhantomData }
+        EnterGuard { previous, _not_send: PhantomData }
     }
 }
 
 impl Instant {
     /// Returns the present instant of the clock of [`Server::current`](crate::Server::current), or
-    /// of the real clock where no server hosts the caller.
+    /// of the real clock if no server hosts the caller.
     #[must_use]
     pub fn now() -> Self {
         with_current(|server| server.map_or_else(monotonic_now, |s| s.now()))
     }
 
-    /// Returns the time that has passed since `self` on the clock of the current server.
+    /// Returns the time elapsed since `self` on the clock of the current server.
     #[must_use]
     pub fn elapsed(self) -> Duration {
         Self::now().saturating_duration_since(self)
@@ -76,29 +76,29 @@ pub(crate) fn with_current<T>(f: impl FnOnce(Option<&Server>) -> T) -> T {
     let mut call = |server: Option<&Server>| (f.take().expect("invariant: called once"))(server);
     match CURRENT.try_with(|current| call(current.borrow().as_ref())) {
         Ok(value) => value,
-        // The thread is ending and its variables are gone.
+        // The thread is ending and its thread-locals are gone.
         Err(_) => call(None),
     }
 }
 
 /// Keeps a server [current](Server::current) on this thread.
 #[must_use = "the server is current only until this is dropped"]
-pub struct Entered {
+pub struct EnterGuard {
     previous: Option<Server>,
-    /// The guard must be dropped on the thread that it was made on.
+    /// The guard must be dropped on the thread that created it.
     _not_send: PhantomData<*mut ()>,
 }
 
-impl Drop for Entered {
+impl Drop for EnterGuard {
     fn drop(&mut self) {
         let previous = self.previous.take();
-        // The server may be dropped by this, and its detectors with it: outside the borrow.
+        // This may drop the server, and its detectors with it: outside the borrow.
         let left = CURRENT.try_with(|current| mem::replace(&mut *current.borrow_mut(), previous));
         drop(left);
     }
 }
 
-impl fmt::Debug for Entered {
+impl fmt::Debug for EnterGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Entered").finish_non_exhaustive()
     }

@@ -1,84 +1,395 @@
-//! What the thread that turns a server works with.
+//! The host's side of a server: look for events at task switches, sleep when there is nothing to
+//! run.
 
-use std::{mem, time::Duration};
+use std::{fmt, mem};
 
 use super::{
-    registered::Registered,
-    table::Row,
-    wait_point::{Routed, WaitPoint},
+    awake_host,
+    driver_state::DriverState,
+    park_state::Parked,
+    poll_pass::{Prepared, SpinOutcome, TRIES_MAX},
+    poller::RoutedEvent,
+    shared::ServerShared,
 };
 use crate::{
-    clock::Instant,
-    detector::{Address, Notice},
-    sync::{Arc, Ordering},
+    budget,
+    clock::{Instant, Timeout},
+    detector::WakeList,
+    error::discard,
+    sync::{Arc, MutexGuard, Ordering, lock, try_lock},
 };
 
-/// What the thread that turns the server works with.
-pub(crate) struct Driver {
-    pub(super) wait_point: WaitPoint,
-    pub(super) version: usize,
-    pub(super) rows: Vec<Row>,
-    /// Handles that left the table, dropped after the lock is released.
-    pub(super) retired: Vec<Row>,
-    pub(super) routed: Vec<Routed>,
-    pub(super) notices: Vec<Notice>,
-    pub(super) rung: Vec<Address>,
-    /// The rows that the server must poll by itself, and those that have had a deadline.
-    pub(super) active: Vec<u32>,
-    pub(super) with_deadlines: Vec<u32>,
-    /// When a host last made ready for a sleep.
-    pub(super) prepared_at: Instant,
-    /// Another host may join the one that sleeps.
-    pub(super) is_shared: bool,
-    /// Until when those who sleep want to, in nanoseconds.
-    pub(super) sleepers_until: u64,
-    /// The last look has taken a ring.
-    pub(super) was_rung: bool,
-    /// Handles of which the policy must be asked before the next look or sleep, and the time of the look
-    /// that found them.
-    pub(super) stale: Vec<Address>,
-    pub(super) stale_at: Instant,
-    /// How long to poll before a sleep.
-    pub(super) spin: Duration,
+/// The host's side of a server: detection at task switches, and sleep. Each hosting thread has one.
+pub struct Driver {
+    shared: Arc<ServerShared>,
+    batch: WakeList,
+    switches: usize,
+    is_watcher: bool,
+    /// The most hosts that may sleep in the poller, including this one.
+    sleepers_max: u32,
+    /// Whether hosts were allowed to share the poller when this one last asked.
+    was_allowed: bool,
+    /// The events announced at the end of a sleep.
+    routed: Vec<RoutedEvent>,
 }
 
+/// The most hosts that may sleep in the poller. While one handles an event, the other waits for the next; a third can
+/// be woken before it is needed.
+const SLEEPERS_MAX: u32 = 2;
+
 impl Driver {
-    pub(crate) const fn new(wait_point: WaitPoint) -> Self {
+    pub(crate) fn new(shared: Arc<ServerShared>) -> Self {
         Self {
-            wait_point,
-            version: 0,
-            rows: Vec::new(),
-            retired: Vec::new(),
+            shared,
+            batch: WakeList::default(),
+            switches: 0,
+            is_watcher: false,
+            sleepers_max: 1,
+            was_allowed: true,
             routed: Vec::new(),
-            notices: Vec::new(),
-            rung: Vec::new(),
-            active: Vec::new(),
-            with_deadlines: Vec::new(),
-            prepared_at: Instant::from_nanos(0),
-            is_shared: false,
-            sleepers_until: u64::MAX,
-            was_rung: false,
-            stale: Vec::new(),
-            stale_at: Instant::from_nanos(0),
-            spin: Duration::ZERO,
         }
     }
 
-    /// Gives up all handles, to be dropped by the caller outside the lock.
-    pub(crate) fn take_rows(&mut self) -> impl Sized + use<> {
-        (mem::take(&mut self.rows), mem::take(&mut self.retired))
+    /// Returns whether the host should call [`detect`](Self::detect) at this switch: three loads.
+    #[inline]
+    pub fn is_due(&mut self, now: Instant) -> bool {
+        let shared = &*self.shared;
+        let nanos = now.as_nanos();
+        if shared.park_state.is_notified()
+            || nanos >= shared.next_deadline.load(Ordering::Relaxed)
+            || nanos >= shared.next_pass.load(Ordering::Relaxed)
+        {
+            return true;
+        }
+        let every = shared.pass_switches.load(Ordering::Relaxed);
+        if every == 0 {
+            return false;
+        }
+        self.switches += 1;
+        self.switches >= every
     }
 
-    pub(super) fn find(&self, address: Address) -> Option<&Arc<dyn Registered>> {
-        let row = self.rows.get(address.index as usize)?;
-        if row.generation == address.generation { row.handle.as_ref() } else { None }
+    /// Looks for events without sleeping and wakes the tasks that wait for them.
+    ///
+    /// # Cost
+    /// One `epoll_wait`, one lock for each handle that is polled. No allocation.
+    pub fn detect(&mut self) -> Detected {
+        self.switches = 0;
+        self.note_host();
+        let now = self.shared.now();
+        if !self.is_watcher {
+            self.shared.note_pass(now);
+        }
+        self.note_interval();
+        // A host that sleeps there sees what arrives, and would wake spuriously if it were taken here. No host falls asleep while
+        // the lock is held.
+        let is_left_to_others = || self.shared.park_state.is_parked();
+        let driver = if is_left_to_others() { None } else { try_lock(&self.shared.driver) };
+        let Some(mut driver) = driver.filter(|_| !is_left_to_others()) else {
+            let detected = self.settle(now, false);
+            // Do not try again at every switch.
+            self.shared.schedule_pass(now);
+            return detected;
+        };
+        let events = self.shared.poll_pass(&mut driver, &mut self.batch);
+        // The look that follows `prepare` ends a sleep in virtual time.
+        self.shared.idle.end();
+        finish(driver, &mut self.batch, events)
     }
 
-    /// The handles that the server must poll by itself and that have requests.
-    pub(super) fn active(&self) -> impl Iterator<Item = &Arc<dyn Registered>> {
-        let rows = self.active.iter().filter_map(|&index| self.rows.get(index as usize));
-        rows.filter_map(|row| row.handle.as_ref())
-            // SeqCst: see `ParkWord::begin_park`.
-            .filter(|handle| handle.watch_state().known_count.load(Ordering::SeqCst) > 0)
+    /// Sleeps until an event is delivered, [`Server::unpark`](crate::Server::unpark) is called or `until` has passed. If
+    /// the policies want it, polls for a while first. May return early.
+    pub fn park(&mut self, until: Option<Instant>) -> Detected {
+        self.park_unless(until, || false)
+    }
+
+    /// Like [`park`](Self::park), but does not sleep if `is_awaited` returns true: this host is wanted awake.
+    /// `is_awaited` is called after the host has announced its sleep. So if a thread makes it true and then
+    /// calls [`Server::unpark`](crate::Server::unpark), the host notices, even if another host that looks has
+    /// taken that call for itself.
+    ///
+    /// If hosts [share](Self::sharing) the poller, `unpark` wakes any one of them: a host that returns from here must check
+    /// whether another sleeper is wanted, and either do that host's work or call `unpark` again.
+    pub fn park_unless(
+        &mut self,
+        until: Option<Instant>,
+        is_awaited: impl FnOnce() -> bool,
+    ) -> Detected {
+        let shared = &*self.shared;
+        let Some(mut driver) = shared.driver_to_sleep(self.sleepers_max) else {
+            return self.settle(shared.now(), true);
+        };
+
+        // Polling would take events for which the kernel has woken another host.
+        let is_only_one = !shared.park_state.is_parked();
+        if is_only_one {
+            driver.is_shared = self.sleepers_max > 1;
+            driver.sleepers_until = u64::MAX;
+        }
+
+        let spun = if self.is_watcher || !is_only_one {
+            SpinOutcome::Nothing
+        } else {
+            shared.spin(&mut driver, &mut self.batch)
+        };
+
+        let events = match spun {
+            SpinOutcome::Events(count) => count,
+            SpinOutcome::Notified => 0,
+            SpinOutcome::Nothing => {
+                let prepared = shared.prepare(&mut driver, &mut self.batch, until);
+                let parked = Parked(&shared.park_state);
+                match prepared {
+                    Prepared::Events(count) => count,
+                    Prepared::Sleep(_) if is_awaited() => 0,
+                    Prepared::Sleep(Timeout::Zero) => {
+                        shared.metrics.count_sleep();
+                        // No real sleep: whatever is found was there already.
+                        shared.idle.end();
+                        drop(parked);
+                        shared.poll_pass(&mut driver, &mut self.batch)
+                    }
+                    Prepared::Sleep(timeout) => {
+                        shared.metrics.count_sleep();
+                        if !self.is_watcher {
+                            shared.idle.fall_asleep(driver.prepared_at);
+                        }
+                        let sleep = shared.costs.begin(timeout, || shared.now());
+                        shared.arm(&mut driver, sleep.timeout);
+                        let began = driver.prepared_at;
+                        drop(driver);
+                        awake_host::forget();
+
+                        shared.wait(true, &mut self.routed);
+
+                        // Before anything is delivered: a detector that reports its next deadline would
+                        // otherwise notify the host that asks it, which is awake.
+                        drop(parked);
+                        if self.sleepers_max > 1 {
+                            shared.note_host();
+                        }
+                        let now = shared.now();
+                        let is_event = !self.routed.is_empty() || shared.is_deadline_over(now);
+                        if self.sleepers_max > 1 && is_event {
+                            shared.judge_sharing(began, now);
+                        }
+
+                        shared.costs.end(&sleep, now, self.routed.is_empty());
+                        driver = lock(&shared.driver);
+                        shared.refresh(&mut driver);
+                        driver.routed.clear();
+                        mem::swap(&mut driver.routed, &mut self.routed);
+                        shared.take_in(&mut driver, &mut self.batch, now)
+                    }
+                }
+            }
+        };
+
+        shared.idle.end();
+        finish(driver, &mut self.batch, events)
+    }
+
+    /// Lets this host sleep in the poller beside another one, while that pays. The kernel wakes one of them for each event;
+    /// while that host runs tasks, the other one [watches](Self::is_watched) without having been called.
+    #[must_use]
+    pub fn sharing(mut self) -> Self {
+        self.sleepers_max = SLEEPERS_MAX;
+        self
+    }
+
+    /// Makes this the driver of a host that watches while others run the tasks. It never polls before
+    /// it sleeps, whatever the policies want, since others need the processor; its looks do not count
+    /// as theirs (see [`last_gap`](Self::last_gap)).
+    #[must_use]
+    pub fn for_watcher(mut self) -> Self {
+        self.is_watcher = true;
+        self
+    }
+    /// Returns whether a host that sleeps elsewhere should be woken, to sleep in the poller beside this one, which is about to
+    /// sleep at `now`: the pause in sharing is over.
+    #[must_use]
+    pub fn wants_second_sleeper(&mut self, now: Instant) -> bool {
+        let is_due = self.shared.may_share(now);
+        let was_due = mem::replace(&mut self.was_allowed, is_due);
+        self.sleepers_max > 1 && is_due && !was_due && !self.shared.park_state.is_parked()
+    }
+
+    /// Returns whether a host sleeps in the poller, or is about to: then an announcement or the next deadline wakes it,
+    /// and detectors that must be polled are polled.
+    #[must_use]
+    pub fn is_watched(&self) -> bool {
+        self.shared.is_covered()
+    }
+
+    /// Reports that this host runs tasks again after a sleep, so that the time without looks does
+    /// not count as a [gap](Self::last_gap).
+    pub fn resume(&self, now: Instant) {
+        self.shared.last_pass.store(now.as_nanos(), Ordering::Relaxed);
+        self.note_interval();
+    }
+
+    /// Called when others sleep in the poller and this host does not look: polls what must be polled, and makes sure that the
+    /// sleepers learn of the next event and of the deadlines deferred to this host, at the latest before it `sleeps` elsewhere.
+    fn settle(&mut self, now: Instant, sleeps: bool) -> Detected {
+        let shared = &*self.shared;
+        let (must_poll, has_deferred) = (shared.must_poll(), awake_host::take_deferred_wakeup());
+        if !must_poll && !has_deferred && !shared.is_deadline_lost(now) {
+            return Detected::Busy;
+        }
+
+        if !must_poll {
+            // It costs as much as a spurious wake-up, and causes one if this host is about to look.
+            shared.sharing.note_wasted(now);
+        }
+
+        for _ in 0..if sleeps { TRIES_MAX } else { 1 } {
+            let Some(mut driver) = try_lock(&shared.driver) else {
+                std::hint::spin_loop();
+                continue;
+            };
+            if !shared.park_state.is_parked() {
+                // The host that slept there is awake, and does all this before it sleeps again.
+                return Detected::Busy;
+            }
+            if must_poll {
+                shared.refresh(&mut driver);
+            }
+            let events = shared.watch_for_others(&mut driver, &mut self.batch, now);
+            return match finish(driver, &mut self.batch, events) {
+                Detected::Nothing => Detected::Busy,
+                detected => detected,
+            };
+        }
+
+        if sleeps {
+            shared.unpark();
+        } else if has_deferred {
+            // Try at the next look.
+            awake_host::defer_wakeup();
+        }
+        Detected::Busy
+    }
+
+    /// Only a host that shares defers deadlines to its next look: it stays on its thread, and looks or sleeps between any two polls.
+    fn note_host(&self) {
+        if self.sleepers_max > 1 {
+            self.shared.note_host();
+        }
+    }
+
+    /// The budgets of this host's polls last as long as the interval between its looks.
+    #[inline]
+    fn note_interval(&self) {
+        budget::note_pass_interval(self.shared.pass_interval_ns.load(Ordering::Relaxed));
+    }
+
+    /// Returns when a host last looked between two polls, or tried to while another one watched;
+    /// [`Instant`] zero if no host ever did.
+    #[must_use]
+    pub fn last_pass(&self) -> Instant {
+        Instant::from_nanos(self.shared.last_pass.load(Ordering::Relaxed))
+    }
+
+    /// Returns when a look last came more than half an interval late although the host was awake,
+    /// because its tasks did not let it look as often as the policies want.
+    #[must_use]
+    pub fn last_gap(&self) -> Instant {
+        Instant::from_nanos(self.shared.last_gap.load(Ordering::Relaxed))
+    }
+
+    /// Returns the earliest deadline reported by a detector: the latest time of the next look. It may belong to something that has
+    /// ended since.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let nanos = self.shared.next_deadline.load(Ordering::Relaxed);
+        (nanos < u64::MAX).then(|| Instant::from_nanos(nanos))
+    }
+
+    /// Returns whether a notification has arrived since the last look.
+    pub(crate) fn is_notified(&self) -> bool {
+        self.shared.park_state.is_notified()
+    }
+
+    /// Does everything that [`park`](Self::park) does before it sleeps, for a host that moves the
+    /// clock instead.
+    pub(crate) fn prepare(&mut self) -> Result<Option<Instant>, Detected> {
+        let Some(mut driver) = try_lock(&self.shared.driver) else { return Err(Detected::Busy) };
+        let shared = Arc::clone(&self.shared);
+        let prepared = shared.prepare(&mut driver, &mut self.batch, None);
+        shared.park_state.end_park();
+        match prepared {
+            Prepared::Events(count) => Err(finish(driver, &mut self.batch, count)),
+            Prepared::Sleep(timeout) => {
+                if timeout != Timeout::Zero {
+                    // In virtual time a look is never late: what is found was found awake.
+                    shared.idle.begin(shared.now());
+                }
+                finish(driver, &mut self.batch, 0);
+                match timeout {
+                    Timeout::Zero => Ok(Some(shared.now())),
+                    Timeout::Until(deadline) => Ok(Some(deadline)),
+                    Timeout::Never => Ok(None),
+                }
+            }
+        }
     }
 }
+
+impl Drop for Driver {
+    /// The thread no longer looks. A server that closed while this host drove it could not take its handles from the
+    /// driver, and the two would keep each other alive for ever.
+    fn drop(&mut self) {
+        if self.shared.is_hosted_here() {
+            awake_host::forget();
+        }
+        if self.shared.is_closed()
+            && !self.shared.is_inherited()
+            && let Some(mut driver) = try_lock(&self.shared.driver)
+        {
+            let rows = driver.take_rows();
+            drop(driver);
+            drop(rows);
+        }
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver").finish_non_exhaustive()
+    }
+}
+
+/// The result of a host's look or sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Detected {
+    /// Nothing happened.
+    Nothing,
+    /// This many events were delivered and their tasks woken.
+    Events(usize),
+    /// Another thread is driving the server at this moment.
+    Busy,
+}
+
+impl Detected {
+    fn from_count(count: usize) -> Self {
+        if count == 0 { Self::Nothing } else { Self::Events(count) }
+    }
+}
+
+/// Releases the lock, then wakes: the code that a waker runs may use the server.
+fn finish(
+    mut driver: MutexGuard<'_, DriverState>,
+    batch: &mut WakeList,
+    events: usize,
+) -> Detected {
+    let retired =
+        if driver.retired.is_empty() { Vec::new() } else { mem::take(&mut driver.retired) };
+    drop(driver);
+    retired.into_iter().for_each(discard);
+    batch.wake_all();
+    Detected::from_count(events)
+}
+
+#[cfg(test)]
+mod tests;

@@ -9,39 +9,40 @@ use std::{
 };
 
 use super::{
-    inner::{BeforeSubmit, Inner, Submission},
-    registered::{Cause, Registered},
+    handle_inner::{BeforeSubmit, HandleInner, Submission},
+    registered::{PollCause, Registered},
 };
 use crate::{
-    detector::{Batch, Detector, Key, Mode, Notice},
+    detector::{Detector, Key, Mode, ReadinessEvent, WakeList},
     error::WaitError,
     policy::{History, Strategy},
-    request::{End, Place, Slot, Taken, Waiter},
+    request::{EventSlot, SlotEnd, SlotItem, WaiterKind, WaiterToken},
     sync::Arc,
 };
 
-/// A registered detector, through which its events are waited for. Clones are the same handle; when
-/// the last is dropped, the detector is deregistered, once nothing of it is in flight.
+/// A registered detector; use it to wait for events. Clones are the same handle. When the last is
+/// dropped, the detector is deregistered as soon as nothing of it is in flight.
 pub struct Handle<D: Detector> {
-    user: Arc<User<D>>,
+    user: Arc<HandleUser<D>>,
 }
 
-/// Apart from [`Inner`], which the server keeps too: so the last user's drop is noticed.
-struct User<D: Detector> {
-    inner: Arc<Inner<D>>,
+/// Separate from [`HandleInner`], which the server keeps too, so that the last user's drop is
+/// noticed.
+struct HandleUser<D: Detector> {
+    inner: Arc<HandleInner<D>>,
 }
 
-impl<D: Detector> Drop for User<D> {
+impl<D: Detector> Drop for HandleUser<D> {
     fn drop(&mut self) {
         if self.inner.drain() {
-            self.inner.shared().deregister(self.inner.site.address());
+            self.inner.shared().deregister(self.inner.driver.address());
         }
     }
 }
 
 impl<D: Detector> Handle<D> {
-    pub(crate) fn new(inner: Arc<Inner<D>>) -> Self {
-        Self { user: Arc::new(User { inner }) }
+    pub(crate) fn new(inner: Arc<HandleInner<D>>) -> Self {
+        Self { user: Arc::new(HandleUser { inner }) }
     }
 
     /// Waits for one event.
@@ -50,14 +51,14 @@ impl<D: Detector> Handle<D> {
     /// [bouge02, §2.2]: `thread_IO_wait(handle, arg)`.
     ///
     /// # Cost
-    /// An event that is there already is returned by the first poll. Otherwise two short locks and
-    /// no allocation, unless more requests are pending than were lately: entries are kept for 1024, or for as
-    /// many again as are pending.
+    /// If the event is already there, the first poll returns it. Otherwise two short locks and no allocation,
+    /// unless more requests are pending than recently: 1024 spare entries are kept, or as many as are
+    /// pending.
     ///
     /// # Cancel safety
-    /// Cancel safe as far as the detector is: a future dropped before its event asks the detector to
-    /// forget the request. An event that came in meanwhile is dropped with it; the detector's
-    /// documentation says whether that loses something.
+    /// Cancel safe if the detector is: a future dropped before its event asks the detector to forget
+    /// the request. An event that arrived in the meantime is dropped with it; the detector's
+    /// documentation says whether anything is lost.
     ///
     /// # Errors
     /// [`WaitError`].
@@ -65,13 +66,14 @@ impl<D: Detector> Handle<D> {
         Wait { handle: self, state: WaitState::New(Some(request)), before_submit: None }
     }
 
-    /// Like [`wait`](Self::wait), with a future that keeps the handle alive by itself.
+    /// Like [`wait`](Self::wait), but the future owns a handle.
     pub fn wait_owned(&self, request: D::Request) -> Wait<D> {
         Wait { handle: self.clone(), state: WaitState::New(Some(request)), before_submit: None }
     }
 
     /// Makes one request with many events (multishot). It is submitted at once and stays pending
-    /// until the stream is dropped or the detector ends it: the reusable waiter of poll-style code.
+    /// until the stream is dropped or the detector ends it. Use it as a reusable waiter in
+    /// poll-style code.
     ///
     /// # Errors
     /// [`WaitError`] if the detector refuses the request.
@@ -82,24 +84,26 @@ impl<D: Detector> Handle<D> {
         }
     }
 
-    /// Calls `f` with the detector, under the handle's lock: for what the detector's own interface
-    /// offers beside waiting. Returns `None` once the server is shut down, and in a forked child.
+    /// Calls `f` with the detector, under the handle's lock, for those of the detector's own
+    /// methods that do not wait. Returns `None` once the server is shut down, and in a forked
+    /// child.
     pub fn with_detector<T>(&self, f: impl FnOnce(&mut D) -> T) -> Option<T> {
         self.user.inner.with_detector(f)
     }
 
-    /// Returns whether a parent of this process has registered it.
+    /// Returns whether a parent of this process registered it.
     pub(crate) fn is_inherited(&self) -> bool {
         self.user.inner.shared().is_inherited()
     }
 
-    /// Returns whether no event comes any more: the server is shut down, or a parent's. Two loads.
+    /// Returns whether no further event can come: the server is shut down, or is a parent's. Two
+    /// loads.
     pub(crate) fn is_over(&self) -> bool {
         let shared = self.user.inner.shared();
         shared.is_inherited() || shared.is_closed()
     }
 
-    /// Returns why no event comes any more.
+    /// Returns why no further event can come.
     pub(crate) fn end(&self) -> WaitError {
         self.user.inner.end()
     }
@@ -109,35 +113,35 @@ impl<D: Detector> Handle<D> {
         Arc::ptr_eq(&self.user.inner, &other.user.inner)
     }
 
-    /// Hands an announcement to the detector, on the thread that has seen it. The caller wakes who
-    /// waited.
-    pub(crate) fn deliver(&self, notice: Notice, batch: &mut Batch) {
+    /// Passes a readiness event to the detector, on the thread that saw it. The caller wakes the
+    /// waiters.
+    pub(crate) fn deliver(&self, ready_event: ReadinessEvent, batch: &mut WakeList) {
         let inner = &*self.user.inner;
-        inner.round(Cause::Notices(&[notice]), inner.site.now(), batch);
+        inner.poll(PollCause::Ready(&[ready_event]), inner.driver.now(), batch);
     }
 
     /// Polls the detector on this thread, whether or not anything is pending: for the conformance
     /// suite.
     pub(crate) fn poll_now(&self) {
-        let mut batch = Batch::default();
+        let mut batch = WakeList::default();
         let inner = &*self.user.inner;
-        inner.round(Cause::Poll, inner.site.now(), &mut batch);
+        inner.poll(PollCause::Poll, inner.driver.now(), &mut batch);
         batch.wake_all();
     }
 
-    /// Returns what was seen of this handle so far, and the present strategy.
+    /// Returns the history of this handle, and the present strategy.
     #[must_use]
     pub fn history(&self) -> (History, Strategy) {
         self.user.inner.history()
     }
 
-    /// Returns how many requests wait.
+    /// Returns how many requests are pending.
     #[must_use]
     pub fn pending_count(&self) -> usize {
         self.user.inner.pending_count()
     }
 
-    /// Returns the name that the handle was registered under.
+    /// Returns the name under which the handle was registered.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.user.inner.name
@@ -166,11 +170,11 @@ pub struct Wait<D: Detector, H: Borrow<Handle<D>> = Handle<D>> {
 
 enum WaitState<D: Detector> {
     New(Option<D::Request>),
-    Pending(Key, Arc<Slot<D::Event>>),
+    Pending(Key, Arc<EventSlot<D::Event>>),
     Over,
 }
 
-/// The request is moved to the detector's side before it needs a stable address.
+/// The request moves to the detector's side before it needs a stable address.
 impl<D: Detector, H: Borrow<Handle<D>>> Unpin for Wait<D, H> {}
 
 impl<D: Detector, H: Borrow<Handle<D>>> Future for Wait<D, H> {
@@ -183,7 +187,7 @@ impl<D: Detector, H: Borrow<Handle<D>>> Future for Wait<D, H> {
         let inner = &this.handle.borrow().user.inner;
         if let WaitState::New(request) = &mut this.state {
             let request = request.take().expect("invariant: a new wait has its request");
-            // Over, should the submission panic.
+            // In case the submission panics.
             this.state = WaitState::Over;
             match inner.submit(request, Mode::Once, this.before_submit) {
                 Ok(Submission::Ready(event)) => return Poll::Ready(Ok(event)),
@@ -198,9 +202,9 @@ impl<D: Detector, H: Borrow<Handle<D>>> Future for Wait<D, H> {
         inner.release(*key, slot);
         this.state = WaitState::Over;
         Poll::Ready(match taken {
-            Taken::Event(event) | Taken::Relief(event) => Ok(event),
-            Taken::End(End::Failed(error)) => Err(error),
-            Taken::End(End::Finished) => Err(WaitError::Ended),
+            SlotItem::Event(event) | SlotItem::Relief(event) => Ok(event),
+            SlotItem::End(SlotEnd::Failed(error)) => Err(error),
+            SlotItem::End(SlotEnd::Finished) => Err(WaitError::Ended),
         })
     }
 }
@@ -224,49 +228,49 @@ impl<D: Detector, H: Borrow<Handle<D>>> fmt::Debug for Wait<D, H> {
     }
 }
 
-/// The events of one request that has many: see [`Handle::stream`].
+/// The events of one multishot request: see [`Handle::stream`].
 pub struct EventStream<D: Detector> {
     handle: Handle<D>,
     key: Key,
-    slot: Arc<Slot<D::Event>>,
+    slot: Arc<EventSlot<D::Event>>,
 }
 
 impl<D: Detector> EventStream<D> {
-    /// Takes the oldest event, or leaves the waker of `cx` for the next one; one waker at a time.
-    /// `Ready(None)` is the end.
+    /// Takes the oldest event, or registers the waker of `cx` for the next one, replacing an
+    /// earlier waker. `Ready(None)` is the end.
     ///
     /// # Cost
-    /// One lock that only this stream's waiter and the round that fills it share. No allocation.
+    /// One lock that only this stream's waiter and the poll that fills it share. No allocation.
     ///
     /// # Errors
     /// [`WaitError`], once; then the stream is at its end.
     pub fn poll_event(&self, cx: &Context<'_>) -> Poll<Option<Result<D::Event, WaitError>>> {
         self.slot.poll(cx).map(|taken| match taken {
-            Taken::Event(event) => Some(Ok(event)),
-            Taken::Relief(event) => {
-                // The detector holds events back for which there is room now.
-                self.handle.user.inner.site.ring_again();
+            SlotItem::Event(event) => Some(Ok(event)),
+            SlotItem::Relief(event) => {
+                // The detector holds events back; there is room for them now.
+                self.handle.user.inner.driver.notify();
                 Some(Ok(event))
             }
-            Taken::End(End::Failed(error)) => Some(Err(error)),
-            Taken::End(End::Finished) => None,
+            SlotItem::End(SlotEnd::Failed(error)) => Some(Err(error)),
+            SlotItem::End(SlotEnd::Finished) => None,
         })
     }
 
-    /// Leaves `waker` to be woken by the next event or by the end: see [`Slot::register`].
+    /// Registers `waker` for the next event or the end: see [`EventSlot::register`].
     ///
     /// # Errors
-    /// How the stream has ended; [`WaitError::ServerClosed`] in a forked child, where nobody wakes and the lock may
-    /// have been held at the fork.
-    pub(crate) fn register(&self, waker: &Waker, waiter: Waiter<'_>) -> Result<(), WaitError> {
+    /// How the stream has ended; [`WaitError::ServerClosed`] in a forked child, which no thread wakes and where the
+    /// lock may have been held at the fork.
+    pub(crate) fn register(&self, waker: &Waker, waiter: WaiterKind<'_>) -> Result<(), WaitError> {
         if self.handle.is_inherited() {
             return Err(WaitError::ServerClosed);
         }
         self.slot.register(waker, waiter)
     }
 
-    /// Gives up the place of a waiter that goes.
-    pub(crate) fn unregister(&self, place: Place) {
+    /// Gives up the place of a waiter that leaves.
+    pub(crate) fn unregister(&self, place: WaiterToken) {
         if !self.handle.is_inherited() {
             self.slot.unregister(place);
         }
@@ -278,7 +282,7 @@ impl<D: Detector> EventStream<D> {
     /// Cancel safe: an event is either returned or still in the stream.
     ///
     /// # Errors
-    /// As [`poll_event`](Self::poll_event).
+    /// Those of [`poll_event`](Self::poll_event).
     pub async fn next(&mut self) -> Option<Result<D::Event, WaitError>> {
         std::future::poll_fn(|cx| self.poll_event(cx)).await
     }

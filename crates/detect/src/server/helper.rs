@@ -3,50 +3,51 @@
 //!
 //! ```text
 //!             want (1)               call returned (3)
-//!   parked ────────────▶ calling ──────────────────────▶ parked, and the host is rung for
+//!   parked ────────────▶ calling ──────────────────────▶ parked, and the host is notified
 //!     │                     │
 //!     └──── close (2) ──────┴──── close, interrupt (2) ──▶ ended
 //! ```
 //!
-//! (1) is the host's, or a waiter's, in [`Helper::want`]: whenever requests are pending and no call is
-//! under way. (2) is [`Helper::close`]. (3) is the thread's, in [`Control::run`]: the round that follows
-//! takes what the call announced and wants the next one if somebody still waits.
+//! (1) is called by the host or a waiter, in [`Helper::want`], whenever requests are pending and no call is
+//! in progress. (2) is [`Helper::close`]. (3) happens on the thread, in [`HelperControl::run`]: the poll that
+//! follows takes what the call announced and wants the next call if a request is still pending.
 //!
-//! The thread is made with the first request, and makes no call while nobody waits.
+//! The thread is created with the first request, and makes no call while nothing is pending.
 
 use std::{io, time::Duration};
 
 use crate::{
     clock::Instant,
-    detector::{Blocker, Call, Interrupt, Site},
+    detector::{Blocker, Call, DriverHandle, Interrupt},
     error::{WaitError, caught, discard},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, lock, thread},
 };
 
-/// How long to wait before a thread that the kernel refused is asked for again.
+/// How long to wait before retrying after the kernel refused a thread.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_millis(10);
 
-/// How often an interrupt is tried, a millisecond apart, before a thread is left to itself.
+/// How many times an interrupt is tried, a millisecond apart, before the thread is abandoned.
 const INTERRUPTS_MAX: u32 = 100;
 
 /// The helper of one handle, behind the handle's lock.
 pub(crate) struct Helper {
-    control: Arc<Control>,
+    control: Arc<HelperControl>,
     name: &'static str,
     thread: Option<thread::JoinHandle<()>>,
-    /// When to ask for the thread again after it was refused.
+    /// When to retry after the thread was refused.
     retry_at: Option<Instant>,
 }
 
-/// What the handle and the helper's thread share. `tests/loom.rs` checks that no wish is lost.
-pub(crate) struct Control {
-    state: Mutex<State>,
+/// The state that the handle and the helper's thread share. `tests/loom.rs` checks that no wanted
+/// call is lost.
+pub(crate) struct HelperControl {
+    state: Mutex<HelperState>,
     changed: Condvar,
     interrupt: Option<Interrupt>,
 }
 
 #[derive(Default)]
-struct State {
+struct HelperState {
     /// Until the thread takes it.
     call: Option<Call>,
     is_wanted: bool,
@@ -58,32 +59,32 @@ struct State {
 
 impl Helper {
     pub(crate) fn new(blocker: Blocker, name: &'static str) -> Self {
-        let control = Arc::new(Control::new(blocker));
+        let control = Arc::new(HelperControl::new(blocker));
         Self { control, name, thread: None, retry_at: None }
     }
 
-    /// Wants a call, if none is under way. Returns whether there is a thread for it.
+    /// Wants a call, if none is in progress. Returns whether there is a thread for it.
     #[must_use = "without a thread the host must poll"]
-    pub(crate) fn want(&mut self, site: &Site, now: Instant) -> bool {
-        if self.thread.is_none() && !self.spawn(site, now) {
+    pub(crate) fn want(&mut self, driver: &DriverHandle, now: Instant) -> bool {
+        if self.thread.is_none() && !self.spawn(driver, now) {
             return false;
         }
         self.control.want();
         true
     }
 
-    fn spawn(&mut self, site: &Site, now: Instant) -> bool {
+    fn spawn(&mut self, driver: &DriverHandle, now: Instant) -> bool {
         if self.retry_at.is_some_and(|at| now < at) {
             return false;
         }
-        let (control, site) = (Arc::clone(&self.control), site.clone());
+        let (control, driver) = (Arc::clone(&self.control), driver.clone());
         let spawned = thread::Builder::new()
             .name("vigie-helper".to_owned())
-            .spawn(move || control.run(|| site.ring_again()));
+            .spawn(move || control.run(|| driver.notify()));
         match spawned {
             Ok(thread) => {
                 if self.retry_at.take().is_some() {
-                    tracing::info!(handle = self.name, "the helper thread could be made after all");
+                    tracing::info!(handle = self.name, "the helper thread was created after all");
                 }
                 self.thread = Some(thread);
                 true
@@ -99,39 +100,39 @@ impl Helper {
         }
     }
 
-    /// Returns what the last call failed with.
+    /// Returns the error of the last call.
     pub(crate) fn take_failure(&self) -> Option<WaitError> {
         self.control.lock().failure.take()
     }
 
-    /// Ends the thread, and waits for that for a bounded time.
+    /// Ends the thread, and waits for its end for a bounded time.
     pub(crate) fn close(mut self) {
         let (unused, has_ended) = self.control.close(self.thread.is_some());
         discard(unused);
         let Some(thread) = self.thread.take() else { return };
         if has_ended && thread.thread().id() != thread::current().id() {
-            // Panics of the call are caught in it.
+            // The call catches its own panics.
             drop(thread.join());
         } else if self.control.interrupt.is_some() {
-            tracing::warn!(handle = self.name, "a blocking call was not interrupted: left alone");
+            tracing::warn!(handle = self.name, "a blocking call ignored its interrupt: abandoned");
         } else {
             tracing::debug!(handle = self.name, "a blocking call outlasts its handle");
         }
     }
 }
 
-impl Control {
+impl HelperControl {
     pub(crate) fn new(blocker: Blocker) -> Self {
         let Blocker { call, interrupt } = blocker;
-        let state = Mutex::new(State { call: Some(call), ..State::default() });
+        let state = Mutex::new(HelperState { call: Some(call), ..HelperState::default() });
         Self { state, changed: Condvar::new(), interrupt }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, HelperState> {
         lock(&self.state)
     }
 
-    /// Wants a call, if none is under way.
+    /// Wants a call, if none is in progress.
     pub(crate) fn want(&self) {
         let mut state = self.lock();
         if !state.is_calling && !state.is_wanted {
@@ -141,13 +142,13 @@ impl Control {
         }
     }
 
-    /// No call is wanted any more. Interrupts the one under way, and waits for the thread's end if it
+    /// Wants no further call. Interrupts the one in progress, and waits for the thread's end if it
     /// `has_thread`, for a bounded time. Returns the call if no thread ever took it, and whether the thread
     /// has ended.
     pub(crate) fn close(&self, has_thread: bool) -> (Option<Call>, bool) {
         let mut state = self.lock();
         state.is_closed = true;
-        // A thread that has only just begun takes it, and drops it outside the lock.
+        // A thread that has only just started takes it, and drops it outside the lock.
         let unused = if has_thread { None } else { state.call.take() };
         self.changed.notify_all();
         for _ in 0..if has_thread { INTERRUPTS_MAX } else { 0 } {
@@ -168,8 +169,9 @@ impl Control {
         (unused, state.has_ended)
     }
 
-    /// What the thread does: calls, as often as it is wanted, and `ring`s after each call.
-    pub(crate) fn run(&self, ring: impl Fn()) {
+    /// The thread's main function: makes a call whenever one is wanted, and calls `notify` after
+    /// each.
+    pub(crate) fn run(&self, notify: impl Fn()) {
         let call = self.lock().call.take();
         let limit = if self.interrupt.is_some() { None } else { Some(Blocker::LIMIT) };
         if let Some(mut call) = call {
@@ -182,9 +184,9 @@ impl Control {
                     Err(panicked) => Some(panicked),
                 };
                 self.end(result);
-                // After the end: a wish that came during the call was passed over, and the round that
-                // this brings about repeats it.
-                ring();
+                // After the call's end: a want during the call was ignored, and the poll caused by
+                // this notification repeats it.
+                notify();
             }
             discard(call);
         }

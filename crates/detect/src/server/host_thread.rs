@@ -1,15 +1,15 @@
-//! A server on a thread of its own, for programs whose tasks another runtime runs.
+//! A server on its own thread, for programs whose tasks run in another runtime.
 
 use std::io;
 
 use super::Server;
 use crate::{detector::Flavor, sync::thread};
 
-/// A thread that does nothing but turn a [`Server`]. Dropping it shuts the server down and joins the
-/// thread; in a forked child, which does not have the thread, it does neither.
+/// A thread that only drives a [`Server`]. Dropping it shuts the server down and joins the thread;
+/// in a forked child, which does not have the thread, it does neither.
 ///
-/// A wait looks inline first, on the waiter's own thread; only an event that is not there yet is left
-/// to this thread, whose hop costs 25–45 µs on an idle machine.
+/// A wait first looks inline, on the waiter's own thread. This thread handles only events that are
+/// not there yet; the hop to it costs 25–45 µs on an idle machine.
 #[derive(Debug)]
 #[must_use = "dropping the host thread shuts its server down"]
 pub struct HostThread {
@@ -18,11 +18,11 @@ pub struct HostThread {
 }
 
 impl Server {
-    /// Makes a server and the thread that turns it, so that `handle.wait(..).await` works inside
+    /// Creates a server and the thread that drives it, so that `handle.wait(..).await` works inside
     /// tokio, smol or a bare `block_on`.
     ///
     /// # Errors
-    /// As [`Server::new`], and if no thread can be had.
+    /// Those of [`Server::new`], and if no thread can be created.
     ///
     /// # Examples
     /// ```
@@ -43,24 +43,24 @@ impl Server {
 }
 
 impl HostThread {
-    /// Makes a thread that turns `server`, which is best of the kernel-level flavor: this thread has
+    /// Creates a thread that drives `server`. The kernel-level flavor is best here: this thread has
     /// nothing else to run.
     ///
     /// # Errors
-    /// If no thread can be had.
+    /// If no thread can be created.
     pub fn spawn(server: Server) -> io::Result<Self> {
-        let mut lookout = server.lookout();
+        let mut driver = server.driver();
         let hosted = server.clone();
-        let thread = thread::Builder::new().name("vigie-lookout".to_owned()).spawn(move || {
+        let thread = thread::Builder::new().name("vigie-driver".to_owned()).spawn(move || {
             let _entered = hosted.enter();
             while !hosted.is_closed() {
-                lookout.park(None);
+                driver.park(None);
             }
         })?;
         Ok(Self { server, thread: Some(thread) })
     }
 
-    /// Returns the server that this thread turns.
+    /// Returns the server that this thread drives.
     #[must_use]
     pub fn server(&self) -> &Server {
         &self.server
@@ -70,7 +70,7 @@ impl HostThread {
 impl Drop for HostThread {
     fn drop(&mut self) {
         if self.server.is_inherited() {
-            // Not even detached: there is no such thread.
+            // Not even detached: the child has no such thread.
             std::mem::forget(self.thread.take());
             return;
         }
@@ -78,8 +78,8 @@ impl Drop for HostThread {
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != thread::current().id()
         {
-            // It cannot have panicked: callbacks and wakers are its only foreign code, and a panic of
-            // a waker is all that could be reported here.
+            // It cannot have panicked: callbacks and wakers are its only foreign code, and only a
+            // waker's panic could be reported here.
             drop(thread.join());
         }
     }

@@ -1,11 +1,11 @@
-//! What a server counts about itself.
+//! A server's counters.
 
 use crate::{
     policy::Strategy,
     sync::{AtomicU64, Ordering},
 };
 
-/// Counters of one server. `Relaxed` throughout: each is a number for a reader, nothing more.
+/// Counters of one server. `Relaxed` throughout: the values order nothing.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     rounds: AtomicU64,
@@ -14,41 +14,42 @@ pub(crate) struct Metrics {
     sleeps: AtomicU64,
 }
 
-/// What a server has counted since it was made.
+/// The counts of a server since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Snapshot {
-    /// Rounds of detection, at switches and after sleeps.
+    /// Polls, at switches and after sleeps.
     pub rounds: u64,
-    /// Rounds that found an event.
+    /// Polls that found an event.
     pub hits: u64,
     /// Events delivered.
     pub events: u64,
-    /// Sleeps at the wait point.
+    /// Sleeps at the poller.
     pub sleeps: u64,
 }
 
-/// What one handle has done so far, and what is decided for it.
+/// The counts of one handle, and its present strategy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HandleReport {
-    /// The name it was registered under.
+    /// The name under which it was registered.
     pub name: &'static str,
-    /// Requests that are pending, and those whose cancellation is under way.
+    /// Requests that are pending or being cancelled.
     pub pending: usize,
-    /// The rest. None if a callback of the detector was running all the time: it is slow, or hangs.
+    /// The rest. `None` if a callback of the detector was running the whole time: it is slow or
+    /// hangs.
     pub detection: Option<Detection>,
 }
 
-/// How detection went for one handle.
+/// Detection counts of one handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Detection {
-    /// What the server does for this handle at present.
+    /// The present strategy for this handle.
     pub strategy: Strategy,
-    /// Rounds of detection over this handle.
+    /// Polls of this handle.
     pub rounds: u64,
-    /// Rounds that found an event.
+    /// Polls that found an event.
     pub hits: u64,
     /// Events found.
     pub events: u64,

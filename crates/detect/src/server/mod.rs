@@ -1,15 +1,15 @@
-//! The detection server: all registered detectors, the wait point, and the rounds of detection.
+//! The detection server: all registered detectors, the poller, and the poll passes.
 //!
-//! A server does nothing by itself. A *host* turns it: a scheduler at its task switches and when it
-//! has nothing to run, a thread of its own ([`Server::spawn_thread`]), or the simulator. The host's
-//! side is the [`Lookout`].
+//! A server does nothing on its own. A *host* drives it: a scheduler at its task switches and when
+//! it has nothing to run, a dedicated thread ([`Server::spawn_thread`]), or the simulator. The
+//! host's side is the [`Driver`].
 //!
 //! ```text
 //!  any thread                 shared                         host (holds the driver's lock)
 //!  ──────────                 ──────                         ──────────────────────────────
-//!  wait ──▶ submit ─────────▶ handle's core                  Lookout::detect, at a switch:
-//!  Bell::ring ──────────────▶ rung list, park word ────────▶   1 rung handles
-//!  Site::watch ─────────────▶ epoll ───────────────────────▶   2 announcements of the wait point
+//!  wait ──▶ submit ─────────▶ handle's core                  Driver::detect, at a switch:
+//!  Notifier::notify ────────▶ notified list, park state ───▶   1 notified handles
+//!  DriverHandle::watch ─────▶ epoll ───────────────────────▶   2 readiness events of the poller
 //!                             next_deadline ───────────────▶   3 handles that are polled
 //!                                                              4 handles with a deadline
 //!  future polled again ◀───── waker ◀──── slot ◀── event ◀───  then, without locks: wake
@@ -19,32 +19,32 @@ mod awake_host;
 mod builtin_handles;
 mod current;
 mod driver;
+mod driver_state;
 mod handle;
+mod handle_inner;
+mod handle_table;
 pub(crate) mod helper;
 mod host_thread;
-mod inner;
-mod lookout;
 mod metrics;
-pub(crate) mod own_point;
-pub(crate) mod park;
-mod raised;
+pub(crate) mod park_state;
+mod poll_pass;
+mod poller;
+mod raised_signals;
 mod registered;
 mod registering;
 mod registration;
-mod rounds;
 mod shared;
 mod sharing;
 mod signals;
-mod table;
-mod wait_point;
+pub(crate) mod thread_poller;
 mod watch_state;
 
 use std::{fmt, io, os::fd::RawFd, time::Duration};
 
 use self::{
+    poller::{Poller, PollerHandle},
     registration::PENDING_MAX,
-    shared::Shared,
-    wait_point::{Gate, WaitPoint},
+    shared::ServerShared,
 };
 use crate::{
     builtin::{Readiness, Timers},
@@ -56,79 +56,80 @@ use crate::{
 };
 
 #[cfg(test)]
-pub(crate) use self::inner::lock_count::cores;
+pub(crate) use self::handle_inner::lock_count::cores;
 pub use self::{
-    current::{Entered, NoServer},
+    current::{EnterGuard, NoServer},
+    driver::{Detected, Driver},
     handle::{EventStream, Handle, Wait},
     host_thread::HostThread,
-    lookout::{Detected, Lookout},
     metrics::{Detection, HandleReport, Snapshot},
-    own_point::{Alarm, OwnWaitPoint},
     registration::Registration,
+    thread_poller::{ThreadPoller, Unparker},
 };
 
 /// A detection server. Clones are the same server; when the last is dropped, it is
 /// [shut down](Self::shutdown).
 ///
 /// # Fork without exec
-/// A forked child has none of the threads that turn the server, and shares its epoll with the parent.
-/// There, nothing is registered, watched or submitted any more ([`WaitError::ServerClosed`]), and everything
-/// that was made before the fork (server, handles, waits, sockets, timers) may be dropped: that frees
-/// descriptors of the child, and changes nothing for the parent. A server that the child makes itself works
-/// like any other.
+/// A forked child has none of the threads that drive the server, and shares its epoll with the parent.
+/// There, nothing can be registered, watched or submitted ([`WaitError::ServerClosed`]), and everything
+/// created before the fork (server, handles, waits, sockets, timers) may be dropped: that frees descriptors
+/// of the child and changes nothing for the parent. A server that the child creates works like any other.
 ///
 /// [`WaitError::ServerClosed`]: crate::WaitError::ServerClosed
 #[derive(Clone)]
 pub struct Server {
-    owner: Arc<Owner>,
+    owner: Arc<ServerOwner>,
 }
 
-/// So many timers fire in one round while more are due: events of others stand behind those that a look has woken, and
-/// before the rest.
+/// The number of timers that fire in one poll while more are due: events of other handles queue behind the tasks
+/// woken by a look, and before the remaining timers.
 const TIMERS_BATCH: usize = 64;
 
-/// Apart from [`Shared`], which handles keep alive: so the last user's drop is noticed.
-struct Owner {
-    shared: Arc<Shared>,
+/// Separate from [`ServerShared`], which handles keep alive, so that the last user's drop is
+/// noticed.
+struct ServerOwner {
+    shared: Arc<ServerShared>,
     timers: Handle<Timers>,
     readiness: Handle<Readiness>,
 }
 
-impl Drop for Owner {
+impl Drop for ServerOwner {
     fn drop(&mut self) {
         self.shared.close();
     }
 }
 
 impl Server {
-    /// Makes a server for a scheduler of `flavor`, which then turns it through a [`Lookout`].
+    /// Creates a server for a scheduler of `flavor`, which then drives it through a [`Driver`].
     ///
     /// # Errors
-    /// Fails if the kernel gives no epoll, eventfd or timerfd, which needs three descriptors.
+    /// Fails if the kernel refuses an epoll, eventfd or timerfd; a server needs these three
+    /// descriptors.
     pub fn new(flavor: Flavor) -> io::Result<Self> {
         Self::with_readiness_policy(flavor, Adaptive::default())
     }
 
-    /// Like [`new`](Self::new), with the policy for the readiness of descriptors.
+    /// Like [`new`](Self::new), with a policy for the readiness of descriptors.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// Those of [`new`](Self::new).
     pub fn with_readiness_policy(flavor: Flavor, policy: impl Policy) -> io::Result<Self> {
         Self::with_policies(flavor, Adaptive::default(), policy)
     }
 
-    /// Like [`new`](Self::new), with the policy for everything that says none of its own (timers,
-    /// channels, detectors registered without [`Registration::policy`]), and the one for the
-    /// readiness of descriptors.
+    /// Like [`new`](Self::new), with a policy for everything that sets none of its own (timers,
+    /// channels, detectors registered without [`Registration::policy`]), and one for the readiness
+    /// of descriptors.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// Those of [`new`](Self::new).
     pub fn with_policies(
         flavor: Flavor,
         default: impl Into<Adaptive>,
         readiness: impl Policy,
     ) -> io::Result<Self> {
-        let points = wait_point::epoll()?;
+        let points = poller::epoll()?;
         let policies = (default.into(), Box::new(readiness) as Box<dyn Policy>);
         Self::build(flavor, ClockSource::Monotonic, points, policies)
     }
@@ -144,7 +145,7 @@ impl Server {
         clock: Arc<dyn Clock>,
         default: Adaptive,
     ) -> io::Result<Self> {
-        let points = (WaitPoint::Virtual, Gate::Virtual);
+        let points = (Poller::Virtual, PollerHandle::Virtual);
         let policies = (default, Box::new(default) as Box<dyn Policy>);
         Self::build(flavor, ClockSource::Other(clock), points, policies)
     }
@@ -152,13 +153,14 @@ impl Server {
     fn build(
         flavor: Flavor,
         clock: ClockSource,
-        (wait_point, gate): (WaitPoint, Gate),
+        (poller, poller_handle): (Poller, PollerHandle),
         (default, policy): (Adaptive, Box<dyn Policy>),
     ) -> io::Result<Self> {
-        let shared = Arc::new(Shared::new(flavor, clock, wait_point, gate, default));
-        // Neither is bounded before memory is: each request is one that a task waits for.
+        let shared = Arc::new(ServerShared::new(flavor, clock, poller, poller_handle, default));
+        // Limited by memory alone: each request is one that a task waits for.
         let registration = |name| Registration::named(name).max_pending(PENDING_MAX);
-        // When a timer fires is known: there is nothing to poll for unless it must not be late at all.
+        // The time at which a timer fires is known: polling first gains nothing unless the timer must
+        // not be late at all.
         let slack = default.timer_slack;
         let spin_max = if slack.is_zero() { default.spin_max } else { Duration::ZERO };
         let timer_policy: Box<dyn Policy> = Box::new(Adaptive { spin_max, ..default });
@@ -170,11 +172,11 @@ impl Server {
         let readiness =
             registering::register(&shared, Readiness::new(), registration, Some(policy))
                 .map_err(io::Error::other)?;
-        Ok(Self { owner: Arc::new(Owner { shared, timers, readiness }) })
+        Ok(Self { owner: Arc::new(ServerOwner { shared, timers, readiness }) })
     }
 
-    /// Registers a detector and returns the handle through which its events are waited for. Only
-    /// requests made through the same handle are watched for together [bouge02, §2.2].
+    /// Registers a detector and returns the handle to wait for its events. Only requests made
+    /// through the same handle are watched together [bouge02, §2.2].
     ///
     /// # Errors
     /// [`RegisterError`] if the detector offers no method or cannot be attached, or if the server is
@@ -187,10 +189,10 @@ impl Server {
         registering::register(&self.owner.shared, detector, registration, None)
     }
 
-    /// Returns the host's side, one for each thread that turns the server.
+    /// Returns a driver: the host's side. Each thread that drives the server needs its own.
     #[must_use]
-    pub fn lookout(&self) -> Lookout {
-        Lookout::new(Arc::clone(&self.owner.shared))
+    pub fn driver(&self) -> Driver {
+        Driver::new(Arc::clone(&self.owner.shared))
     }
 
     /// Returns the handle of the timers.
@@ -211,36 +213,48 @@ impl Server {
         self.owner.shared.now()
     }
 
-    /// Returns what a wait for peers is planned from, and the policy that plans it. Samples the load, if that is asked for and
+    /// Returns the cost of sleeping and waking on this machine, as far as this server has measured
+    /// it.
+    #[must_use]
+    pub fn costs(&self) -> Costs {
+        self.owner.shared.costs.costs()
+    }
+
+    /// Returns what a wait for peers is planned from, and the policy that plans it. If `samples`, measures the load again when
     /// the last sample is old.
     pub(crate) fn plans_waits(&self, samples: bool) -> (Adaptive, Costs, Load) {
         let shared = &self.owner.shared;
         if samples {
             shared.load.refresh(shared.now());
         }
-        (shared.default_policy, shared.costs.costs(), shared.load.load())
+        (shared.default_policy, self.costs(), shared.load.load())
     }
 
-    /// Returns the flavor of the scheduler that this server is for.
+    /// Returns whether its clock is a simulation's, which advances only while all threads sleep.
+    pub(crate) fn is_virtual(&self) -> bool {
+        matches!(self.owner.shared.poller_handle(), PollerHandle::Virtual)
+    }
+
+    /// Returns the flavor of the scheduler that hosts this server.
     #[must_use]
     pub fn flavor(&self) -> Flavor {
         self.owner.shared.flavor()
     }
 
-    /// Returns whether some host sleeps at the wait point, or is about to: then what is announced wakes it, and the next deadline does.
+    /// Returns whether a host sleeps in the poller, or is about to: then an announcement or the next deadline wakes it.
     #[must_use]
     pub fn is_watched(&self) -> bool {
         self.owner.shared.is_covered()
     }
 
-    /// Returns how many hosts sleep at the wait point, or are about to, whatever they watch there.
+    /// Returns how many hosts sleep in the poller, or are about to, whatever they watch there.
     #[must_use]
     pub fn sleeper_count(&self) -> u32 {
-        self.owner.shared.word.parked_count()
+        self.owner.shared.park_state.parked_count()
     }
 
-    /// Returns whether something waits for a look at `now`: a bell was rung, a deadline has come, or the
-    /// wait point announces an event. Sees nothing of detectors that must be polled.
+    /// Returns whether a look at `now` would find something: a notifier was called, a deadline has passed, or
+    /// the poller announces an event. Does not cover detectors that must be polled.
     ///
     /// # Cost
     /// Two loads and one system call that does not block.
@@ -249,30 +263,30 @@ impl Server {
         self.owner.shared.has_events(now)
     }
 
-    /// Returns the descriptor of the wait point, for those who want to know whether an event waits
-    /// without looking (a signal handler, for example): it is readable then. It is the server's; nobody
-    /// else may read, change or close it. None in virtual time.
+    /// Returns the descriptor of the poller, which is readable while an event waits: use it to check
+    /// for events without looking, for example in a signal handler. It belongs to the server; do not
+    /// read, change or close it. `None` in virtual time.
     #[must_use]
-    pub fn wait_point(&self) -> Option<RawFd> {
-        self.owner.shared.gate().descriptor()
+    pub fn poller_fd(&self) -> Option<RawFd> {
+        self.owner.shared.poller_handle().descriptor()
     }
 
-    /// Wakes the host from its sleep, or keeps it from the next one. May be called from any thread.
+    /// Wakes the host from its sleep, or prevents its next one. May be called from any thread.
     pub fn unpark(&self) {
         self.owner.shared.unpark();
     }
 
-    /// Returns what was counted so far.
+    /// Returns the counts so far.
     #[must_use]
     pub fn metrics(&self) -> Snapshot {
         self.owner.shared.metrics.snapshot()
     }
 
-    /// Returns what each handle has done so far, in the order of registration as far as places in the
-    /// table were not used again. Nothing after a shutdown.
+    /// Returns a report for each handle, in the order of registration except where places in the
+    /// table were reused. Empty after a shutdown.
     ///
     /// # Cost
-    /// One short lock for each handle, and one allocation for all. To be asked now and then, not at
+    /// One short lock for each handle, and one allocation in all. Call it now and then, not at
     /// switches.
     #[must_use]
     pub fn handles(&self) -> Vec<HandleReport> {
@@ -280,14 +294,14 @@ impl Server {
     }
 
     /// Ends every pending request with [`WaitError::ServerClosed`](crate::WaitError::ServerClosed)
-    /// and frees the detectors. What a device may still write to is waited for, for at most 100 ms a
-    /// handle, and leaked after that. Later waits and registrations fail.
+    /// and frees the detectors. Memory that a device may still write to is waited for, at most 100
+    /// ms per handle, and then leaked. Later waits and registrations fail.
     pub fn shutdown(&self) {
         self.owner.shared.close();
     }
 
-    /// Returns whether a parent of this process has made the server, so that this is a forked child, which
-    /// can only drop it.
+    /// Returns whether a parent of this process created the server, so that this forked child can only
+    /// drop it.
     ///
     /// # Cost
     /// Two loads.

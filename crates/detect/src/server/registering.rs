@@ -1,19 +1,19 @@
-//! How a detector gets its place at a server.
+//! Registration: how a detector gets its place at a server.
 
 use super::{
-    handle::Handle, inner::Inner, registered::Registered, registration::Registration,
-    shared::Shared, signals::Listening,
+    handle::Handle, handle_inner::HandleInner, registered::Registered, registration::Registration,
+    shared::ServerShared, signals::SignalRegistration,
 };
 use crate::{
-    detector::{Detector, Listener, Methods, Site},
+    detector::{Detector, DriverHandle, Methods, SignalListener},
     error::{RegisterError, WaitError, caught},
     policy::{Decision, History, Policy, strategies},
     sync::{Arc, Weak, lock},
 };
 
-/// Registers a detector, with `policy` or that of the registration or the server's.
+/// Registers a detector with `policy`, or with the policy of the registration or the server.
 pub(crate) fn register<D: Detector>(
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerShared>,
     detector: D,
     mut registration: Registration,
     policy: Option<Box<dyn Policy>>,
@@ -21,6 +21,7 @@ pub(crate) fn register<D: Detector>(
     if shared.is_inherited() {
         return Err(RegisterError::ServerClosed);
     }
+
     let panicked = |error: WaitError| RegisterError::Panicked { message: error.to_string() };
     let methods = caught("methods", || detector.methods()).map_err(panicked)?;
     let arming = caught("arming", || detector.arming()).map_err(panicked)?;
@@ -33,6 +34,7 @@ pub(crate) fn register<D: Detector>(
     } else {
         None
     };
+
     let policy = policy.or_else(|| registration.policy.take());
     let policy = policy.unwrap_or_else(|| Box::new(shared.default_policy));
     let history = History::default();
@@ -42,17 +44,20 @@ pub(crate) fn register<D: Detector>(
     {
         return Err(RegisterError::Unsupported { strategy: strategy.to_string() });
     }
+
     let address = shared.reserve()?;
-    let listener = signal.map(|_| Listener::new(address));
-    let home: Weak<Shared> = Arc::downgrade(shared);
+    let listener = signal.map(|_| SignalListener::new(address));
+    let home: Weak<ServerShared> = Arc::downgrade(shared);
     let clock = (shared.clock().clone(), shared.flavor());
-    let site = Site::new(home, clock, address, listener.clone());
-    let inner = Inner::new(detector, (methods, arming), registration, policy, (shared, site));
+    let driver = DriverHandle::new(home, clock, address, listener.clone());
+    let inner =
+        HandleInner::new(detector, (methods, arming), registration, policy, (shared, driver));
     let inner = Arc::new(inner);
+
     {
         let mut table = lock(&shared.table);
-        let handle: Arc<dyn Registered> = Arc::<Inner<D>>::clone(&inner);
-        // Gone, if the server was closed since the row was reserved.
+        let handle: Arc<dyn Registered> = Arc::<HandleInner<D>>::clone(&inner);
+        // Gone if the server was closed since the row was reserved.
         let Some(row) = table.rows.get_mut(address.index as usize) else {
             drop(table);
             return Err(RegisterError::ServerClosed);
@@ -60,19 +65,24 @@ pub(crate) fn register<D: Detector>(
         row.handle = Some(handle);
     }
     shared.table_changed();
-    // Before the detector can ask for the signal, which may end the process as long as nobody
-    // listens.
-    let listening = match (signal, &listener) {
-        (Some(signal), Some(listener)) => Listening::begin(shared, listener, signal).map(Some),
+
+    // Before the detector can request the signal, which may end the process while there is no
+    // handler.
+    let signal_registration = match (signal, &listener) {
+        (Some(signal), Some(listener)) => {
+            SignalRegistration::begin(shared, listener, signal).map(Some)
+        }
         _ => Ok(None),
     };
-    let attached = listening.and_then(|listening| {
-        inner.attach(listening)?;
+    let attached = signal_registration.and_then(|signal_registration| {
+        inner.attach(signal_registration)?;
         Ok(Handle::new(inner))
     });
+
     if attached.is_err() {
         shared.deregister(address);
     }
+
     // A server that closed meanwhile has not seen this handle.
     if shared.is_closed() {
         shared.deregister(address);

@@ -2,7 +2,7 @@
 
 use crate::policy::Policy;
 
-/// The most requests of one handle: their indices leave room for one that is none.
+/// The most requests of one handle: one index is reserved to mean "no request".
 pub(crate) const PENDING_MAX: usize = 1 << 31;
 
 /// How a detector is registered.
@@ -20,32 +20,33 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// Returns a registration under a name that metrics and traces show.
+    /// Creates a registration with a name for metrics and traces.
     pub const fn named(name: &'static str) -> Self {
         Self { name, policy: None, max_pending: 1 << 20, stream_capacity: 1024, batch: 256 }
     }
 
-    /// Sets who chooses the strategy. Default [`Adaptive`](crate::Adaptive).
+    /// Sets the policy that chooses the strategy. Default: [`Adaptive`](crate::Adaptive).
     pub fn policy(mut self, policy: impl Policy) -> Self {
         self.policy = Some(Box::new(policy));
         self
     }
 
-    /// Sets how many requests may be pending at once, 1 to 2^31; more are refused with
-    /// [`WaitError::TooManyPending`](crate::WaitError::TooManyPending). Default 2^20.
+    /// Sets how many requests may be pending at once, 1 to 2^31; more fail with
+    /// [`WaitError::TooManyPending`](crate::WaitError::TooManyPending). Default: 2^20.
     pub fn max_pending(mut self, count: usize) -> Self {
         self.max_pending = count.clamp(1, PENDING_MAX);
         self
     }
 
-    /// Sets how many events of one stream wait for their waiter, at least 1; then the detector has to
-    /// hold them back. Default 1024.
+    /// Sets how many events of one stream may wait for their waiter, at least 1; beyond that the
+    /// detector must hold them back. Default: 1024.
     pub fn stream_capacity(mut self, events: usize) -> Self {
         self.stream_capacity = events.max(1);
         self
     }
 
-    /// Sets after how many events a round leaves the rest to the next one, at least 1. Default 256.
+    /// Sets the number of events after which a poll leaves the rest to the next one, at least 1.
+    /// Default: 256.
     pub fn batch(mut self, events: usize) -> Self {
         self.batch = events.max(1);
         self

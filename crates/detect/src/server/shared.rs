@@ -1,4 +1,5 @@
-//! What all clones of a server share: the table of handles, the rings, the deadlines.
+//! The state that all clones of a server share: the table of handles, the notifications, the
+//! deadlines.
 
 use std::{
     io, mem,
@@ -6,99 +7,101 @@ use std::{
 };
 
 use super::{
-    driver::Driver,
+    driver_state::DriverState,
+    handle_table::{HandleRow, HandleTable},
     metrics::{HandleReport, Metrics},
-    park::ParkWord,
-    raised::Raised,
+    park_state::ParkState,
+    poller::{Poller, PollerHandle},
+    raised_signals::RaisedSignals,
     sharing::Sharing,
-    table::{Row, Table},
-    wait_point::{Gate, WaitPoint},
 };
 use crate::{
     clock::{ClockSource, Instant},
-    detector::{Address, Batch, Flavor, HANDLES_MAX, Home, Interest, Methods},
+    detector::{Flavor, HANDLES_MAX, HandleAddress, Interest, Methods, Registry, WakeList},
     error::RegisterError,
     fork::ForkGeneration,
     policy::{Adaptive, CostMeter, History, IdlePeriod, LoadMeter, Situation},
     sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, Ordering, lock, try_lock},
 };
 
-pub(crate) struct Shared {
+pub(crate) struct ServerShared {
     clock: ClockSource,
     flavor: Flavor,
-    pub(crate) word: ParkWord,
-    gate: Gate,
-    /// Handles whose bell was rung, each at most once.
-    pub(crate) rung: Mutex<Vec<Address>>,
-    pub(crate) table: Mutex<Table>,
-    /// Raised with every change of `table`; the driver copies the table when its own copy is older.
+    pub(crate) park_state: ParkState,
+    poller_handle: PollerHandle,
+    /// Handles whose notifier was called, each at most once.
+    pub(crate) notified: Mutex<Vec<HandleAddress>>,
+    pub(crate) table: Mutex<HandleTable>,
+    /// Incremented with every change of `table`; the driver copies the table when its own copy is
+    /// older.
     pub(crate) version: AtomicUsize,
-    pub(crate) driver: Mutex<Driver>,
-    /// The latest time of the next look that deadlines need, in nanoseconds; `u64::MAX` for none. Lowered
-    /// by submitters, recomputed by the driver.
+    pub(crate) driver: Mutex<DriverState>,
+    /// The latest time of the next look required by deadlines, in nanoseconds; `u64::MAX` for none.
+    /// Lowered by submitters, recomputed by the driver.
     pub(crate) next_deadline: AtomicU64,
-    /// The time from which on a look finds a deadline that has come, written likewise. Not after
-    /// `next_deadline`, but for a moment.
+    /// The time from which a look finds an expired deadline, written in the same way. Not after
+    /// `next_deadline`, except for a moment.
     pub(crate) next_due: AtomicU64,
-    /// When the wait point's timer ends a sleep, in nanoseconds; `u64::MAX` if it does not. Written by the driver. `Relaxed`: a
+    /// When the poller's timer ends a sleep, in nanoseconds; `u64::MAX` if it does not. Written by the driver. `Relaxed`: a
     /// hint.
     pub(crate) armed: AtomicU64,
-    /// Some detector must be polled, or armed before a sleep. Written by the driver; a hint likewise.
+    /// A detector must be polled, or armed before a sleep. Written by the driver; also a hint.
     pub(crate) has_active: AtomicBool,
     pub(crate) sharing: Sharing,
-    /// Some policy wants the host to poll before it sleeps. Written by the driver; a hint likewise.
+    /// A policy wants the host to poll before it sleeps. Written by the driver; also a hint.
     pub(crate) polls_first: AtomicBool,
     /// When the next look is due while tasks run.
-    pub(crate) next_look: AtomicU64,
-    /// The looking interval as the driver last computed it, in nanoseconds; `u64::MAX` for none.
-    pub(crate) look_every_ns: AtomicU64,
+    pub(crate) next_pass: AtomicU64,
+    /// The interval between looks as the driver last computed it, in nanoseconds; `u64::MAX` for
+    /// none.
+    pub(crate) pass_interval_ns: AtomicU64,
     /// When a host last looked between two polls, or found that another one watches.
-    pub(crate) last_look: AtomicU64,
+    pub(crate) last_pass: AtomicU64,
     /// When a host was last late for a look although tasks ran.
     pub(crate) last_gap: AtomicU64,
-    /// Looks by switches: how many; zero for none.
-    pub(crate) look_switches: AtomicUsize,
+    /// The number of switches between looks; zero for none.
+    pub(crate) pass_switches: AtomicUsize,
     pub(crate) frequencies_changed: AtomicBool,
     is_closed: AtomicBool,
     generation: ForkGeneration,
     pub(crate) idle: IdlePeriod,
     pub(crate) costs: CostMeter,
     pub(crate) load: LoadMeter,
-    /// For handles that are registered without a policy of their own.
+    /// For handles registered without their own policy.
     pub(crate) default_policy: Adaptive,
     pub(crate) metrics: Metrics,
-    pub(crate) raised: Raised,
+    pub(crate) raised: RaisedSignals,
 }
 
-impl Shared {
+impl ServerShared {
     pub(crate) fn new(
         flavor: Flavor,
         clock: ClockSource,
-        wait_point: WaitPoint,
-        gate: Gate,
+        poller: Poller,
+        poller_handle: PollerHandle,
         default_policy: Adaptive,
     ) -> Self {
-        let is_virtual = matches!(gate, Gate::Virtual);
+        let is_virtual = matches!(poller_handle, PollerHandle::Virtual);
         Self {
             clock,
             flavor,
-            word: ParkWord::new(),
-            gate,
-            rung: Mutex::new(Vec::new()),
-            table: Mutex::new(Table::default()),
+            park_state: ParkState::new(),
+            poller_handle,
+            notified: Mutex::new(Vec::new()),
+            table: Mutex::new(HandleTable::default()),
             version: AtomicUsize::new(0),
-            driver: Mutex::new(Driver::new(wait_point)),
+            driver: Mutex::new(DriverState::new(poller)),
             next_deadline: AtomicU64::new(u64::MAX),
             next_due: AtomicU64::new(u64::MAX),
             armed: AtomicU64::new(u64::MAX),
             has_active: AtomicBool::new(false),
             sharing: Sharing::new(),
             polls_first: AtomicBool::new(false),
-            next_look: AtomicU64::new(0),
-            look_every_ns: AtomicU64::new(u64::MAX),
-            last_look: AtomicU64::new(0),
+            next_pass: AtomicU64::new(0),
+            pass_interval_ns: AtomicU64::new(u64::MAX),
+            last_pass: AtomicU64::new(0),
             last_gap: AtomicU64::new(0),
-            look_switches: AtomicUsize::new(0),
+            pass_switches: AtomicUsize::new(0),
             frequencies_changed: AtomicBool::new(true),
             is_closed: AtomicBool::new(false),
             generation: ForkGeneration::current(),
@@ -107,7 +110,7 @@ impl Shared {
             load: LoadMeter::new(is_virtual),
             default_policy,
             metrics: Metrics::default(),
-            raised: Raised::default(),
+            raised: RaisedSignals::default(),
         }
     }
 
@@ -123,23 +126,23 @@ impl Shared {
         self.flavor
     }
 
-    pub(crate) const fn gate(&self) -> &Gate {
-        &self.gate
+    pub(crate) const fn poller_handle(&self) -> &PollerHandle {
+        &self.poller_handle
     }
 
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    /// Returns whether this is the copy of a forked child, which must touch neither the locks nor what the
-    /// kernel keeps for the parent.
+    /// Returns whether this is a forked child's copy, which must not touch the locks or the parent's
+    /// kernel objects.
     #[inline]
     pub(crate) fn is_inherited(&self) -> bool {
         self.generation.is_inherited()
     }
 
     /// Takes a free row of the table.
-    pub(crate) fn reserve(&self) -> Result<Address, RegisterError> {
+    pub(crate) fn reserve(&self) -> Result<HandleAddress, RegisterError> {
         let mut table = lock(&self.table);
         if self.is_closed() {
             return Err(RegisterError::ServerClosed);
@@ -150,17 +153,17 @@ impl Shared {
                 return Err(RegisterError::TooManyHandles { limit: HANDLES_MAX });
             }
             None => {
-                table.rows.push(Row::default());
+                table.rows.push(HandleRow::default());
                 u32::try_from(table.rows.len() - 1).expect("invariant: HANDLES_MAX fits in a u32")
             }
         };
         let row = &mut table.rows[index as usize];
         row.generation = row.generation.wrapping_add(1);
-        Ok(Address { index, generation: row.generation })
+        Ok(HandleAddress { index, generation: row.generation })
     }
 
-    /// Removes a handle from the table; the driver forgets it with its next round.
-    pub(crate) fn deregister(&self, address: Address) {
+    /// Removes a handle from the table; the driver forgets it with its next poll.
+    pub(crate) fn deregister(&self, address: HandleAddress) {
         if self.is_inherited() {
             return;
         }
@@ -178,13 +181,13 @@ impl Shared {
         };
         if let Some(handle) = removed {
             self.table_changed();
-            let mut batch = Batch::default();
+            let mut batch = WakeList::default();
             handle.close(&mut batch);
             batch.wake_all();
         }
     }
 
-    /// What a policy decides from.
+    /// The information from which a policy decides.
     pub(crate) fn situation<'a>(
         &self,
         now: Instant,
@@ -203,7 +206,8 @@ impl Shared {
     pub(crate) fn reports(&self) -> Vec<HandleReport> {
         let handles: Vec<_> =
             lock(&self.table).rows.iter().filter_map(|row| row.handle.clone()).collect();
-        // Outside the table's lock. Those that went meanwhile are closed: nothing foreign is dropped.
+        // Outside the table's lock. Handles removed meanwhile are closed: no foreign value is
+        // dropped.
         handles.iter().map(|handle| handle.report()).collect()
     }
 
@@ -212,35 +216,35 @@ impl Shared {
         self.frequencies_changed();
     }
 
-    /// Makes the next switch look, which takes over what has changed.
+    /// Makes the next switch look, which takes over the changes.
     pub(crate) fn frequencies_changed(&self) {
-        // SeqCst, and in this order: see `Shared::plan_look`.
+        // SeqCst, and in this order: see `ServerShared::plan_pass`.
         self.frequencies_changed.store(true, Ordering::SeqCst);
-        self.next_look.store(0, Ordering::SeqCst);
+        self.next_pass.store(0, Ordering::SeqCst);
     }
 
-    /// Says when the next look is due while tasks run.
-    pub(crate) fn plan_look(&self, next: u64) {
+    /// Sets when the next look is due while tasks run.
+    pub(crate) fn plan_pass(&self, next: u64) {
         if next < u64::MAX {
-            self.next_look.store(next, Ordering::Relaxed);
+            self.next_pass.store(next, Ordering::Relaxed);
             return;
         }
-        // Nothing asks for looks, so whoever comes to do so must be heard: of its two stores and our
-        // two operations, either its second comes after our first, or its first before our second.
-        self.next_look.swap(next, Ordering::SeqCst);
+        // No look is planned, so a request for one must be noticed: of its two stores and our two
+        // operations, either its second comes after our first, or its first before our second.
+        self.next_pass.swap(next, Ordering::SeqCst);
         if self.frequencies_changed.load(Ordering::SeqCst) {
-            self.next_look.store(0, Ordering::Relaxed);
+            self.next_pass.store(0, Ordering::Relaxed);
         }
     }
 
     pub(crate) fn unpark(&self) {
-        if !self.is_inherited() && self.word.ring() {
-            self.costs.ring(self.now());
-            self.gate.wake();
+        if !self.is_inherited() && self.park_state.notify() {
+            self.costs.notify(self.now());
+            self.poller_handle.wake();
         }
     }
 
-    pub(crate) fn ring(&self, address: Address) {
+    pub(crate) fn notify(&self, address: HandleAddress) {
         if self.is_inherited() {
             return;
         }
@@ -249,40 +253,40 @@ impl Shared {
             let Some(row) = table.rows.get(address.index as usize) else { return };
             let Some(handle) = &row.handle else { return };
             if row.generation != address.generation
-                || handle.watch_state().is_rung.swap(true, Ordering::AcqRel)
+                || handle.watch_state().is_notified.swap(true, Ordering::AcqRel)
             {
-                // Gone, or rung already: the host has not looked yet.
+                // Gone, or notified already: the host has not looked yet.
                 return;
             }
         }
-        lock(&self.rung).push(address);
+        lock(&self.notified).push(address);
         self.unpark();
     }
 
     pub(crate) fn has_events(&self, now: Instant) -> bool {
-        self.word.is_rung()
+        self.park_state.is_notified()
             || now.as_nanos() >= self.next_deadline.load(Ordering::Relaxed)
-            || self.gate.has_events()
+            || self.poller_handle.has_events()
     }
 
-    /// Says when the next look is due.
-    pub(crate) fn schedule_look(&self, now: Instant) {
-        let every = self.look_every_ns.load(Ordering::Relaxed);
-        self.plan_look(now.as_nanos().saturating_add(every));
+    /// Sets when the next look is due.
+    pub(crate) fn schedule_pass(&self, now: Instant) {
+        let every = self.pass_interval_ns.load(Ordering::Relaxed);
+        self.plan_pass(now.as_nanos().saturating_add(every));
     }
 
-    /// Takes note of a look at `now` between two polls, or of an attempt at one. `Relaxed` throughout:
-    /// these are hints about how regularly the hosts look.
-    pub(crate) fn note_look(&self, now: Instant) {
-        let (nanos, every) = (now.as_nanos(), self.look_every_ns.load(Ordering::Relaxed));
-        let last = self.last_look.swap(nanos, Ordering::Relaxed);
+    /// Records a look at `now` between two polls, or an attempt at one. `Relaxed` throughout: these
+    /// are hints about how regularly the hosts look.
+    pub(crate) fn note_pass(&self, now: Instant) {
+        let (nanos, every) = (now.as_nanos(), self.pass_interval_ns.load(Ordering::Relaxed));
+        let last = self.last_pass.swap(nanos, Ordering::Relaxed);
         if nanos.saturating_sub(last) > every.saturating_add(every / 2) {
             self.last_gap.store(nanos, Ordering::Relaxed);
         }
     }
 
-    /// A detector watches a descriptor: from now on, looks are for it too.
-    pub(crate) fn watches(&self, address: Address) {
+    /// A detector watches a descriptor: from now on, looks serve it too.
+    pub(crate) fn watches(&self, address: HandleAddress) {
         let has_changed = {
             let table = lock(&self.table);
             let row = table.rows.get(address.index as usize);
@@ -305,9 +309,9 @@ impl Shared {
             mem::take(&mut table.rows)
         };
         self.table_changed();
-        // A host inside the wait point leaves it and sees the closed server.
+        // A host inside the poller leaves it and sees the closed server.
         self.unpark();
-        let mut batch = Batch::default();
+        let mut batch = WakeList::default();
         for handle in rows.iter().filter_map(|row| row.handle.as_ref()) {
             handle.close(&mut batch);
         }
@@ -321,7 +325,7 @@ impl Shared {
     }
 }
 
-impl Home for Shared {
+impl Registry for ServerShared {
     fn is_inherited(&self) -> bool {
         self.is_inherited()
     }
@@ -329,20 +333,20 @@ impl Home for Shared {
     fn watch(
         &self,
         descriptor: RawFd,
-        address: Address,
+        address: HandleAddress,
         key: u32,
         interest: Interest,
     ) -> io::Result<()> {
-        self.gate.watch(descriptor, address, key, interest)?;
+        self.poller_handle.watch(descriptor, address, key, interest)?;
         self.watches(address);
         Ok(())
     }
 
     fn unwatch(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-        self.gate.unwatch(descriptor)
+        self.poller_handle.unwatch(descriptor)
     }
 
-    fn ring(&self, address: Address) {
-        self.ring(address);
+    fn notify(&self, address: HandleAddress) {
+        self.notify(address);
     }
 }

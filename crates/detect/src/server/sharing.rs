@@ -1,12 +1,12 @@
-//! Whether a second host sleeps in the wait point: while it pays.
+//! Decides whether a second host sleeps in the poller: only while it pays.
 //!
-//! A host that waits there beside those that run tasks is woken by the kernel for whatever comes meanwhile. That is what it is
-//! for while they are inside long polls. Where they switch quickly and events come quickly, it is woken in vain: they would have
-//! seen the event a moment later, and handled it together with others. So a few such wake-ups in a short time make the second
-//! host sleep elsewhere for a while.
+//! The kernel wakes a host that sleeps there for any event, while other hosts run tasks. That is useful during long polls. If
+//! the others switch quickly and events come quickly, the wake-ups are spurious: the others would have seen the event a moment
+//! later and handled it together with others. So a few spurious wake-ups in a short time make the second host sleep elsewhere
+//! for a while.
 //!
 //! ```text
-//!   shares ── more than 4 wake-ups in vain within 10 ms ──▶ pauses, 20 ms at first, twice as long each time, 0.6 s at most
+//!   shares ── more than 4 spurious wake-ups in 10 ms ───▶ pauses, 20 ms at first, twice as long each time, 0.6 s at most
 //!     ▲                                                          │
 //!     └────────────────────── the pause is over ─────────────────┘
 //! ```
@@ -16,22 +16,23 @@ use crate::{
     sync::{AtomicU32, AtomicU64, Ordering},
 };
 
-/// So many wake-ups in vain within a window are borne: at 10 µs each, less than half a per cent of a processor.
+/// The number of spurious wake-ups tolerated within a window: at 10 µs each, less than half a per cent of a
+/// processor.
 const WASTED_MAX: u32 = 4;
 const WINDOW_NS: u64 = 10_000_000;
 
 const PAUSE_NS_MIN: u64 = 20_000_000;
 const PAUSE_NS_MAX: u64 = 640_000_000;
 
-/// If hosts have shared for so long since the last pause, the next one is short again.
+/// If hosts have shared for this long since the last pause, the next pause is short again.
 const FORGOTTEN_NS: u64 = 1_000_000_000;
 
-/// `Relaxed` throughout: hints, written by whichever host notices something. Where two do so at once, one is forgotten.
+/// `Relaxed` throughout: hints, written by any host that notices something. Of two concurrent writes one is lost.
 #[derive(Debug)]
 pub(crate) struct Sharing {
     wasted: AtomicU32,
     window_began_ns: AtomicU64,
-    /// The end of the present pause, or of the last one.
+    /// The end of the present or last pause.
     pause_end_ns: AtomicU64,
     pause_ns: AtomicU64,
 }
@@ -46,12 +47,12 @@ impl Sharing {
         }
     }
 
-    /// Returns whether a second host may sleep in the wait point.
+    /// Returns whether a second host may sleep in the poller.
     pub(crate) fn is_allowed(&self, now: Instant) -> bool {
         now.as_nanos() >= self.pause_end_ns.load(Ordering::Relaxed)
     }
 
-    /// A host was woken in vain.
+    /// Records a spurious wake-up of a host.
     pub(crate) fn note_wasted(&self, now: Instant) {
         let now = now.as_nanos();
         let is_old = now.saturating_sub(self.window_began_ns.load(Ordering::Relaxed)) > WINDOW_NS;
@@ -91,7 +92,8 @@ mod tests {
         Instant::from_nanos(nanos)
     }
 
-    /// Goal: hosts share until wake-ups in vain come quickly. Method: four of them, then the fifth on both sides of the window's end.
+    /// Goal: hosts share until spurious wake-ups come quickly. Method: four of them, then the fifth on both sides of the window's
+    /// end.
     #[test]
     fn a_few_vain_wakeups_are_borne() {
         for (last, is_allowed) in [(WINDOW_NS, false), (WINDOW_NS + 1, true)] {
@@ -105,8 +107,8 @@ mod tests {
         }
     }
 
-    /// Goal: pauses double up to their bound, and are short again after hosts have shared for a second. Method: as many wake-ups
-    /// in vain as it takes, right after each pause.
+    /// Goal: pauses double up to their bound, and are short again after hosts have shared for a second. Method: as many spurious
+    /// wake-ups as it takes, right after each pause.
     #[test]
     fn pauses_double() {
         let sharing = Sharing::new();

@@ -3,22 +3,22 @@
 //! ```text
 //!  handler, on any thread               host
 //!  ──────────────────────               ────
-//!  Listener: count, raise  ──┐
-//!  Raised: any raised      ──┼──▶ park word ──▶ next switch, or out of the wait point
-//!  ring                    ──┘                   Raised::collect ───▶ poll the handle
+//!  SignalListener: raise   ──┐
+//!  RaisedSignals: raise    ──┼──▶ park state ──▶ next switch, or out of the poller
+//!  notify                  ──┘                   RaisedSignals::collect ───▶ poll the handle
 //! ```
 //!
-//! Handlers are process-wide and belong to `signal-hook-registry`, which calls several actions and a
-//! handler that was there before for one signal, saves `errno` and asks for `SA_RESTART`. Ours asks for
-//! `SA_ONSTACK` besides, so that a thread with a small stack may be hit.
+//! Handlers are process-wide and belong to `signal-hook-registry`, which calls several actions and any
+//! earlier handler of a signal, saves `errno` and sets `SA_RESTART`. We add `SA_ONSTACK`, so that a
+//! handler may interrupt a thread with a small stack.
 //!
-//! Invariant signals-1: what runs in a handler uses atomics and `write(2)` on the wait point's eventfd,
-//! and nothing else: no lock, no allocation, no destructor. The action holds a strong reference to the
-//! server's shared part, which is dropped by whoever removes the action, never by the handler.
+//! Invariant signals-1: the code in a handler uses atomics and `write(2)` on the poller's eventfd, and
+//! nothing else: no lock, no allocation, no destructor. The action holds a strong reference to the
+//! server's shared part, which is dropped by the thread that removes the action, never by the handler.
 //!
 //! # Source
-//! [bouge02, §3.2]: a signal makes the scheduler call the polling routines, which find out what is
-//! concerned.
+//! [bouge02, §3.2]: a signal makes the scheduler call the polling routines, which find out what it
+//! concerns.
 
 #![expect(unsafe_code, reason = "a handler must be async-signal-safe: signals-1")]
 
@@ -26,21 +26,21 @@ use std::{io, mem, ptr};
 
 use signal_hook_registry::{SigId, register, unregister};
 
-use super::shared::Shared;
-use crate::{detector::Listener, error::RegisterError, sync::Arc};
+use super::shared::ServerShared;
+use crate::{detector::SignalListener, error::RegisterError, sync::Arc};
 
 /// A handle's actions on its signal, removed when this is dropped.
-pub(crate) struct Listening {
-    shared: Arc<Shared>,
-    listener: Arc<Listener>,
+pub(crate) struct SignalRegistration {
+    shared: Arc<ServerShared>,
+    listener: Arc<SignalListener>,
     actions: [Option<SigId>; 2],
 }
 
-impl Listening {
-    /// Lets `listener` hear of `signal`.
+impl SignalRegistration {
+    /// Connects `listener` to `signal`.
     pub(crate) fn begin(
-        shared: &Arc<Shared>,
-        listener: &Arc<Listener>,
+        shared: &Arc<ServerShared>,
+        listener: &Arc<SignalListener>,
         signal: i32,
     ) -> Result<Self, RegisterError> {
         if !is_allowed(signal) {
@@ -51,9 +51,9 @@ impl Listening {
         let mut this = Self { shared, listener, actions: [None, None] };
         this.actions[0] = Some(this.act_on(signal, 1).map_err(RegisterError::Signal)?);
         if signal >= libc::SIGRTMIN() {
-            // The kernel queues so many real-time signals and no more [signal(7)]. One that a
+            // The kernel queues a limited number of real-time signals [signal(7)]. One that a
             // descriptor sends beyond that becomes a SIGIO [fcntl(2), F_SETSIG], which would end the
-            // process; and it stands for any number of events.
+            // process and stands for any number of events.
             let action = this.act_on(libc::SIGIO, 0);
             this.actions[1] = Some(action.map_err(RegisterError::Signal)?);
         }
@@ -63,12 +63,12 @@ impl Listening {
     fn act_on(&self, signal: i32, arrivals: u64) -> io::Result<SigId> {
         let (shared, listener) = (Arc::clone(&self.shared), Arc::clone(&self.listener));
         let action = move || {
-            listener.hear(arrivals);
+            listener.record(arrivals);
             shared.raised.raise();
-            // The ring is a read-modify-write of the word that the driver takes: what was stored
-            // before is visible to it. A signal to a forked child does not wake the parent.
-            if !shared.is_inherited() && shared.word.ring() {
-                shared.gate().wake_from_handler();
+            // The notification is a read-modify-write of the word that the driver takes, so earlier
+            // stores are visible to the driver. A signal to a forked child does not wake the parent.
+            if !shared.is_inherited() && shared.park_state.notify() {
+                shared.poller_handle().wake_from_handler();
             }
         };
         // SAFETY: the action is async-signal-safe (signals-1): three atomic writes, one
@@ -82,9 +82,9 @@ impl Listening {
     }
 }
 
-impl Drop for Listening {
+impl Drop for SignalRegistration {
     fn drop(&mut self) {
-        // Waits for handlers that run at this moment, which take no lock.
+        // Waits for handlers that run at this moment; they take no lock.
         for action in self.actions.iter_mut().filter_map(Option::take) {
             unregister(action);
         }
@@ -92,8 +92,8 @@ impl Drop for Listening {
     }
 }
 
-/// Returns whether a handler may wait for `signal`. Not for those that cannot be caught, those by which
-/// the processor reports a fault of the running code, and those that the C library keeps for itself.
+/// Returns whether a handler may listen to `signal`: not to one that cannot be caught, one by which the
+/// processor reports a fault of the running code, or one that the C library reserves.
 pub(crate) fn is_allowed(signal: i32) -> bool {
     const FORBIDDEN: [i32; 6] =
         [libc::SIGKILL, libc::SIGSTOP, libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE];
@@ -122,8 +122,8 @@ fn run_on_alternate_stack(signal: i32) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Goal: nothing that cannot or must not be caught gets a handler. Method: the borders of each
-    /// range, and the ordinary signals.
+    /// Goal: no handler is installed for a signal that cannot or must not be caught. Method: the
+    /// borders of each range, and the ordinary signals.
     #[test]
     fn forbidden_signals() {
         let forbidden =

@@ -1,13 +1,13 @@
-//! What the server reads of a registered handle without its lock.
+//! The state of a registered handle that the server reads without the handle's lock.
 
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize};
 
-/// What the server reads of a handle without its lock.
+/// The state of a handle that the server reads without its lock.
 #[derive(Debug)]
 pub(crate) struct WatchState {
-    /// Requests that a detector still knows: pending and cancelling. Written under the core's lock;
-    /// read by the driver to skip idle handles. A stale zero is followed by a ring: see
-    /// `ParkWord::raise`.
+    /// Requests known to the detector: pending and cancelling. Written under the core's lock; read
+    /// by the driver to skip idle handles. A stale zero is followed by a notification: see
+    /// `ParkState::raise`.
     pub(crate) known_count: AtomicUsize,
     /// Nanoseconds between polls while tasks run; `u64::MAX` for never.
     pub(crate) every_ns: AtomicU64,
@@ -15,19 +15,19 @@ pub(crate) struct WatchState {
     pub(crate) every_switches: AtomicUsize,
     /// How long to poll before a sleep, in nanoseconds.
     pub(crate) spin_ns: AtomicU64,
-    /// The detector has watched a descriptor: looks at the wait point are for it.
+    /// The detector has watched a descriptor: looks at the poller serve it.
     pub(crate) watches: AtomicBool,
-    /// The server must look by itself: a polling strategy, or arming before each sleep.
+    /// The server must poll this handle: a polling strategy, or arming before each sleep.
     pub(crate) is_active: AtomicBool,
     /// The time of the next poll of an active handle, in nanoseconds.
     pub(crate) next_poll_ns: AtomicU64,
-    /// The detector was armed since the last poll: the next event ends the sleep of a host. Written under the core's lock; read by the
+    /// The detector was armed since the last poll: the next event ends a host's sleep. Written under the core's lock; read by the
     /// driver, to leave the detector alone while others sleep.
     pub(crate) is_armed: AtomicBool,
     /// The detector has had a deadline.
     pub(crate) has_deadlines: AtomicBool,
-    /// A bell was rung and not answered yet.
-    pub(crate) is_rung: AtomicBool,
+    /// A notifier was called and the poll is still due.
+    pub(crate) is_notified: AtomicBool,
 }
 
 impl WatchState {
@@ -43,7 +43,7 @@ impl WatchState {
             next_poll_ns: AtomicU64::new(0),
             is_armed: AtomicBool::new(false),
             has_deadlines: AtomicBool::new(false),
-            is_rung: AtomicBool::new(false),
+            is_notified: AtomicBool::new(false),
         }
     }
 }

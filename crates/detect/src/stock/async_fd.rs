@@ -1,4 +1,4 @@
-//! Any descriptor as an asynchronous one: the ground that the sockets of [`net`](crate::net) stand on.
+//! Makes any descriptor asynchronous: the basis of the sockets of [`net`](crate::net).
 
 #[cfg(test)]
 mod tests;
@@ -14,30 +14,30 @@ use std::{
 
 use crate::{
     budget,
-    builtin::{Awaited, Direction, Readable, Readiness, Source},
+    builtin::{Direction, IoSource, Readiness, ReadinessRequest, ReadyEvent},
     detector::Interest,
-    request::{Place, Waiter},
-    server::{EventStream, Handle, Server, own_point},
+    request::{WaiterKind, WaiterToken},
+    server::{EventStream, Handle, Server, thread_poller},
     sync::Arc,
 };
 
-/// A descriptor that is watched for readiness: sockets, pipes, terminals, eventfds, pidfds.
+/// A descriptor watched for readiness: sockets, pipes, terminals, eventfds, pidfds.
 ///
-/// The descriptor must be in non-blocking mode. It is watched at one server for as long as this
-/// lives. One task may wait in each direction with the `poll_` methods (a later one replaces it), any
-/// number with the `async` ones beside it. An announcement wakes all that wait in its direction.
+/// The descriptor must be in non-blocking mode. It is watched at one server for the life of this
+/// value. In each direction one task may wait with the `poll_` methods (a later one replaces it), and
+/// any number with the `async` ones. A readiness event wakes all that wait in its direction.
 ///
-/// Dropped in a forked child, it closes the child's descriptor, and the parent's is watched as before.
+/// Dropped in a forked child, it closes the child's descriptor; the parent's is still watched.
 ///
 /// # Cost
-/// A wait takes the lock of its descriptor and direction, and none that descriptors share: once when it begins,
-/// and an `async` one again when it ends. It allocates nothing, unless more `async` ones wait in one direction
-/// than ever did before.
+/// A wait takes the lock of its descriptor and direction, and none shared between descriptors: once when it
+/// begins, and an `async` one again when it ends. It does not allocate, unless more `async` methods wait in one
+/// direction than ever before.
 pub struct AsyncFd<T: AsFd> {
-    /// Gone only in `into_inner` and `drop`.
+    /// `None` only in `into_inner` and `drop`.
     inner: Option<T>,
     readiness: Handle<Readiness>,
-    source: Arc<Source>,
+    source: Arc<IoSource>,
     reader: EventStream<Readiness>,
     writer: EventStream<Readiness>,
 }
@@ -55,30 +55,31 @@ impl<T: AsFd> AsyncFd<T> {
     /// Watches `inner` at `server`.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// Same as [`new`](Self::new).
     pub fn new_on(server: &Server, inner: T) -> io::Result<Self> {
         Self::watched_by(server.readiness(), inner)
     }
 
     /// Watches `inner` at the server of `readiness`.
     pub(crate) fn watched_by(readiness: &Handle<Readiness>, inner: T) -> io::Result<Self> {
-        // Tried before it is waited for: a fresh socket can nearly always be written, and a
-        // connection that was just accepted often has its first request with it.
+        // Tried before waiting: a fresh socket is nearly always writable, and a newly accepted
+        // connection often has its first request with it.
         let this = Self::unready_watched_by(readiness, inner)?;
         this.source.assume_ready();
         Ok(this)
     }
 
-    /// Watches `inner`, which is known not to be ready: a socket that still connects.
+    /// Watches `inner`, which is known not to be ready: a socket that is still connecting.
     pub(crate) fn unready_watched_by(readiness: &Handle<Readiness>, inner: T) -> io::Result<Self> {
         let readiness = readiness.clone();
-        let source = if own_point::is_for(&readiness) {
+        let source = if thread_poller::is_for(&readiness) {
             readiness.leave_to_threads()?
         } else {
             readiness.watch(inner.as_fd(), Interest::Both)?
         };
-        let streams = [Direction::Read, Direction::Write]
-            .map(|direction| readiness.stream(Awaited { source: Arc::clone(&source), direction }));
+        let streams = [Direction::Read, Direction::Write].map(|direction| {
+            readiness.stream(ReadinessRequest { source: Arc::clone(&source), direction })
+        });
         match streams {
             [Ok(reader), Ok(writer)] => {
                 Ok(Self { inner: Some(inner), readiness, source, reader, writer })
@@ -95,10 +96,10 @@ impl<T: AsFd> AsyncFd<T> {
         &self.readiness
     }
 
-    /// Returns what was given to [`new`](Self::new).
+    /// Returns the value passed to [`new`](Self::new).
     ///
     /// # Panics
-    /// Never: it is gone only while `self` is taken apart.
+    /// Never: it is missing only while `self` is taken apart.
     #[must_use]
     pub fn as_inner(&self) -> &T {
         self.inner.as_ref().expect("invariant: gone only in into_inner and drop")
@@ -107,7 +108,7 @@ impl<T: AsFd> AsyncFd<T> {
     /// Stops watching the descriptor and returns it.
     ///
     /// # Panics
-    /// Never: it is gone only while `self` is taken apart.
+    /// Never: it is missing only while `self` is taken apart.
     #[must_use]
     pub fn into_inner(mut self) -> T {
         let inner = self.inner.take().expect("invariant: gone only in into_inner and drop");
@@ -115,25 +116,30 @@ impl<T: AsFd> AsyncFd<T> {
         inner
     }
 
-    /// Returns what the descriptor is ready for, or leaves the waker of `cx` for the next
-    /// announcement. At the end of the poll's [budget] it gives way, and the readiness stays.
+    /// Returns what the descriptor is ready for, or registers the waker of `cx` for the next
+    /// readiness event. At the end of the poll's [budget] it yields, and the readiness stays.
     ///
     /// # Errors
     /// [`io::ErrorKind::NotConnected`] once the server is shut down.
     #[inline]
-    pub fn poll_ready(&self, direction: Direction, cx: &Context<'_>) -> Poll<io::Result<Readable>> {
-        self.poll_as(Waiter::Last, direction, cx)
+    pub fn poll_ready(
+        &self,
+        direction: Direction,
+        cx: &Context<'_>,
+    ) -> Poll<io::Result<ReadyEvent>> {
+        self.poll_as(WaiterKind::Last, direction, cx)
     }
 
     #[inline]
     fn poll_as(
         &self,
-        waiter: Waiter<'_>,
+        waiter: WaiterKind<'_>,
         direction: Direction,
         cx: &Context<'_>,
-    ) -> Poll<io::Result<Readable>> {
+    ) -> Poll<io::Result<ReadyEvent>> {
         self.source.poll_ready(direction, cx, || {
-            // The events stay in the stream, as one: the bits tell more, since they may have been cleared.
+            // The events stay in the stream, merged into one: the bits are more accurate, since they may
+            // have been cleared.
             self.stream(direction).register(cx.waker(), waiter)?;
             if self.source.is_watched_by_server() {
                 return Ok(());
@@ -154,33 +160,35 @@ impl<T: AsFd> AsyncFd<T> {
         Waiting { fd: self, direction, place: None }
     }
 
-    /// Lets this thread's own wait point see the next readiness, or the server's if it has none or
-    /// somebody else than its task waits.
+    /// Lets this thread's own poller see the next readiness; or the server's, if there is none or
+    /// the waiter is not the thread's task.
     #[cold]
     fn watch_here(&self, direction: Direction, waker: &Waker) -> io::Result<()> {
         let descriptor = self.as_raw_fd();
-        if own_point::note(&self.readiness, &self.source, direction, descriptor, waker) {
+        if thread_poller::register(&self.readiness, &self.source, direction, descriptor, waker) {
             return Ok(());
         }
         self.readiness.watch_from_now_on(descriptor, &self.source)
     }
 
-    /// Says that the descriptor was not ready after all; a newer announcement than `seen` stays.
+    /// Reports that the descriptor was not ready after all; a readiness event newer than `seen`
+    /// stays.
     #[inline]
-    pub fn clear_ready(&self, seen: Readable) {
+    pub fn clear_ready(&self, seen: ReadyEvent) {
         self.source.clear(seen);
     }
 
-    /// Waits until the descriptor is ready in `direction`. That may turn out to be over: try, and
-    /// [clear](Self::clear_ready) on [`io::ErrorKind::WouldBlock`].
+    /// Waits until the descriptor is ready in `direction`. The readiness may be gone by the time
+    /// you use it: try, and [clear](Self::clear_ready) it on [`io::ErrorKind::WouldBlock`].
     ///
     /// # Cancel safety
-    /// Cancel safe: a dropped wait takes no readiness with it. The others that wait in this direction are woken
-    /// whether or not it was.
+    /// Cancel safe: a dropped wait takes no readiness with it, and the other waits in this direction are woken
+    /// regardless.
     ///
     /// # Errors
-    /// As [`poll_ready`](Self::poll_ready), and once the server is shut down even if the descriptor is ready.
-    pub async fn ready(&self, direction: Direction) -> io::Result<Readable> {
+    /// Those of [`poll_ready`](Self::poll_ready); once the server is shut down, also if the descriptor is
+    /// ready.
+    pub async fn ready(&self, direction: Direction) -> io::Result<ReadyEvent> {
         if self.readiness.is_over() {
             return Err(crate::WaitError::ServerClosed.into());
         }
@@ -191,7 +199,7 @@ impl<T: AsFd> AsyncFd<T> {
     /// operation would block.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] if it is not ready; what `operation` returns.
+    /// [`io::ErrorKind::WouldBlock`] if it is not ready; the error of `operation`.
     #[inline]
     pub fn try_io<R>(
         &self,
@@ -212,10 +220,10 @@ impl<T: AsFd> AsyncFd<T> {
     /// Calls `operation` until it does not block, waiting in between.
     ///
     /// # Cancel safety
-    /// Cancel safe: `operation` is never cut off.
+    /// Cancel safe: `operation` is never interrupted.
     ///
     /// # Errors
-    /// What `operation` returns; as [`poll_ready`](Self::poll_ready).
+    /// The error of `operation`; those of [`poll_ready`](Self::poll_ready).
     pub async fn async_io<R>(
         &self,
         direction: Direction,
@@ -235,7 +243,7 @@ impl<T: AsFd> AsyncFd<T> {
     /// The poll-style [`async_io`](Self::async_io); one waiting task in each direction.
     ///
     /// # Errors
-    /// As [`async_io`](Self::async_io).
+    /// Same as [`async_io`](Self::async_io).
     #[inline]
     pub fn poll_io<R>(
         &self,
@@ -253,8 +261,8 @@ impl<T: AsFd> AsyncFd<T> {
         }
     }
 
-    /// Like [`try_io`](Self::try_io), for a transfer of `asked` bytes of which a smaller part shows
-    /// that the kernel's queue is used up; 0 if a smaller part shows nothing.
+    /// Like [`try_io`](Self::try_io), for a transfer of `asked` bytes, where a shorter transfer
+    /// shows that the kernel's queue is used up; 0 if a shorter transfer shows nothing.
     #[inline]
     pub(crate) fn try_transfer(
         &self,
@@ -295,16 +303,16 @@ impl<T: AsFd> AsyncFd<T> {
         }
     }
 
-    /// Clears the readiness that a transfer has shown to be over.
+    /// Clears the readiness if the transfer has shown that it is used up.
     ///
     /// epoll announces edges. One comes when bytes arrive after a queue was found empty, or room after
-    /// it was found full; and a transfer that fell short has found it so as surely as
-    /// [`io::ErrorKind::WouldBlock`]. Trusting it spares the call that would block. Should the queue
-    /// have changed since, its edge was announced after `seen`, and stays.
+    /// it was found full; and a short transfer proves that as surely as [`io::ErrorKind::WouldBlock`].
+    /// Relying on it saves the call that would block. If the queue has changed since, its edge was
+    /// announced after `seen`, and stays.
     #[inline]
-    fn learn(&self, seen: Readable, asked: usize, result: &io::Result<usize>) {
+    fn learn(&self, seen: ReadyEvent, asked: usize, result: &io::Result<usize>) {
         match result {
-            // Nothing at all is the end of the stream, which every later read will see as well.
+            // Zero bytes is the end of the stream, which every later read will see as well.
             Ok(moved @ 1..) => {
                 if *moved < asked {
                     self.source.clear_used_up(seen);
@@ -321,16 +329,16 @@ impl<T: AsFd> AsyncFd<T> {
 struct Waiting<'a, T: AsFd> {
     fd: &'a AsyncFd<T>,
     direction: Direction,
-    place: Option<Place>,
+    place: Option<WaiterToken>,
 }
 
 impl<T: AsFd> Future for Waiting<'_, T> {
-    type Output = io::Result<Readable>;
+    type Output = io::Result<ReadyEvent>;
 
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        this.fd.poll_as(Waiter::Beside(&mut this.place), this.direction, cx)
+        this.fd.poll_as(WaiterKind::Beside(&mut this.place), this.direction, cx)
     }
 }
 

@@ -1,12 +1,11 @@
-//! Any closure that blocks, as events: the detector whose only method is to block.
+//! Any blocking closure as events: a detector whose only method is to block.
 //!
-//! The closure runs on a helper thread of the handle, again and again as long as somebody waits: a read
-//! from a device without readiness, `waitpid`, a lock of another process, a queue of a foreign library.
-//! Each return is one event. While nobody waits it is not called; what a call brought for a waiter that
-//! has left is kept for the next one, so at most one value is there that nobody asked for, beside those
-//! that waiters gave back.
+//! The closure runs on a helper thread of the handle, repeatedly while there are waiters: a read from a
+//! device without readiness, `waitpid`, another process's lock, a foreign library's queue. Each return
+//! is one event. Without a waiter it is not called. A value returned for a waiter that has left is kept
+//! for the next one, so at most one value is unclaimed, apart from those that waiters gave back.
 //!
-//! For a single call that is made once, `spawn_blocking` of the runtime is the better tool.
+//! For a single call, use `spawn_blocking` of the runtime.
 //!
 //! # Examples
 //! ```
@@ -26,20 +25,20 @@
 use std::{collections::VecDeque, fmt, io};
 
 use crate::{
-    detector::{Arming, Blocker, Detector, Emitted, Key, Methods, Mode, Round, Submitted},
+    detector::{Arming, Blocker, Detector, Emitted, Key, Methods, Mode, PollContext, Submitted},
     error::RegisterError,
     server::{Handle, Registration, Server},
     sync::{Arc, PoisonError, RealGuard, RealMutex},
 };
 
-/// The detector of a closure's returns: made by [`blocking`] and [`interruptible`].
+/// The detector of a closure's return values: created by [`blocking`] and [`interruptible`].
 pub struct Blocking<T> {
     returned: Arc<Returned<T>>,
     /// Until the server asks for it.
     blocker: Option<Blocker>,
 }
 
-/// What calls have returned and no waiter has taken, oldest first.
+/// Values that calls have returned and no waiter has taken, oldest first.
 struct Returned<T>(RealMutex<VecDeque<io::Result<T>>>);
 
 impl<T> Returned<T> {
@@ -48,11 +47,12 @@ impl<T> Returned<T> {
     }
 }
 
-/// Makes a handle whose events are what `call` returns, errors included. A call under way cannot be
-/// ended: when the server is shut down, its thread is left alone until it returns.
+/// Creates a handle whose events are the return values of `call`, including errors. A call in
+/// progress cannot be ended: when the server is shut down, its thread is abandoned until it
+/// returns.
 ///
 /// # Errors
-/// As [`Server::register`].
+/// Same as [`Server::register`].
 pub fn blocking<T: Send + 'static>(
     server: &Server,
     mut call: impl FnMut() -> io::Result<T> + Send + 'static,
@@ -65,11 +65,12 @@ pub fn blocking<T: Send + 'static>(
     })
 }
 
-/// Like [`blocking`], for a call that `interrupt` ends from another thread. `None` says that there was
-/// nothing, because of the interrupt or otherwise; the closure is called again if somebody still waits.
+/// Like [`blocking`], for a call that `interrupt` ends from another thread. `None` means that there was
+/// nothing, because of the interrupt or otherwise; the closure is called again if there still is a
+/// waiter.
 ///
 /// # Errors
-/// As [`Server::register`].
+/// Same as [`Server::register`].
 pub fn interruptible<T: Send + 'static>(
     server: &Server,
     mut call: impl FnMut() -> io::Result<Option<T>> + Send + 'static,
@@ -94,7 +95,7 @@ fn register<T: Send + 'static>(
 }
 
 impl<T> Returned<T> {
-    /// Calls and keeps what that brings, unless there is something that nobody has taken yet.
+    /// Creates a call and keeps its value, unless there is a value that no waiter has taken yet.
     fn call_unless_full(&self, call: impl FnOnce() -> io::Result<Option<T>>) {
         if !self.lock().is_empty() {
             return;
@@ -128,14 +129,14 @@ impl<T: Send + 'static> Detector for Blocking<T> {
         self.returned.lock().pop_front().map_or(Submitted::Pending, Submitted::Ready)
     }
 
-    fn poll(&mut self, round: &mut Round<'_, Self>) {
-        while let Some(key) = round.oldest() {
-            if round.is_full() {
-                round.more();
+    fn poll(&mut self, context: &mut PollContext<'_, Self>) {
+        while let Some(key) = context.oldest() {
+            if context.is_full() {
+                context.more();
                 return;
             }
             let Some(value) = self.returned.lock().pop_front() else { return };
-            if let Emitted::Full(value) | Emitted::Gone(value) = round.emit(key, value) {
+            if let Emitted::Full(value) | Emitted::Gone(value) = context.emit(key, value) {
                 self.returned.lock().push_front(value);
                 return;
             }

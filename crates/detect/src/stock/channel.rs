@@ -1,47 +1,51 @@
 //! A channel into tasks: plain threads send, tasks receive by waiting on a handle.
 //!
 //! The queue is crossbeam's. Waits are served in the order in which they were made; with several
-//! waiters each value goes to one. The receiving side is gone when its handle and the server are.
+//! waiters each value goes to one. The receiving side exists until its handle and the server are
+//! gone.
 
 use std::{collections::VecDeque, fmt, io};
 
 use crossbeam::channel::{self, TryRecvError, TrySendError};
 
 use crate::{
-    detector::{Arming, Bell, Detector, Emitted, Key, Methods, Mode, Round, Site, Submitted},
+    detector::{
+        Arming, Detector, DriverHandle, Emitted, Key, Methods, Mode, Notifier, PollContext,
+        Submitted,
+    },
     error::RegisterError,
     server::{Handle, Registration, Server},
     sync::Arc,
 };
 
-/// The detector's side of a channel: made by [`channel()`].
+/// The detector's side of a channel: created by [`channel()`].
 pub struct Receiver<T> {
     queue: channel::Receiver<T>,
-    /// Taken from the queue, but by no waiter: one had no room, or left. Oldest first; at most as many
-    /// as were reported to streams and waits at a time.
+    /// Taken from the queue, but not by a waiter: one had no room, or left. Oldest first; no more than
+    /// were reported to streams and waits at once.
     held: VecDeque<T>,
-    bell: Option<Bell>,
+    notifier: Option<Notifier>,
 }
 
 /// The sending side, for any thread. Clones send into the same channel.
 pub struct Sender<T> {
     queue: channel::Sender<T>,
-    /// Shared: the last drop rings, so that receivers learn of the end.
-    bell: Arc<RingOnDrop>,
+    /// Shared: the last drop notifies, so that receivers learn of the end.
+    notifier: Arc<NotifyOnDrop>,
 }
 
-struct RingOnDrop(Bell);
+struct NotifyOnDrop(Notifier);
 
-impl Drop for RingOnDrop {
+impl Drop for NotifyOnDrop {
     fn drop(&mut self) {
-        self.0.ring();
+        self.0.notify();
     }
 }
 
-/// Makes a channel for at most `capacity` values that nobody has received yet, at least 1.
+/// Creates a channel for at most `capacity` values not yet received, at least 1.
 ///
 /// # Errors
-/// As [`Server::register`].
+/// Same as [`Server::register`].
 ///
 /// # Examples
 /// ```
@@ -58,38 +62,38 @@ pub fn channel<T: Send + 'static>(
     capacity: usize,
 ) -> Result<(Sender<T>, Handle<Receiver<T>>), RegisterError> {
     let (sender, queue) = channel::bounded(capacity.max(1));
-    let receiver = Receiver { queue, held: VecDeque::new(), bell: None };
+    let receiver = Receiver { queue, held: VecDeque::new(), notifier: None };
     let handle = server.register(receiver, Registration::named("channel"))?;
-    let bell = handle.with_detector(|receiver| receiver.bell.clone()).flatten();
-    let bell = Arc::new(RingOnDrop(bell.ok_or(RegisterError::ServerClosed)?));
-    Ok((Sender { queue: sender, bell }, handle))
+    let notifier = handle.with_detector(|receiver| receiver.notifier.clone()).flatten();
+    let notifier = Arc::new(NotifyOnDrop(notifier.ok_or(RegisterError::ServerClosed)?));
+    Ok((Sender { queue: sender, notifier }, handle))
 }
 
 impl<T> Sender<T> {
     /// Sends without waiting.
     ///
     /// # Errors
-    /// Gives the value back if the channel is full or nobody can receive any more.
+    /// Returns the value if the channel is full or has no receiver any more.
     pub fn try_send(&self, value: T) -> Result<(), TrySendError<T>> {
         self.queue.try_send(value)?;
-        self.bell.0.ring();
+        self.notifier.0.notify();
         Ok(())
     }
 
     /// Sends, blocking the calling *thread* while the channel is full: not for tasks.
     ///
     /// # Errors
-    /// Gives the value back if nobody can receive any more.
+    /// Returns the value if the channel has no receiver any more.
     pub fn send_blocking(&self, value: T) -> Result<(), channel::SendError<T>> {
         self.queue.send(value)?;
-        self.bell.0.ring();
+        self.notifier.0.notify();
         Ok(())
     }
 }
 
 impl<T> Clone for Sender<T> {
     fn clone(&self) -> Self {
-        Self { queue: self.queue.clone(), bell: Arc::clone(&self.bell) }
+        Self { queue: self.queue.clone(), notifier: Arc::clone(&self.notifier) }
     }
 }
 
@@ -106,7 +110,7 @@ impl<T> fmt::Debug for Receiver<T> {
 }
 
 impl<T> Receiver<T> {
-    /// The next value; `Some(None)` once all senders are gone and the queue is empty.
+    /// Takes the next value; `Some(None)` once all senders are gone and the queue is empty.
     fn take(&mut self) -> Option<Option<T>> {
         if let Some(value) = self.held.pop_front() {
             return Some(Some(value));
@@ -132,14 +136,14 @@ impl<T: Send + 'static> Detector for Receiver<T> {
         Arming::Permanent
     }
 
-    fn attach(&mut self, site: &Site) -> io::Result<()> {
-        self.bell = Some(site.bell());
+    fn attach(&mut self, driver: &DriverHandle) -> io::Result<()> {
+        self.notifier = Some(driver.notifier());
         Ok(())
     }
 
     fn submit(&mut self, key: Key, request: &mut (), mode: Mode) -> Submitted<Option<T>> {
         if mode == Mode::Stream {
-            // Many values may be there: the next round hands them out.
+            // There may be many values: the next poll delivers them.
             return Submitted::Queued;
         }
         match self.check(key, request) {
@@ -160,19 +164,19 @@ impl<T: Send + 'static> Detector for Receiver<T> {
         None
     }
 
-    fn poll(&mut self, round: &mut Round<'_, Self>) {
-        while let Some(key) = round.oldest() {
-            if round.is_full() {
-                round.more();
+    fn poll(&mut self, context: &mut PollContext<'_, Self>) {
+        while let Some(key) = context.oldest() {
+            if context.is_full() {
+                context.more();
                 return;
             }
             let Some(value) = self.take() else { return };
             if value.is_none() {
-                // The end is for every waiter, and each time.
-                round.complete(key, None);
+                // Every waiter receives the end, each time.
+                context.complete(key, None);
                 continue;
             }
-            match round.emit(key, value) {
+            match context.emit(key, value) {
                 Emitted::Kept | Emitted::Ended => {}
                 Emitted::Full(value) | Emitted::Gone(value) => {
                     if let Some(value) = value {

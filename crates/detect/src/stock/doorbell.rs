@@ -1,54 +1,56 @@
-//! A doorbell: plain threads ring, tasks wait. Rings are counted, each wait takes one.
+//! A doorbell: plain threads ring, tasks wait. Rings are counted; each wait takes one.
 
 use std::io;
 
 use crate::{
-    detector::{Arming, Bell, Detector, Key, Methods, Mode, Round, Site, Submitted},
+    detector::{
+        Arming, Detector, DriverHandle, Key, Methods, Mode, Notifier, PollContext, Submitted,
+    },
     error::RegisterError,
     server::{Handle, Registration, Server},
     sync::{Arc, AtomicU64, Ordering},
 };
 
-/// The detector's side of a doorbell: made by [`doorbell`].
+/// The detector's side of a doorbell: created by [`doorbell`].
 #[derive(Debug)]
 pub struct Doorbell {
     rings: Arc<AtomicU64>,
-    bell: Option<Bell>,
+    notifier: Option<Notifier>,
 }
 
 /// The button of a doorbell, for any thread.
 #[derive(Clone, Debug)]
 pub struct Button {
-    /// Rings that no wait has taken. Raised by the button (release), lowered by the detector
-    /// (acquire): a woken task sees what the ringer did before.
+    /// Rings that no wait has taken. Incremented by the button (release), decremented by the
+    /// detector (acquire): a woken task sees what the ringing thread did before.
     rings: Arc<AtomicU64>,
-    bell: Bell,
+    notifier: Notifier,
 }
 
 impl Button {
-    /// Rings once: one waiting task goes on, or the next one that waits does not.
+    /// Rings once: one waiting task continues, or the next wait returns at once.
     pub fn press(&self) {
         self.rings.fetch_add(1, Ordering::Release);
-        self.bell.ring();
+        self.notifier.notify();
     }
 }
 
-/// Makes a doorbell at `server`.
+/// Creates a doorbell at `server`.
 ///
 /// # Errors
-/// As [`Server::register`].
+/// Same as [`Server::register`].
 pub fn doorbell(server: &Server) -> Result<(Button, Handle<Doorbell>), RegisterError> {
     let rings = Arc::new(AtomicU64::new(0));
-    let doorbell = Doorbell { rings: Arc::clone(&rings), bell: None };
+    let doorbell = Doorbell { rings: Arc::clone(&rings), notifier: None };
     let handle = server.register(doorbell, Registration::named("doorbell"))?;
-    let bell = handle.with_detector(|doorbell| doorbell.bell.clone()).flatten();
-    let bell = bell.ok_or(RegisterError::ServerClosed)?;
-    Ok((Button { rings, bell }, handle))
+    let notifier = handle.with_detector(|doorbell| doorbell.notifier.clone()).flatten();
+    let notifier = notifier.ok_or(RegisterError::ServerClosed)?;
+    Ok((Button { rings, notifier }, handle))
 }
 
 impl Doorbell {
     fn take(&mut self) -> bool {
-        // Only the detector lowers the count, under its handle's lock.
+        // Only the detector decrements the count, under its handle's lock.
         let has_ring = self.rings.load(Ordering::Acquire) > 0;
         if has_ring {
             self.rings.fetch_sub(1, Ordering::AcqRel);
@@ -69,8 +71,8 @@ impl Detector for Doorbell {
         Arming::Permanent
     }
 
-    fn attach(&mut self, site: &Site) -> io::Result<()> {
-        self.bell = Some(site.bell());
+    fn attach(&mut self, driver: &DriverHandle) -> io::Result<()> {
+        self.notifier = Some(driver.notifier());
         Ok(())
     }
 
@@ -90,18 +92,18 @@ impl Detector for Doorbell {
         None
     }
 
-    fn poll(&mut self, round: &mut Round<'_, Self>) {
-        while round.oldest().is_some() {
-            if round.is_full() {
-                round.more();
+    fn poll(&mut self, context: &mut PollContext<'_, Self>) {
+        while context.oldest().is_some() {
+            if context.is_full() {
+                context.more();
                 return;
             }
             if !self.take() {
                 return;
             }
-            let key = round.oldest().expect("invariant: nobody left during the round");
-            if let crate::Emitted::Full(()) | crate::Emitted::Gone(()) = round.emit(key, ()) {
-                // A stream that is not read keeps its rings here.
+            let key = context.oldest().expect("invariant: no waiter left during the poll");
+            if let crate::Emitted::Full(()) | crate::Emitted::Gone(()) = context.emit(key, ()) {
+                // A stream that is not read leaves its rings here.
                 self.rings.fetch_add(1, Ordering::Release);
                 return;
             }

@@ -1,6 +1,5 @@
-//! Stock detectors: descriptors, doorbells, channels, signals, calls that
-//! block, io_uring. Timers stand in
-//! [`Timers`](crate::Timers).
+//! Stock detectors: descriptors, doorbells, channels, signals, blocking calls, io_uring. Timers are
+//! in [`Timers`](crate::Timers).
 
 mod async_fd;
 pub mod blocking;

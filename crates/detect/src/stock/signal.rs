@@ -1,20 +1,20 @@
 //! POSIX signals as events: the detector whose only method is a signal.
 //!
-//! Arrivals are counted, each wait takes one; an arrival before the wait is not lost. A stream merges
-//! what was not fetched into one event with a count. Each handle counts for itself, so that several
-//! handles for one signal see every arrival.
+//! Arrivals are counted, and each wait takes one; an arrival before the wait is not lost. A stream
+//! merges unread arrivals into one event with a count. Each handle counts separately, so several
+//! handles for one signal all see every arrival.
 //!
 //! # What the kernel merges
-//! A standard signal that is sent again before its handler ran is one arrival [signal(7)]; real-time
-//! signals are queued and counted one by one. What is counted is therefore "at least one since the last
-//! time", which is what a reload or a shutdown wants.
+//! A standard signal that is sent again before its handler ran counts as one arrival [signal(7)];
+//! real-time signals are queued and counted one by one. A count therefore means "at least one since the
+//! last time", which is enough for a reload or a shutdown.
 //!
-//! # What else a handler means
-//! The default action of the signal is off as soon as the handle is registered, and stays off when it
-//! is gone: a SIGTERM that nobody waits for any more is then ignored. A handler that was installed
-//! before is still called. The handler runs on whatever thread the kernel chooses, with `SA_RESTART`: a
-//! few system calls (`poll`, `epoll_wait`, `nanosleep`) end in `EINTR` all the same. A thread that blocks
-//! the signal is passed over; if all block it, it does not arrive.
+//! # Side effects of a handler
+//! The signal's default action is disabled as soon as the handle is registered, and stays so when the
+//! handle is gone: a SIGTERM without a waiter is then ignored. A handler installed earlier is still
+//! called. The handler runs on any thread that the kernel chooses, with `SA_RESTART`; a few system calls
+//! (`poll`, `epoll_wait`, `nanosleep`) still fail with `EINTR`. Threads that block the signal are
+//! skipped; if all block it, it does not arrive.
 //!
 //! # Examples
 //! ```
@@ -34,29 +34,31 @@
 use std::{fmt, io};
 
 use crate::{
-    detector::{Arming, Detector, Emitted, Key, Methods, Mode, Round, Site, Submitted},
+    detector::{
+        Arming, Detector, DriverHandle, Emitted, Key, Methods, Mode, PollContext, Submitted,
+    },
     error::RegisterError,
     server::{Handle, Registration, Server},
 };
 
-/// A POSIX signal that may be waited for.
+/// A POSIX signal to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SignalKind(i32);
 
 impl SignalKind {
-    /// SIGALRM: a timer of the process is over.
+    /// SIGALRM: a timer of the process has expired.
     pub const ALARM: Self = Self(libc::SIGALRM);
     /// SIGCHLD: a child process ended or stopped.
     pub const CHILD: Self = Self(libc::SIGCHLD);
-    /// SIGHUP: the terminal is gone; for services, by custom, read the configuration again.
+    /// SIGHUP: the terminal is gone; for services, by convention, reload the configuration.
     pub const HANGUP: Self = Self(libc::SIGHUP);
     /// SIGINT: interrupted from the terminal.
     pub const INTERRUPT: Self = Self(libc::SIGINT);
     /// SIGPIPE: a write to a pipe without readers.
     pub const PIPE: Self = Self(libc::SIGPIPE);
-    /// SIGQUIT: interrupted from the terminal, with a core dump wanted.
+    /// SIGQUIT: interrupted from the terminal, with a core dump requested.
     pub const QUIT: Self = Self(libc::SIGQUIT);
-    /// SIGTERM: the process is asked to end.
+    /// SIGTERM: the process is asked to terminate.
     pub const TERMINATE: Self = Self(libc::SIGTERM);
     /// SIGUSR1.
     pub const USER_DEFINED_1: Self = Self(libc::SIGUSR1);
@@ -65,7 +67,7 @@ impl SignalKind {
     /// SIGWINCH: the terminal's size changed.
     pub const WINDOW_CHANGE: Self = Self(libc::SIGWINCH);
 
-    /// Names a signal by its number. Whether it can be waited for, [`signal`] finds out.
+    /// Creates a kind from a signal number; [`signal`] checks whether it can be waited for.
     #[must_use]
     pub const fn from_raw(number: i32) -> Self {
         Self(number)
@@ -85,43 +87,44 @@ impl SignalKind {
     }
 }
 
-/// What a wait for a signal gets.
+/// The event of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Arrived {
-    /// How many arrivals this event stands for: one, or more in a stream that was not read.
+    /// The number of arrivals that this event stands for: one, or more in a stream that was not
+    /// read.
     pub count: u64,
 }
 
-/// The detector of one signal: made by [`signal`].
+/// The detector of one signal: created by [`signal`].
 pub struct Signals {
     kind: SignalKind,
-    /// Arrivals that some wait has taken.
+    /// Arrivals that a wait has taken.
     taken: u64,
-    site: Option<Site>,
+    driver: Option<DriverHandle>,
 }
 
-/// Awaits `kind` at `server`.
+/// Creates a detector of `kind` at `server`.
 ///
 /// # Errors
 /// [`RegisterError::ForbiddenSignal`] for a signal that cannot be caught, reports a fault, or does not
-/// exist; as [`Server::register`].
+/// exist; otherwise as [`Server::register`].
 pub fn signal(server: &Server, kind: SignalKind) -> Result<Handle<Signals>, RegisterError> {
-    let signals = Signals { kind, taken: 0, site: None };
+    let signals = Signals { kind, taken: 0, driver: None };
     server.register(signals, Registration::named("signal"))
 }
 
 impl Signals {
-    /// Returns which signal it is.
+    /// Returns the signal.
     #[must_use]
     pub const fn kind(&self) -> SignalKind {
         self.kind
     }
 
-    /// Returns how often the signal has arrived since the registration.
+    /// Returns how many times the signal has arrived since the registration.
     #[must_use]
     pub fn arrivals(&self) -> u64 {
-        self.site.as_ref().map_or(0, Site::signal_arrivals)
+        self.driver.as_ref().map_or(0, DriverHandle::signal_arrivals)
     }
 
     fn take(&mut self) -> Option<Arrived> {
@@ -153,8 +156,8 @@ impl Detector for Signals {
         Some(self.kind.0)
     }
 
-    fn attach(&mut self, site: &Site) -> io::Result<()> {
-        self.site = Some(site.clone());
+    fn attach(&mut self, driver: &DriverHandle) -> io::Result<()> {
+        self.driver = Some(driver.clone());
         Ok(())
     }
 
@@ -162,14 +165,14 @@ impl Detector for Signals {
         self.take().map_or(Submitted::Pending, Submitted::Ready)
     }
 
-    fn poll(&mut self, round: &mut Round<'_, Self>) {
-        while let Some(key) = round.oldest() {
-            if round.is_full() {
-                round.more();
+    fn poll(&mut self, context: &mut PollContext<'_, Self>) {
+        while let Some(key) = context.oldest() {
+            if context.is_full() {
+                context.more();
                 return;
             }
             let Some(arrived) = self.take() else { return };
-            if let Emitted::Full(arrived) | Emitted::Gone(arrived) = round.emit(key, arrived) {
+            if let Emitted::Full(arrived) | Emitted::Gone(arrived) = context.emit(key, arrived) {
                 self.put_back(arrived);
                 return;
             }

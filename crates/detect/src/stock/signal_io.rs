@@ -1,19 +1,19 @@
 //! The readiness of descriptors, announced by a real-time signal: `F_SETSIG`, without an epoll.
 //!
-//! The kernel sends the signal when a descriptor becomes ready; the handler only says so to the host,
-//! whose next round asks with one `poll(2)` which of the awaited descriptors it is. That makes the
-//! overflow of the signal queue harmless: the SIGIO that the kernel sends instead leads to the same
-//! question.
+//! The kernel sends the signal when a descriptor becomes ready; the handler only notifies the host,
+//! whose next poll finds out with one `poll(2)` which of the awaited descriptors it is. An overflow
+//! of the signal queue is therefore harmless: the SIGIO that the kernel sends instead has the same
+//! effect.
 //!
-//! It shows what the signal method does where nothing else announces; for sockets,
-//! [`readiness`](super::readiness) is cheaper. A round costs one `poll(2)` over all pending waits.
+//! It demonstrates the signal method where nothing else announces events; for sockets,
+//! [`readiness`](super::readiness) is cheaper. A poll costs one `poll(2)` over all pending waits.
 //!
 //! # Examples
 //! ```
 //! use std::{io::Write, os::{fd::OwnedFd, unix::net::UnixStream}, sync::Arc};
 //! use vigie_detect::{
 //!     Ready, Server,
-//!     stock::{readiness::Direction, signal::SignalKind, signal_io::{Awaited, signal_io}},
+//!     stock::{readiness::Direction, signal::SignalKind, signal_io::{SignalIoRequest, signal_io}},
 //! };
 //!
 //! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
@@ -23,7 +23,7 @@
 //! let (near, mut far) = UnixStream::pair()?;
 //! let descriptor = Arc::new(OwnedFd::from(near));
 //! std::thread::spawn(move || far.write_all(b"ahoy"));
-//! let ready = readiness.wait(Awaited { descriptor, direction: Direction::Read }).await?;
+//! let ready = readiness.wait(SignalIoRequest { descriptor, direction: Direction::Read }).await?;
 //! assert!(ready.intersects(Ready::READABLE));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! # })?;
@@ -45,43 +45,43 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::signal::SignalKind;
 use crate::{
     builtin::{Direction, ready_of},
-    detector::{Arming, Detector, Key, Methods, Mode, Pending, Ready, Round, Submitted},
+    detector::{Arming, Detector, Key, Methods, Mode, Pending, PollContext, Ready, Submitted},
     error::RegisterError,
     server::{Handle, Registration, Server},
     sync::Arc,
 };
 
-/// A request for the readiness of one descriptor in one direction. The descriptor's `O_ASYNC`, owner and
-/// signal are set, and stay so.
+/// A request for the readiness of one descriptor in one direction. It sets the descriptor's `O_ASYNC`,
+/// owner and signal, and does not reset them.
 #[derive(Clone, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "a request is its two parts")]
-pub struct Awaited {
-    /// The descriptor: a socket, pipe or terminal. Kept open for as long as the wait is pending.
+pub struct SignalIoRequest {
+    /// The descriptor: a socket, pipe or terminal. Kept open while the wait is pending.
     pub descriptor: Arc<OwnedFd>,
     /// The direction.
     pub direction: Direction,
 }
 
-/// The detector: made by [`signal_io`].
+/// The detector: created by [`signal_io`].
 #[derive(Debug)]
 pub struct SignalIo {
     kind: SignalKind,
     /// The pending requests, oldest first: rebuilt when they have changed.
-    set: Vec<(Key, Awaited)>,
+    set: Vec<(Key, SignalIoRequest)>,
 }
 
-/// Makes a detector whose descriptors send `kind` to this process, which should be a real-time signal
-/// that nothing else uses.
+/// Creates a detector whose descriptors send `kind` to this process; use a real-time signal that
+/// nothing else uses.
 ///
 /// # Errors
-/// As [`signal`](super::signal::signal).
+/// Same as [`signal`](super::signal::signal).
 pub fn signal_io(server: &Server, kind: SignalKind) -> Result<Handle<SignalIo>, RegisterError> {
     let detector = SignalIo { kind, set: Vec::new() };
     server.register(detector, Registration::named("signal-io"))
 }
 
 impl SignalIo {
-    /// Lets the kernel send the signal for `descriptor` from now on.
+    /// Creates the kernel send the signal for `descriptor` from now on.
     fn announce(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         let process = rustix::process::getpid().as_raw_nonzero().get();
         control(descriptor, libc::F_SETOWN, process)?;
@@ -94,7 +94,7 @@ impl SignalIo {
     }
 }
 
-/// Which signal announces the descriptor [fcntl(2)], a number that libc lacks.
+/// Sets the signal that announces the descriptor [fcntl(2)]; libc lacks this number.
 const F_SETSIG: libc::c_int = 10;
 
 /// An fcntl with an integer.
@@ -112,7 +112,7 @@ const fn wanted(direction: Direction) -> PollFlags {
     }
 }
 
-/// Asks once, without waiting.
+/// Polls once, without waiting.
 fn ask(fds: &mut [PollFd<'_>]) -> io::Result<()> {
     match poll(fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
@@ -121,7 +121,7 @@ fn ask(fds: &mut [PollFd<'_>]) -> io::Result<()> {
 }
 
 impl Detector for SignalIo {
-    type Request = Awaited;
+    type Request = SignalIoRequest;
     type Event = Ready;
 
     fn methods(&self) -> Methods {
@@ -136,7 +136,7 @@ impl Detector for SignalIo {
         Some(self.kind.as_raw())
     }
 
-    fn submit(&mut self, _: Key, awaited: &mut Awaited, mode: Mode) -> Submitted<Ready> {
+    fn submit(&mut self, _: Key, awaited: &mut SignalIoRequest, mode: Mode) -> Submitted<Ready> {
         if mode == Mode::Stream {
             let error = "readiness by signal has single waits only";
             return Submitted::Rejected(io::Error::new(io::ErrorKind::Unsupported, error));
@@ -144,7 +144,7 @@ impl Detector for SignalIo {
         if let Err(error) = self.announce(awaited.descriptor.as_fd()) {
             return Submitted::Rejected(error);
         }
-        // Asked after the signal is on: what happens from now on announces itself.
+        // Checked after the signal is on: later events announce themselves.
         let mut fds = [PollFd::new(&*awaited.descriptor, wanted(awaited.direction))];
         match ask(&mut fds) {
             Ok(()) if fds[0].revents().is_empty() => Submitted::Pending,
@@ -158,7 +158,7 @@ impl Detector for SignalIo {
         self.set.extend(pending.iter().map(|(key, awaited)| (key, awaited.clone())));
     }
 
-    fn poll(&mut self, round: &mut Round<'_, Self>) {
+    fn poll(&mut self, context: &mut PollContext<'_, Self>) {
         let mut fds: Vec<_> = self
             .set
             .iter()
@@ -175,11 +175,11 @@ impl Detector for SignalIo {
             if fd.revents().is_empty() {
                 continue;
             }
-            if round.is_full() {
-                round.more();
+            if context.is_full() {
+                context.more();
                 return;
             }
-            round.complete(*key, ready_of(fd.revents()));
+            context.complete(*key, ready_of(fd.revents()));
         }
     }
 }

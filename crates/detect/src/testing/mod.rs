@@ -1,4 +1,4 @@
-//! Servers in virtual time, and the suite that tries detectors.
+//! Servers in virtual time, and the suite that tests detectors.
 
 pub mod conformance;
 mod simulation;

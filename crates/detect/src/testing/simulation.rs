@@ -1,6 +1,6 @@
-//! The virtual-time host: one thread, a clock that jumps, and one seed from which all chance comes.
+//! The virtual-time host: one thread, a clock that jumps, and one seed for all randomness.
 //!
-//! Tasks run in an order that the seed draws; detection rounds happen between them, also drawn. When
+//! Tasks run in an order that the seed draws; detection polls happen between them, also drawn. When
 //! no task can run, the clock jumps to the next deadline. A run is a function of its seed: the
 //! [trace](Simulation::trace_hash) of two runs with one seed is the same.
 
@@ -19,11 +19,11 @@ use crate::{
     clock::{Clock, Instant, VirtualClock},
     detector::Flavor,
     policy::Adaptive,
-    server::{Detected, Lookout, Server},
+    server::{Detected, Driver, Server},
     sync::{Arc, AtomicBool, Mutex, Ordering, lock},
 };
 
-/// A host in virtual time. Everything that happens in it happens on the thread that made it.
+/// A host in virtual time. Everything in it runs on the thread that created it.
 ///
 /// # Examples
 /// ```
@@ -34,7 +34,7 @@ use crate::{
 /// let timers = simulation.server().timers().clone();
 /// let begin = std::time::SystemTime::now();
 /// simulation.block_on(async move {
-///     // An hour of waiting, in no time.
+///     // Waits an hour, in no time.
 ///     timers.wait(Instant::now() + Duration::from_secs(3600)).await
 /// })??;
 /// assert_eq!(simulation.now(), Instant::from_nanos(3_600_000_000_000));
@@ -43,7 +43,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Simulation {
     server: Server,
-    lookout: Lookout,
+    driver: Driver,
     clock: Arc<VirtualClock>,
     tasks: Vec<Option<SimulatedTask>>,
     woken: Arc<Mutex<Vec<usize>>>,
@@ -52,14 +52,19 @@ pub struct Simulation {
     trace: u64,
     /// Steps since a task could last run.
     idle_steps: u32,
+    /// Notifications answered since then, and since the clock last moved.
+    rings: u32,
 }
 
-/// What a look costs in virtual time where nothing else lets time pass: a host that polls without a
-/// pause.
+/// The cost of a look in virtual time if nothing else lets time pass: for a host that polls without
+/// a pause.
 const LOOK_COST: Duration = Duration::from_micros(1);
 
-/// After so many steps in which polls alone have moved the clock, nothing will come of them.
+/// After this many steps in which only polls moved the clock, nothing will come of them.
 const IDLE_STEPS_MAX: u32 = 100_000;
+
+/// After this many notifications in a row without a task being woken, the clock moves anyway: a notifier may never stop.
+const RINGS_MAX: u32 = 10_000;
 
 struct SimulatedTask {
     future: Pin<Box<dyn Future<Output = ()>>>,
@@ -97,7 +102,7 @@ impl Wake for TaskWaker {
 )]
 #[non_exhaustive]
 pub struct Deadlock {
-    /// The time at which everything stood still.
+    /// The time at which nothing could happen any more.
     pub now: Instant,
     /// The seed that leads here.
     pub seed: u64,
@@ -128,7 +133,7 @@ impl<T> Future for Simulated<T> {
 const MAIN: usize = usize::MAX;
 
 impl Simulation {
-    /// Makes a simulated host whose clock stands at zero and whose chance comes from `seed`.
+    /// Creates a simulated host whose clock starts at zero and whose randomness comes from `seed`.
     ///
     /// # Panics
     /// Never in practice: a virtual server needs no descriptor.
@@ -137,8 +142,8 @@ impl Simulation {
         Self::with_policy(seed, Adaptive { timer_slack: Duration::ZERO, ..Adaptive::default() })
     }
 
-    /// Like [`new`](Self::new), with the policy for everything that says none of its own; and so with
-    /// slack for timers, which by default fire exactly at their deadlines.
+    /// Like [`new`](Self::new), with a policy for everything that sets none of its own; timers then
+    /// have its slack, whereas by default they fire exactly at their deadlines.
     ///
     /// # Panics
     /// Never in practice: a virtual server needs no descriptor.
@@ -149,7 +154,7 @@ impl Simulation {
         let server = Server::new_virtual_with(Flavor::UserLevel, shared, policy.into())
             .expect("invariant: a virtual server asks the kernel for nothing");
         Self {
-            lookout: server.lookout(),
+            driver: server.driver(),
             server,
             clock,
             tasks: Vec::new(),
@@ -158,6 +163,7 @@ impl Simulation {
             seed,
             trace: seed,
             idle_steps: 0,
+            rings: 0,
         }
     }
 
@@ -173,19 +179,19 @@ impl Simulation {
         self.clock.now()
     }
 
-    /// Returns the clock, for detectors that need one of their own.
+    /// Returns the clock, for detectors that need their own.
     #[must_use]
     pub fn clock(&self) -> Arc<VirtualClock> {
         Arc::clone(&self.clock)
     }
 
-    /// Returns the simulation's random numbers: what draws from here is replayed with the seed.
+    /// Returns the simulation's random numbers: values drawn from here are replayed with the seed.
     pub fn random(&mut self) -> &mut fastrand::Rng {
         &mut self.random
     }
 
-    /// Returns a hash of all that has happened: which task ran when, and what was detected. Two runs
-    /// with the same seed have the same.
+    /// Returns a hash of everything that has happened: which task ran when, and what was detected.
+    /// Two runs with the same seed have the same hash.
     #[must_use]
     pub const fn trace_hash(&self) -> u64 {
         self.trace
@@ -215,7 +221,7 @@ impl Simulation {
     /// Runs everything until `future` is ready.
     ///
     /// # Errors
-    /// [`Deadlock`] if it can never be.
+    /// [`Deadlock`] if it can never become ready.
     pub fn block_on<T>(&mut self, future: impl Future<Output = T>) -> Result<T, Deadlock> {
         let _entered = self.server.enter();
         let mut future = pin!(future);
@@ -244,7 +250,7 @@ impl Simulation {
     pub fn run(&mut self, duration: Duration) {
         let timers = self.server.timers().clone();
         let deadline = self.now() + duration;
-        // A deadline of its own ends the run; whatever else happens, happens before.
+        // The timer's own deadline ends the run; everything else happens before.
         let ended = self.block_on(async move { timers.wait(deadline).await });
         debug_assert!(ended.is_ok(), "invariant: a timer is always reached");
     }
@@ -254,7 +260,7 @@ impl Simulation {
         Arc::new(TaskWaker { index, is_queued, woken: Arc::clone(&self.woken) })
     }
 
-    /// Draws one of the woken tasks, and sometimes a round of detection before it.
+    /// Draws one of the woken tasks, and sometimes a poll before it.
     fn next_woken(&mut self) -> Option<usize> {
         if self.random.bool() {
             self.detect();
@@ -266,6 +272,7 @@ impl Simulation {
         if let Some(index) = drawn {
             self.note(index as u64);
             self.idle_steps = 0;
+            self.rings = 0;
         }
         drawn
     }
@@ -280,25 +287,37 @@ impl Simulation {
     }
 
     fn detect(&mut self) {
-        if let Detected::Events(count) = self.lookout.detect() {
+        if let Detected::Events(count) = self.driver.detect() {
             self.note(count as u64);
         }
     }
 
     /// With nothing to run: arms, polls once more, and jumps to the next deadline.
     fn advance(&mut self) -> Result<(), Deadlock> {
-        match self.lookout.prepare() {
+        let prepared = self.driver.prepare();
+        match prepared {
             Err(_) => Ok(()),
+            // It would not sleep: there was a notification before, or while the others were armed.
+            Ok(_) if self.driver.is_notified() && self.rings < RINGS_MAX => {
+                self.rings += 1;
+                self.detect();
+                Ok(())
+            }
             Ok(Some(deadline)) => {
+                // An endless self-notifier gets no more polls without time passing, until a task
+                // runs.
+                if self.rings < RINGS_MAX {
+                    self.rings = 0;
+                }
                 let now = self.now();
-                let next = self.lookout.next_deadline().filter(|&next| next > now);
+                let next = self.driver.next_deadline().filter(|&next| next > now);
                 self.idle_steps += 1;
                 if self.idle_steps > IDLE_STEPS_MAX && next.is_none() {
                     return Err(Deadlock { now, seed: self.seed });
                 }
                 self.clock.advance_to(deadline);
                 if deadline <= now && self.idle_steps > 2 {
-                    // Not rung for, but polled without a pause.
+                    // Not notified, but polled without a pause.
                     self.clock.advance_to(next.unwrap_or(Instant::MAX).min(now + LOOK_COST));
                 }
                 self.note(self.now().as_nanos());
@@ -311,7 +330,7 @@ impl Simulation {
     }
 
     fn note(&mut self, value: u64) {
-        // FNV-1a over words: the order and the values matter, nothing else.
+        // FNV-1a over words: only the order and the values matter.
         self.trace = (self.trace ^ value).wrapping_mul(0x0000_0100_0000_01B3);
     }
 }

@@ -1,34 +1,35 @@
-//! Waits on a model of a machine, whose clock moves by what is done.
+//! Waits on a model of a machine, whose clock moves with its operations.
 
 use std::{
+    cell::Cell,
     sync::atomic::{AtomicU32, Ordering as Order},
     task::{Wake, Waker},
 };
 
 use super::*;
-use crate::sync::Arc;
+use crate::{sync::Arc, testing::Simulation};
 
 #[derive(Default)]
 struct Model {
     now: u64,
     look: u64,
     away: u64,
-    /// What is done in the present poll: looks, and how often the core was given away.
+    /// The work of the present poll: looks, and how many times the core was yielded.
     looks: u64,
     yields: u64,
 }
 
-impl World for Model {
+impl SpinBackend for Model {
     fn now(&mut self) -> Instant {
         Instant::from_nanos(self.now)
     }
 
-    fn wait_a_little(&mut self) {
+    fn spin_once(&mut self) {
         self.now += self.look;
         self.looks += 1;
     }
 
-    fn give_away(&mut self) {
+    fn yield_core(&mut self) {
         self.now += self.away + self.look;
         self.yields += 1;
     }
@@ -36,12 +37,13 @@ impl World for Model {
 
 fn waiter(count: u32, cores: u32) -> Waiter {
     let situation = WaitSituation::new(Peers { count, cores }, Costs::default());
-    let waits = Waits::new(&Adaptive::default(), &situation, 8);
-    Waiter { waits, stage: None, began: None, server: None }
+    let waits = WaitHistory::new(&Adaptive::default(), &situation, 8);
+    Waiter { learner: OwnLearner { waits, server: None }, attempt: Attempt::default() }
 }
 
-/// Goal: no poll does more than one bounded burst, and gives the core away more than once only if it was back in time. Method: waits
-/// that find nothing, polled to their end; the time of each poll by the model's clock, for cores that come back early and late.
+/// Goal: no poll does more than one bounded burst, and it yields the core more than once only if the core was back in time. Method:
+/// waits that find nothing, polled to their end; the time of each poll by the model's clock, for cores that come back early and
+/// late.
 #[test]
 fn a_poll_is_one_burst() {
     const BOUND: u64 = 20_000;
@@ -52,16 +54,16 @@ fn a_poll_is_one_burst() {
             loop {
                 let begun = model.now;
                 (model.looks, model.yields) = (0, 0);
-                let turn = waiter.turn(true, || None::<()>, &mut model);
+                let turn = waiter.turn(true, &mut || Probe::<()>::Pending, &mut model);
                 let took = model.now - begun;
                 let text = format!("{count} members, {look}, {away}: {took} ns");
-                // How long the core is away the first time, nobody knows before; and looks may be dearer than the rest of the burst.
+                // The first absence of the core cannot be predicted; and looks may take longer than the rest of the burst.
                 let most = BOUND.max(away + look) + 12 * look;
                 assert!(took <= most && (model.yields <= 1 || took <= BOUND + 12 * look), "{text}");
-                if let Turn::Sleep = turn {
+                if let SpinOutcome::Sleep = turn {
                     break;
                 }
-                // Others of the executor run.
+                // Other tasks of the executor run.
                 model.now += 500;
             }
         }
@@ -71,24 +73,18 @@ fn a_poll_is_one_burst() {
 /// Goal: a poll that must be continued has woken its task, and one that is to sleep has not. Method: a waker that counts.
 #[test]
 fn a_pause_wakes() {
-    struct Count(AtomicU32);
-    impl Wake for Count {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Order::Relaxed);
-        }
-    }
-    let count = Arc::new(Count(AtomicU32::new(0)));
+    let count = Arc::new(Count::default());
     let waker = Waker::from(Arc::clone(&count));
     let cx = Context::from_waker(&waker);
     let mut waiter = waiter(32, 2);
     let mut model = Model { look: 40, away: 1_400, ..Model::default() };
     let (mut pauses, mut looks) = (0, 0);
     loop {
-        let look = || {
+        let mut look = || {
             looks += 1;
-            None::<()>
+            Probe::<()>::Pending
         };
-        if waiter.poll_in(&cx, look, &mut model).is_ready() {
+        if waiter.turn(true, &mut look, &mut model).poll(&cx).is_ready() {
             break;
         }
         pauses += 1;
@@ -96,27 +92,236 @@ fn a_pause_wakes() {
     }
     assert!(pauses > 0 && looks > pauses);
     assert_eq!(count.0.load(Order::Relaxed), pauses);
-    // What is there is found by the first look, and nobody is woken.
+    // The first look finds what is there, and no task is woken.
     waiter.begin();
-    assert_eq!(waiter.poll_look(&cx, || Some(7)), Poll::Ready(Some(7)));
+    assert_eq!(waiter.poll_spin(&cx, || Some(7)), Poll::Ready(Some(7)));
     assert_eq!(count.0.load(Order::Relaxed), pauses);
 }
 
-/// Goal: bursts that are in vain are left out, but for one now and then, and one that finds something brings them back. Method: count
-/// the looks.
+/// Goal: bursts that find nothing are skipped, except for one now and then, and one that finds something brings them back. Method:
+/// count the looks.
 #[test]
 fn bursts_must_pay() {
     let bursts = Bursts::new(2);
     for _ in 0..20 {
-        if bursts.is_hopeful() {
+        if bursts.spinning_pays() {
             assert!(!bursts.look(|| false));
         }
     }
-    let tried = (0..20 * SKIPS).filter(|_| bursts.is_hopeful() && !bursts.look(|| false)).count();
+    let tried =
+        (0..20 * SKIPS).filter(|_| bursts.spinning_pays() && !bursts.look(|| false)).count();
     assert!((1..=40).contains(&tried), "{tried}");
-    while !bursts.is_hopeful() {}
+    while !bursts.spinning_pays() {}
     for _ in 0..4 {
         assert!(bursts.look(|| true));
     }
-    assert!((0..4).all(|_| bursts.is_hopeful()));
+    assert!((0..4).all(|_| bursts.spinning_pays()));
+}
+
+/// One of several waiters in virtual time, with no other demand for the core.
+fn shared(simulation: &Simulation, count: u32) -> SharedWaiter {
+    SharedWaiter::among(simulation.server(), Peers { count, cores: 2 }, 8)
+}
+
+/// One turn of one of several waiters, which finds nothing. Returns how many times it looked, and whether it
+/// is to sleep.
+fn vain_turn(wait: &mut SharedWait<'_>, model: &mut Model) -> (u32, bool) {
+    let mut looks = 0;
+    let mut look = || {
+        looks += 1;
+        Probe::<()>::Pending
+    };
+    let turn = wait.turn(&mut look, model);
+    (looks, matches!(turn, SpinOutcome::Sleep))
+}
+
+/// Goal: of several waiters at one place one spins, the others look once and sleep; when that one has found something or is dropped,
+/// the next one spins. Method: count the looks, for pairs and crowds.
+#[test]
+fn one_of_several_tries() {
+    let simulation = Simulation::new(1);
+    for count in [2, 32] {
+        let shared = shared(&simulation, count);
+        let mut model = Model { look: 40, away: 19_000, ..Model::default() };
+        let (mut first, mut second) = (shared.wait(), shared.wait());
+        let (looks, sleeps) = vain_turn(&mut first, &mut model);
+        assert!(looks > 1 && !sleeps, "{count}: {looks}");
+        assert_eq!(vain_turn(&mut second, &mut model), (1, true), "{count}");
+        drop(first);
+        let mut third = shared.wait();
+        assert!(!vain_turn(&mut third, &mut model).1, "{count}");
+        assert_eq!(vain_turn(&mut shared.wait(), &mut model), (1, true));
+        let cx = Context::from_waker(Waker::noop());
+        assert_eq!(third.poll_spin(&cx, || Probe::Ready(7)), Poll::Ready(Some(7)));
+        assert!(!vain_turn(&mut shared.wait(), &mut model).1, "{count}");
+    }
+}
+
+/// Goal: a wait that succeeds in its first step needs no clock. Method: a model without one, and waits that succeed at any look of
+/// that step.
+#[test]
+fn the_first_looks_need_no_clock() {
+    struct Timeless;
+    impl SpinBackend for Timeless {
+        fn now(&mut self) -> Instant {
+            panic!("the clock is read");
+        }
+        fn spin_once(&mut self) {}
+        fn yield_core(&mut self) {
+            panic!("the core is given away");
+        }
+    }
+    let simulation = Simulation::new(1);
+    let shared = shared(&simulation, 2);
+    for found_at in 1..=9 {
+        let mut looks = 0;
+        let mut look = || {
+            looks += 1;
+            Probe::from((looks == found_at).then_some(()))
+        };
+        let turn = shared.wait().turn(&mut look, &mut Timeless);
+        assert!(matches!(turn, SpinOutcome::Ready(())), "{found_at}");
+    }
+}
+
+/// Goal: while something moves now and then, a wait continues, in polls no longer than a burst; then it sleeps. Method: looks, one in
+/// several of which moves something that takes 1 µs, even if recent waits had better slept at once.
+#[test]
+fn what_moves_is_waited_for() {
+    const BOUND: u64 = 20_000;
+    let simulation = Simulation::new(1);
+    for (count, spinning_pays, every) in
+        [(2, true, 1), (2, true, 7), (32, true, 1), (32, true, 7), (2, false, 1), (32, false, 1)]
+    {
+        let shared = shared(&simulation, count);
+        if !spinning_pays {
+            far_waits(&shared, 10);
+        }
+        let clock = Cell::new(0);
+        let mut model = Timed(&clock);
+        let (mut wait, mut looks, mut polls) = (shared.wait(), 0_u64, 0);
+        loop {
+            let begun = clock.get();
+            let mut look = || {
+                looks += 1;
+                if looks < 10_000 && looks.is_multiple_of(every) {
+                    clock.set(clock.get() + 1_000);
+                    return Probe::<()>::Progress;
+                }
+                Probe::Pending
+            };
+            let turn = wait.turn(&mut look, &mut model);
+            let took = clock.get() - begun;
+            // One more step, and the progress in it.
+            assert!(took <= BOUND + 8_000, "{count}, {spinning_pays}, {every}: {took} ns");
+            polls += 1;
+            match turn {
+                SpinOutcome::Ready(()) => unreachable!("nothing is found"),
+                SpinOutcome::Paused => {}
+                SpinOutcome::Sleep => break,
+            }
+        }
+        assert!((10_000..20_000).contains(&looks), "{count}, {spinning_pays}, {every}: {looks}");
+        assert!(polls > 10, "{count}, {spinning_pays}, {every}: {polls}");
+    }
+}
+
+/// A clock that looks advance too.
+struct Timed<'a>(&'a Cell<u64>);
+
+impl SpinBackend for Timed<'_> {
+    fn now(&mut self) -> Instant {
+        Instant::from_nanos(self.0.get())
+    }
+
+    fn spin_once(&mut self) {
+        self.0.set(self.0.get() + 40);
+    }
+
+    fn yield_core(&mut self) {
+        self.0.set(self.0.get() + 1_400);
+    }
+}
+
+/// Waits `count` times for 0.1 s each. Returns the number of looks.
+fn far_waits(shared: &SharedWaiter, count: u32) -> u32 {
+    (0..count).map(|_| slept_wait(shared, 100_000_000)).sum()
+}
+
+/// A wait that finds nothing and sleeps for `nanos`. Returns the number of looks.
+fn slept_wait(shared: &SharedWaiter, nanos: u64) -> u32 {
+    let mut model = Model { now: 1, look: 40, away: 250, ..Model::default() };
+    let (mut wait, mut looks) = (shared.wait(), 0);
+    loop {
+        let (more, sleeps) = vain_turn(&mut wait, &mut model);
+        looks += more;
+        if sleeps {
+            wait.attempt.slept(&mut { shared }, Instant::from_nanos(model.now + nanos));
+            return looks;
+        }
+    }
+}
+
+/// Goal: several waiters share what one has learnt: waits that are far apart sleep at once, and the first near ones make all spin again.
+/// Method: runs of both, each wait by a different waiter.
+#[test]
+fn several_learn_together() {
+    let simulation = Simulation::new(1);
+    for count in [2, 8, 32] {
+        let shared = shared(&simulation, count);
+        far_waits(&shared, 10);
+        assert_eq!(far_waits(&shared, 10), 10, "{count}: one look each");
+        let sleeps = (0..20).take_while(|_| slept_wait(&shared, 1_000) == 1).count();
+        assert!(sleeps <= 5, "{count}: {sleeps} near waits are slept through");
+        // In a pair, a lost spin is not repeated at once.
+        assert!(count == 2 || slept_wait(&shared, 1_000) > 1, "{count}");
+        // A message comes from one peer: that all others would sleep does not make a wait worth
+        // more.
+        let looks: Vec<_> = (0..20).map(|_| slept_wait(&shared, 1_000_000)).collect();
+        assert_eq!(looks.last(), Some(&1), "{count}");
+    }
+}
+
+/// Goal: at a pair's endpoint, waits that sleep at once because another one spins there teach nothing about spinning. Method: many such
+/// waits beside one that spins, and one after it.
+#[test]
+fn waits_that_do_not_try_lose_nothing() {
+    let simulation = Simulation::new(1);
+    let shared = shared(&simulation, 2);
+    let mut model = Model { now: 1, look: 40, away: 250, ..Model::default() };
+    let mut trying = shared.wait();
+    let (_, sleeps) = vain_turn(&mut trying, &mut model);
+    assert!(!sleeps, "it goes on in its next turn");
+    for _ in 0..20 {
+        assert_eq!(slept_wait(&shared, 1_000), 1, "another one tries");
+    }
+    drop(trying);
+    assert!(slept_wait(&shared, 1_000) > 1);
+}
+
+/// A waker that counts.
+#[derive(Default)]
+struct Count(AtomicU32);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Order::Relaxed);
+    }
+}
+
+/// Goal: ranks in a ring that all sleep, so that a wait takes as long as all of them need to wake up, spin again and so resume passing the
+/// core on; ranks that wait as long for one peer, or in a ring through which the core is not passed on within a spin, do not. Method: waits
+/// that sleep for as long as all sleeps take, in groups of several sizes.
+#[test]
+fn those_who_all_sleep_in_a_chain_try_again() {
+    let simulation = Simulation::new(1);
+    let one = Costs::default();
+    let one = u64::try_from((one.sleep_cpu + one.wake_delay).as_nanos()).expect("short");
+    for (count, sleeps, tries) in [(8, 16, true), (8, 40, false), (2, 16, false), (64, 64, false)] {
+        let shared = shared(&simulation, count);
+        for _ in 0..20 {
+            slept_wait(&shared, sleeps * one);
+        }
+        assert_eq!(slept_wait(&shared, one) > 1, tries, "{count} peers, {sleeps} sleeps");
+    }
 }

@@ -1,9 +1,10 @@
-//! What goes wrong: waiters that leave, engines that panic or fail, servers that end, descriptors that are refused.
+//! Failures: waiters that leave, engines that panic or fail, servers that end, descriptors that are refused.
 
 use std::{
     fs::File,
     future::Future,
     io::{self, Read},
+    mem,
     os::{
         fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
@@ -18,41 +19,39 @@ use std::{
 };
 
 use vigie_detect::{
-    Armed, Detected, Engine, EngineHost, EngineWait, Flavor, Instant, Lookout, Notice, Progress,
-    RegisterError, Registration, Server, Turn, WaitError, WatchedDescriptor,
+    Armed, Detected, Driver, Engine, EngineContext, EngineHost, EngineWait, Flavor, Instant,
+    Notifier, Progress, ReadinessEvent, RegisterError, Registration, Server, WaitError,
+    WatchedDescriptor,
 };
 
 use super::{Datagrams, Numbers, send};
 
-/// A server in the test's own hands.
-pub(crate) fn server() -> (Server, Lookout) {
+/// A server driven by the test.
+pub(crate) fn server() -> (Server, Driver) {
     let server = Server::new(Flavor::UserLevel).expect("the kernel gives a server");
-    let lookout = server.lookout();
-    (server, lookout)
+    let driver = server.driver();
+    (server, driver)
 }
 
 /// Prepares for a sleep like a host with nothing to run, and wakes up at once.
-pub(crate) fn prepare(lookout: &mut Lookout) {
-    lookout.park_unless(None, || true);
+pub(crate) fn prepare(driver: &mut Driver) {
+    driver.park_unless(None, || true);
 }
 
 pub(crate) fn poll<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// Turns the server, as a host with nothing to run does, until the wait is over. A wait that hangs is ended by the test
+/// Drives the server, as a host with nothing to run does, until the wait is over. A hanging wait is ended by the test
 /// harness.
-fn finish<E: Engine>(
-    lookout: &mut Lookout,
-    wait: EngineWait<'_, E>,
-) -> Result<E::Found, WaitError> {
+fn finish<E: Engine>(driver: &mut Driver, wait: EngineWait<'_, E>) -> Result<E::Output, WaitError> {
     let mut wait = pin!(wait);
     loop {
         if let Poll::Ready(ended) = poll(wait.as_mut()) {
             return ended;
         }
-        if lookout.detect() == Detected::Nothing {
-            lookout.park(None);
+        if driver.detect() == Detected::Nothing {
+            driver.park(None);
         }
     }
 }
@@ -62,20 +61,20 @@ fn numbers(server: &Server) -> EngineHost<Numbers> {
     host.expect("it is registered")
 }
 
-/// Goal: what was found for a waiter that leaves goes to the next one, before what came later. Method: drop the first of two
+/// Goal: what was found for a waiter that leaves goes to the next one, before later events. Method: drop the first of two
 /// waits after its event was reported.
 #[test]
 fn a_waiter_that_leaves_with_its_event() {
-    let (server, mut lookout) = server();
+    let (server, mut driver) = server();
     let host = numbers(&server);
     let mut first = Box::pin(host.wait(()));
     let mut second = Box::pin(host.wait(()));
     assert!(poll(first.as_mut()).is_pending() && poll(second.as_mut()).is_pending());
     host.with(|engine| engine.ready.push_back(1));
-    assert!(matches!(lookout.detect(), Detected::Events(_)));
+    assert!(matches!(driver.detect(), Detected::Events(_)));
     drop(first);
     host.with(|engine| engine.ready.push_back(2));
-    lookout.detect();
+    driver.detect();
     assert!(matches!(poll(second.as_mut()), Poll::Ready(Ok(1))));
     drop(second);
     assert_eq!(host.look(&()), Some(2));
@@ -86,33 +85,33 @@ fn a_waiter_that_leaves_with_its_event() {
 #[test]
 fn a_wait_that_is_dropped_at_any_poll() {
     for polls in 0..5 {
-        let (server, mut lookout) = server();
+        let (server, mut driver) = server();
         let host = numbers(&server);
         let mut wait = Box::pin(host.wait(()));
         for at in 0..polls {
             assert!(poll(wait.as_mut()).is_pending());
-            lookout.detect();
+            driver.detect();
             if at == 2 {
                 host.with(|engine| engine.ready.push_back(7));
                 break;
             }
         }
         if polls > 3 {
-            lookout.detect();
+            driver.detect();
         }
         drop(wait);
         assert_eq!(host.waiter_count(), 0);
         if polls < 3 {
             host.with(|engine| engine.ready.push_back(7));
         }
-        assert_eq!(finish(&mut lookout, host.wait(())).expect("it is there"), 7, "{polls} polls");
+        assert_eq!(finish(&mut driver, host.wait(())).expect("it is there"), 7, "{polls} polls");
     }
 }
 
 /// Goal: events that find no room in a stream stay in the engine, in order. Method: a stream of two places and ten events.
 #[test]
 fn a_stream_without_room() {
-    let (server, mut lookout) = server();
+    let (server, mut driver) = server();
     let registration = Registration::named("numbers").stream_capacity(2);
     let host = EngineHost::new(&server, Numbers::default(), registration).expect("registered");
     let events = host.events(()).expect("the server is there");
@@ -125,12 +124,12 @@ fn a_stream_without_room() {
                     assert_eq!(event.expect("no end").expect("no error"), number);
                     break;
                 }
-                Poll::Pending => drop(lookout.detect()),
+                Poll::Pending => drop(driver.detect()),
             }
         }
     }
     host.with(|engine| engine.ready.extend([10, 11, 12]));
-    lookout.detect();
+    driver.detect();
     drop(events);
     assert_eq!(host.look(&()), Some(10), "what a stream has left goes back in order");
 }
@@ -151,7 +150,7 @@ enum Place {
     Descriptor,
 }
 
-/// Fails in one place.
+/// An engine that fails in one place.
 struct Fragile {
     place: Place,
     looks: u32,
@@ -168,8 +167,8 @@ impl Fragile {
 }
 
 impl Engine for Fragile {
-    type Want = u64;
-    type Found = u64;
+    type Request = u64;
+    type Output = u64;
 
     fn take(&mut self, _: &u64) -> Option<u64> {
         self.looks += 1;
@@ -188,12 +187,12 @@ impl Engine for Fragile {
         None
     }
 
-    fn progress(&mut self, _: &Turn<'_>) -> Progress {
+    fn progress(&mut self, _: &EngineContext<'_>) -> Progress {
         self.trip(Place::Progress);
         Progress::Done
     }
 
-    fn arm(&mut self, _: &Turn<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
         self.trip(Place::Arm);
         if self.place == Place::ArmFails {
             return Err(io::Error::other("no arming"));
@@ -204,7 +203,7 @@ impl Engine for Fragile {
         Ok(Armed::Armed)
     }
 
-    fn announced(&mut self, _: &[Notice]) {
+    fn notified(&mut self, _: &[ReadinessEvent]) {
         self.trip(Place::Announced);
         let _ = self.socket.read(&mut [0; 16]);
     }
@@ -238,7 +237,7 @@ fn fragile(place: Place) -> (Fragile, UnixStream, Arc<AtomicU32>) {
     (engine, peer, count)
 }
 
-/// Returns whether the other end is closed; what it has not read then is an error.
+/// Returns whether the other end is closed; unread bytes make that an error.
 fn is_closed(mut peer: &UnixStream) -> bool {
     match peer.read(&mut [0; 1]) {
         Ok(count) => count == 0,
@@ -246,12 +245,12 @@ fn is_closed(mut peer: &UnixStream) -> bool {
     }
 }
 
-/// Brings about what the place needs: looks, a sleep, an announcement, a waiter that leaves.
+/// Provokes the fault of `place`: looks, a sleep, a readiness event, a waiter that leaves.
 fn provoke(
     place: Place,
     host: &EngineHost<Fragile>,
     peer: &UnixStream,
-    lookout: &mut Lookout,
+    driver: &mut Driver,
 ) -> Option<WaitError> {
     let mut wait = Box::pin(host.wait(0));
     let mut other = Box::pin(host.wait(1));
@@ -262,12 +261,12 @@ fn provoke(
     assert!(poll(other.as_mut()).is_pending());
     match place {
         Place::Announced => {
-            lookout.detect();
+            driver.detect();
             assert_eq!(rustix::io::write(peer, b"x").ok(), Some(1));
         }
         Place::PutBack => {
             host.with(|engine| engine.number = Some(1));
-            lookout.detect();
+            driver.detect();
             drop(wait);
             wait = Box::pin(host.wait(0));
         }
@@ -275,8 +274,8 @@ fn provoke(
     }
     // Rounds; then what comes before a sleep.
     for _ in 0..100 {
-        lookout.detect();
-        prepare(lookout);
+        driver.detect();
+        prepare(driver);
         if let Poll::Ready(ended) = poll(other.as_mut()) {
             let error = ended.err();
             assert_eq!(error.is_some(), poll(wait.as_mut()).map(|ended| ended.is_err()).is_ready());
@@ -286,8 +285,8 @@ fn provoke(
     None
 }
 
-/// Goal: a panic or an error in any function of an engine ends all waits in a typed error, and the engine is freed with its host,
-/// its descriptors with it. Method: one place after the other, beside an engine that must go on.
+/// Goal: a panic or an error in any function of an engine ends all waits with a typed error, and the engine is freed with its
+/// host, and its descriptors with it. Method: one place after the other, beside an engine that must continue.
 #[test]
 fn an_engine_that_fails() {
     for place in [
@@ -300,7 +299,7 @@ fn an_engine_that_fails() {
         Place::PutBack,
         Place::Descriptor,
     ] {
-        let (server, mut lookout) = server();
+        let (server, mut driver) = server();
         let beside = numbers(&server);
         let (engine, peer, closed) = fragile(place);
         let host = EngineHost::new(&server, engine, Registration::named("fragile"));
@@ -318,17 +317,17 @@ fn an_engine_that_fails() {
                 matches!(error, WaitError::Panicked { message, .. } if message.contains("tripped"))
             }
         };
-        let error = provoke(place, &host, &peer, &mut lookout);
+        let error = provoke(place, &host, &peer, &mut driver);
         assert!(error.as_ref().is_some_and(is_failed), "{place:?}: {error:?}");
         let later = poll(pin!(host.wait(2)));
         assert!(matches!(&later, Poll::Ready(Err(error)) if is_failed(error)), "{place:?}");
         assert_eq!(host.with(|engine| engine.place), place, "calls still reach it");
         beside.with(|engine| engine.ready.push_back(3));
-        assert_eq!(finish(&mut lookout, beside.wait(())).expect("it goes on"), 3);
+        assert_eq!(finish(&mut driver, beside.wait(())).expect("it goes on"), 3);
         let is_told = matches!(place, Place::ArmFails | Place::Descriptor);
         assert_eq!(closed.load(Ordering::Relaxed), u32::from(is_told), "{place:?}");
         drop(host);
-        // A panic in a function that is given the engine alone, to look at, leaks it.
+        // A panic in a function that only looks at the engine leaks it.
         assert_eq!(is_closed(&peer), place != Place::NextDeadline, "{place:?}");
     }
 }
@@ -336,40 +335,40 @@ fn an_engine_that_fails() {
 /// Goal: a panic in a new waiter's own look is that waiter's alone. Method: the first look panics, later ones do not.
 #[test]
 fn a_panic_in_the_look_of_a_new_waiter() {
-    let (server, mut lookout) = server();
+    let (server, mut driver) = server();
     let (engine, peer, _) = fragile(Place::TakeOfNew);
     let host =
         EngineHost::new(&server, engine, Registration::named("fragile")).expect("registered");
-    let error = provoke(Place::TakeOfNew, &host, &peer, &mut lookout);
+    let error = provoke(Place::TakeOfNew, &host, &peer, &mut driver);
     assert!(matches!(error, Some(WaitError::Panicked { .. })), "{error:?}");
     host.with(|engine| engine.number = Some(5));
-    assert_eq!(finish(&mut lookout, host.wait(0)).expect("it goes on"), 5);
+    assert_eq!(finish(&mut driver, host.wait(0)).expect("it goes on"), 5);
 }
 
 /// Goal: a panic in a caller's closure is the caller's, and so is one by using the host inside. Method: both; then go on.
 #[test]
 fn a_panic_in_a_call() {
-    let (server, mut lookout) = server();
+    let (server, mut driver) = server();
     let host = numbers(&server);
     let panicked = |call: &dyn Fn()| std::panic::catch_unwind(AssertUnwindSafe(call)).is_err();
     assert!(panicked(&|| host.with(|_| panic!("of the caller"))));
     assert!(panicked(&|| host.with(|_| host.with(|_| ()))));
     host.with(|engine| engine.ready.push_back(1));
-    assert_eq!(finish(&mut lookout, host.wait(())).expect("it goes on"), 1);
+    assert_eq!(finish(&mut driver, host.wait(())).expect("it goes on"), 1);
 }
 
-/// Goal: a server that ends ends the waits, tells the engine once, and leaves it to calls. Method: shut down with a wait and a
-/// stream; then drop everything.
+/// Goal: a server that ends ends the waits, tells the engine once, and leaves it usable by calls. Method: shut down with a
+/// wait and a stream; then drop everything.
 #[test]
 fn a_server_that_ends() {
-    let (server, mut lookout) = server();
+    let (server, mut driver) = server();
     let (engine, peer, closed) = fragile(Place::Nowhere);
     let host =
         EngineHost::new(&server, engine, Registration::named("fragile")).expect("registered");
     let mut wait = Box::pin(host.wait(0));
     let events = host.events(1).expect("the server is there");
     assert!(poll(wait.as_mut()).is_pending());
-    lookout.detect();
+    driver.detect();
     server.shutdown();
     assert!(matches!(poll(wait.as_mut()), Poll::Ready(Err(WaitError::ServerClosed))));
     let cx = Context::from_waker(Waker::noop());
@@ -385,19 +384,19 @@ fn a_server_that_ends() {
     assert_eq!(closed.load(Ordering::Relaxed), 1);
 }
 
-/// Goal: the last user that goes ends the engine, also if it is a stream. Method: drop the host first.
+/// Goal: the last user ends the engine, even if it is a stream. Method: drop the host first.
 #[test]
 fn a_host_that_is_dropped() {
-    let (server, mut lookout) = server();
+    let (server, mut driver) = server();
     let (engine, peer, closed) = fragile(Place::Nowhere);
     let host =
         EngineHost::new(&server, engine, Registration::named("fragile")).expect("registered");
     let events = host.events(1).expect("the server is there");
     drop(host);
-    lookout.detect();
+    driver.detect();
     assert_eq!(closed.load(Ordering::Relaxed), 0);
     drop(events);
-    lookout.detect();
+    driver.detect();
     assert_eq!(closed.load(Ordering::Relaxed), 1);
     assert!(is_closed(&peer));
 }
@@ -413,7 +412,7 @@ fn a_descriptor_that_is_refused() {
     assert!(is_closed(&peer));
 }
 
-/// An engine whose socket is another one after each arming.
+/// An engine whose socket changes after each arming.
 struct Changing {
     sockets: Vec<OwnedFd>,
     generation: u32,
@@ -421,14 +420,14 @@ struct Changing {
 }
 
 impl Engine for Changing {
-    type Want = ();
-    type Found = u32;
+    type Request = ();
+    type Output = u32;
 
     fn take(&mut self, (): &()) -> Option<u32> {
         self.told.pop()
     }
 
-    fn arm(&mut self, _: &Turn<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
         if self.sockets.len() > 1 {
             self.sockets.remove(0);
             self.generation += 1;
@@ -436,8 +435,8 @@ impl Engine for Changing {
         Ok(Armed::Armed)
     }
 
-    fn announced(&mut self, notices: &[Notice]) {
-        self.told.extend(notices.iter().map(|notice| notice.key));
+    fn notified(&mut self, ready_events: &[ReadinessEvent]) {
+        self.told.extend(ready_events.iter().map(|ready_event| ready_event.key));
     }
 
     fn descriptors(&self, each: &mut dyn FnMut(WatchedDescriptor<'_>)) {
@@ -448,11 +447,11 @@ impl Engine for Changing {
     }
 }
 
-/// Goal: a descriptor that takes the place of another one is watched, and the other one is not. Method: write to the old peer and
-/// to the new one.
+/// Goal: a descriptor that replaces another one is watched, and the old one is not. Method: write to the old peer and to the new
+/// one.
 #[test]
 fn descriptors_that_change() {
-    let (server, mut lookout) = server();
+    let (server, mut driver) = server();
     let (old, old_peer) = UnixStream::pair().expect("a pair");
     let (new, new_peer) = UnixStream::pair().expect("a pair");
     let engine =
@@ -461,76 +460,177 @@ fn descriptors_that_change() {
     let host = host.expect("registered");
     let mut wait = Box::pin(host.wait(()));
     assert!(poll(wait.as_mut()).is_pending());
-    lookout.detect();
+    driver.detect();
     // Arms, and changes.
-    prepare(&mut lookout);
+    prepare(&mut driver);
     let _ = rustix::io::write(&old_peer, b"x");
-    lookout.detect();
-    assert!(poll(wait.as_mut()).is_pending(), "nobody watches the old one");
+    driver.detect();
+    assert!(poll(wait.as_mut()).is_pending(), "the old one is not watched");
     assert_eq!(rustix::io::write(&new_peer, b"x").ok(), Some(1));
-    assert_eq!(finish_boxed(&mut lookout, wait), 1);
+    assert_eq!(finish_boxed(&mut driver, wait), 1);
+}
+
+/// An engine that has a socket, and decides whether it is watched.
+struct Pausing {
+    socket: OwnedFd,
+    is_watched: bool,
+    told: u32,
+    worked: u32,
+    waker: Waker,
+}
+
+impl Engine for Pausing {
+    type Request = ();
+    type Output = u32;
+
+    fn take(&mut self, (): &()) -> Option<u32> {
+        (self.told > 0).then(|| mem::take(&mut self.told))
+    }
+
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
+        Ok(Armed::Armed)
+    }
+
+    fn notified(&mut self, _: &[ReadinessEvent]) {
+        self.told += 1;
+    }
+
+    fn progress(&mut self, _: &EngineContext<'_>) -> Progress {
+        self.worked += 1;
+        Progress::Done
+    }
+
+    fn descriptors(&self, each: &mut dyn FnMut(WatchedDescriptor<'_>)) {
+        each(WatchedDescriptor::readable(self.socket.as_fd()).watched(self.is_watched));
+    }
+
+    fn attach(&mut self, notifier: Notifier) -> io::Result<()> {
+        self.waker = Waker::from(Arc::new(notifier));
+        Ok(())
+    }
+}
+
+/// A server with such an engine, kept running, and the socket's peer.
+fn pausing() -> (Server, Driver, EngineHost<Pausing>, UnixStream) {
+    let (server, driver) = server();
+    let (socket, peer) = UnixStream::pair().expect("a pair");
+    let waker = Waker::noop().clone();
+    let engine = Pausing { socket: socket.into(), is_watched: true, told: 0, worked: 0, waker };
+    let host = EngineHost::new(&server, engine, Registration::named("pausing"));
+    let host = host.expect("registered");
+    host.keep_running().expect("the server is there");
+    (server, driver, host, peer)
+}
+
+/// Goal: a named but unwatched descriptor announces nothing until it is watched again, which needs no other descriptor and
+/// announces what is there already. Method: write while it is watched, and while it is not; the engine closes its own meanwhile,
+/// so that the host's duplicate is watched again.
+#[test]
+fn a_descriptor_that_pauses() {
+    let (_server, mut driver, host, peer) = pausing();
+    let told = |driver: &mut Driver| {
+        assert_eq!(rustix::io::write(&peer, b"x").ok(), Some(1));
+        driver.detect();
+        host.look(&())
+    };
+    let watch = |driver: &mut Driver, is_watched| {
+        host.post(|engine| engine.is_watched = is_watched);
+        driver.detect();
+        prepare(driver);
+        driver.detect();
+        host.look(&())
+    };
+    assert_eq!(told(&mut driver), Some(1));
+    host.post(|engine| engine.is_watched = false);
+    assert_eq!(told(&mut driver), Some(1), "it is told the last time");
+    assert_eq!(told(&mut driver), None, "without a sleep");
+    assert_eq!(watch(&mut driver, true), Some(1));
+    for _ in 0..2 {
+        assert_eq!(watch(&mut driver, false), None);
+        assert_eq!(told(&mut driver), None);
+        host.post(|engine| engine.socket = File::open("/dev/null").expect("a file").into());
+        assert_eq!(watch(&mut driver, true), Some(1), "what came meanwhile");
+        assert_eq!(told(&mut driver), Some(1));
+    }
+}
+
+/// Goal: a notifier is a waker, so that an engine can wait for another one. Method: wake it, after the host has armed the engine.
+#[test]
+fn a_bell_that_is_woken() {
+    let (_server, mut driver, host, _peer) = pausing();
+    driver.detect();
+    prepare(&mut driver);
+    driver.detect();
+    assert_eq!(host.look(&()), None, "nothing was announced");
+    let (before, waker) = host.post(|engine| (engine.worked, engine.waker.clone()));
+    waker.wake_by_ref();
+    driver.detect();
+    assert_eq!(host.post(|engine| engine.worked), before + 1);
+    waker.wake();
+    driver.detect();
+    assert_eq!(host.post(|engine| engine.worked), before + 2);
 }
 
 fn finish_boxed<E: Engine>(
-    lookout: &mut Lookout,
+    driver: &mut Driver,
     mut wait: Pin<Box<EngineWait<'_, E>>>,
-) -> E::Found {
+) -> E::Output {
     loop {
         if let Poll::Ready(ended) = poll(wait.as_mut()) {
             return ended.expect("no error");
         }
-        if lookout.detect() == Detected::Nothing {
-            lookout.park(None);
+        if driver.detect() == Detected::Nothing {
+            driver.park(None);
         }
     }
 }
 
-/// Goal: a host that is told in vain stops to watch if the engine says so, and only then; a wait makes it watch again. Method:
-/// count what the engine was told.
+/// Goal: a host with spurious announcements stops watching if the engine says so, and only then; a wait makes it watch again.
+/// Method: count the engine's notifications.
 #[test]
 fn announcements_in_vain() {
     for (vain_max, told) in [(None, 3), (Some(2), 1)] {
-        let (server, mut lookout) = server();
+        let (server, mut driver) = server();
         let (mut engine, peer) = Datagrams::pair().expect("a pair");
         engine.vain_max = vain_max;
         let host = EngineHost::new(&server, engine, Registration::named("datagrams"));
         let host = host.expect("registered");
         for number in 0..3 {
             send(&peer, number);
-            lookout.detect();
+            driver.detect();
         }
         assert_eq!(host.with(|engine| engine.told), told, "{vain_max:?}");
         for number in 0..3 {
-            assert_eq!(finish(&mut lookout, host.wait(())).expect("it is there"), number);
+            assert_eq!(finish(&mut driver, host.wait(())).expect("it is there"), number);
         }
         let mut wait = Box::pin(host.wait(()));
         assert!(poll(wait.as_mut()).is_pending());
-        lookout.detect();
-        prepare(&mut lookout);
+        driver.detect();
+        prepare(&mut driver);
         send(&peer, 3);
-        assert_eq!(finish_boxed(&mut lookout, wait), 3, "it is watched again");
+        assert_eq!(finish_boxed(&mut driver, wait), 3, "it is watched again");
     }
 }
 
-/// Goal: a posted call wakes the server only if it has armed the engine, and a call only if somebody waits. Method: ask the
-/// server whether a bell was rung.
+/// Goal: a posted call wakes the server only if it has armed the engine, and a call only if there is a waiter. Method: ask
+/// the server whether a notifier was called.
 #[test]
 fn who_is_rung_for() {
-    let (server, mut lookout) = server();
+    let (server, mut driver) = server();
     let host = numbers(&server);
-    let is_rung = || server.has_events(server.now());
+    let is_notified = || server.has_events(server.now());
     host.with(|_| ());
     host.post(|_| ());
-    assert!(!is_rung(), "nobody waits");
+    assert!(!is_notified(), "no waiter");
     let mut wait = Box::pin(host.wait(()));
     assert!(poll(wait.as_mut()).is_pending());
-    lookout.detect();
+    driver.detect();
     host.post(|_| ());
-    assert!(!is_rung(), "the host looks before it sleeps");
+    assert!(!is_notified(), "the host looks before it sleeps");
     host.with(|_| ());
-    assert!(is_rung(), "somebody may have got something");
-    lookout.detect();
-    prepare(&mut lookout);
+    assert!(is_notified(), "a waiter may have got something");
+    driver.detect();
+    prepare(&mut driver);
     host.post(|_| ());
-    assert!(is_rung(), "the host sleeps, and knows nothing of new work");
+    assert!(is_notified(), "the host sleeps, and knows nothing of new work");
 }

@@ -1,4 +1,4 @@
-//! Those who wait by name: who is woken by what, and what ends them.
+//! Waiters by name: what wakes them, and what ends them.
 
 use std::{
     io,
@@ -13,8 +13,8 @@ use std::{
 };
 
 use vigie_detect::{
-    Armed, Engine, EngineHost, EngineWaiter, Instant, Lookout, Progress, Registration, Server,
-    Turn, WaitError,
+    Armed, Driver, Engine, EngineContext, EngineHost, EngineWaiter, Instant, Progress,
+    Registration, Server, WaitError,
 };
 
 use super::{
@@ -23,7 +23,7 @@ use super::{
     send,
 };
 
-/// Counts how often it is woken.
+/// Counts its wake-ups.
 #[derive(Default)]
 struct Count(AtomicU32);
 
@@ -54,8 +54,8 @@ fn poll(
     waiter.poll(&Context::from_waker(&waker), |boxes| boxes.look(name).then_some(()))
 }
 
-/// Goal: a call wakes those whom it has served, itself and nobody else, once; the server has nothing to do with it. Method:
-/// three waiters of two names, and no turn of the server.
+/// Goal: a call itself wakes the waiters that it has served, and no others, once; the server is not involved. Method: three
+/// waiters of two names, and no turn of the server.
 #[test]
 fn calls_wake_whom_they_serve() {
     let (server, _lookout) = server();
@@ -79,14 +79,14 @@ fn calls_wake_whom_they_serve() {
     assert!(matches!(poll(&mut waiters[2], 2, &counts[2]), Poll::Ready(Ok(()))));
     assert_eq!(host.waiter_count(), 0);
     host.post(|boxes| boxes.put(1));
-    assert_eq!(counts.each_ref().map(|count| count.get()), [2, 1, 1], "nobody waits");
+    assert_eq!(counts.each_ref().map(|count| count.get()), [2, 1, 1], "no waiter");
 }
 
-/// Goal: a look for a want wakes those whom it serves beside, and so does the first look of a wait, by the server. Method: a
-/// datagram that both could have.
+/// Goal: a look for a want wakes the waiters that it serves besides, and so does the first look of a wait, through the
+/// server. Method: a datagram that both could have.
 #[test]
 fn looks_wake_whom_they_serve() {
-    let (server, mut lookout) = server();
+    let (server, mut driver) = server();
     let (host, peer) = boxes(&server);
     let count = Arc::default();
     let mut waiter = host.waiter(7);
@@ -99,12 +99,12 @@ fn looks_wake_whom_they_serve() {
     send(&peer, 7);
     assert!(matches!(poll_future(pin!(host.wait(()))), Poll::Ready(Ok(7))));
     assert_eq!(count.get(), 1, "the server wakes, once its locks are released");
-    lookout.detect();
+    driver.detect();
     assert_eq!(count.get(), 2);
 }
 
-/// Goal: a waiter that goes gives up its own place alone. Method: the first of two goes before it is served, and the first of two
-/// others after it was, when its name is waited under by somebody else.
+/// Goal: a waiter that leaves gives up only its own place. Method: the first of two leaves before it is served, and the first of
+/// two others after it was, when another task waits under its name.
 #[test]
 fn waiters_that_leave() {
     let (server, _lookout) = server();
@@ -128,7 +128,7 @@ fn waiters_that_leave() {
 /// Goal: more waiters than a round may report are all woken, in rounds. Method: a thousand, and a batch of ten.
 #[test]
 fn many_waiters() {
-    let (server, mut lookout) = server();
+    let (server, mut driver) = server();
     let (boxes, _peer) = Boxes::pair().expect("a pair");
     let registration = Registration::named("boxes").batch(10);
     let host = EngineHost::new(&server, boxes, registration).expect("registered");
@@ -137,10 +137,10 @@ fn many_waiters() {
     for (waiter, name) in waiters.iter_mut().zip(0..) {
         assert!(poll(waiter, name, &count).is_pending());
     }
-    lookout.detect();
-    prepare(&mut lookout);
+    driver.detect();
+    prepare(&mut driver);
     host.post(|boxes| boxes.posted.extend(0..1000));
-    lookout.detect();
+    driver.detect();
     assert_eq!(count.get(), 10, "a round is bounded");
     // A call does not wait for the rounds to come.
     host.post(|boxes| boxes.put(5000));
@@ -150,36 +150,36 @@ fn many_waiters() {
     }
 }
 
-/// Goal: a call makes a sleeping server look only for what the engine says: silent work, and news if anybody waits for a want.
-/// Method: ask the server whether a bell was rung.
+/// Goal: a call makes a sleeping server look only for what the engine reports: silent work, and news if there is a waiter for
+/// a want. Method: ask the server whether a notifier was called.
 #[test]
 fn who_is_rung_for() {
-    let (server, mut lookout) = server();
+    let (server, mut driver) = server();
     let (host, _peer) = boxes(&server);
-    host.keep_at_work().expect("the server is there");
-    let is_rung = || server.has_events(server.now());
-    let asleep = |lookout: &mut Lookout| {
-        lookout.detect();
-        prepare(lookout);
-        lookout.detect();
-        prepare(lookout);
+    host.keep_running().expect("the server is there");
+    let is_notified = || server.has_events(server.now());
+    let asleep = |driver: &mut Driver| {
+        driver.detect();
+        prepare(driver);
+        driver.detect();
+        prepare(driver);
     };
-    asleep(&mut lookout);
+    asleep(&mut driver);
     host.post(|_| ());
     host.post(|boxes| boxes.arrived.push_back(1));
     host.post(|boxes| boxes.put(1));
-    assert!(!is_rung(), "there is nothing to do, and nobody waits");
+    assert!(!is_notified(), "there is nothing to do, and no waiter");
     host.post(|boxes| boxes.posted.push(1));
-    assert!(is_rung(), "there is work");
+    assert!(is_notified(), "there is work");
     host.post(|boxes| boxes.arrived.clear());
     let mut wait = pin!(host.wait(()));
     assert!(poll_future(wait.as_mut()).is_pending());
-    asleep(&mut lookout);
+    asleep(&mut driver);
     host.post(|_| ());
-    assert!(!is_rung(), "there is nothing new");
+    assert!(!is_notified(), "there is nothing new");
     host.post(|boxes| boxes.arrived.push_back(1));
-    assert!(is_rung(), "somebody waits for it");
-    lookout.detect();
+    assert!(is_notified(), "there is a waiter for it");
+    driver.detect();
     assert!(matches!(poll_future(wait), Poll::Ready(Ok(1))));
 }
 
@@ -197,19 +197,19 @@ impl Brittle {
 }
 
 impl Engine for Brittle {
-    type Want = ();
-    type Found = ();
+    type Request = ();
+    type Output = ();
 
     fn take(&mut self, (): &()) -> Option<()> {
         None
     }
 
-    fn progress(&mut self, _: &Turn<'_>) -> Progress {
+    fn progress(&mut self, _: &EngineContext<'_>) -> Progress {
         self.trip("progress");
         Progress::Done
     }
 
-    fn arm(&mut self, _: &Turn<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
         self.trip("arm");
         if self.place == Some("an error") {
             return Err(io::Error::other("no arming"));
@@ -231,26 +231,32 @@ impl Engine for Brittle {
         !self.served.is_empty()
     }
 
-    fn has_silent_work(&self) -> bool {
-        self.trip("has_silent_work");
+    fn has_unannounced_work(&self) -> bool {
+        self.trip("has_unannounced_work");
         false
     }
 
-    fn has_news(&self) -> bool {
-        self.trip("has_news");
+    fn has_new_events(&self) -> bool {
+        self.trip("has_new_events");
         false
     }
 }
 
-/// Goal: a panic or an error in a function of the engine ends all waiters in one typed error, wherever it meets the host: in the
-/// server, or on the thread of a caller, who gets what it called for. Method: one place after the other, with a waiter by name
-/// and one for a want.
+/// Goal: a panic or an error in a function of the engine ends all waiters with one typed error, wherever it meets the host: in
+/// the server, or on the thread of a caller, which gets what it called for. Method: one place after the other, with a waiter by
+/// name and one for a want.
 #[test]
 fn an_engine_that_fails() {
-    for place in
-        ["progress", "arm", "an error", "next_deadline", "served", "has_silent_work", "has_news"]
-    {
-        let (server, mut lookout) = server();
+    for place in [
+        "progress",
+        "arm",
+        "an error",
+        "next_deadline",
+        "served",
+        "has_unannounced_work",
+        "has_new_events",
+    ] {
+        let (server, mut driver) = server();
         let engine = Brittle { place: None, served: Vec::new(), deadline: None };
         let host = EngineHost::new(&server, engine, Registration::named("brittle"));
         let host = host.expect("registered");
@@ -263,8 +269,8 @@ fn an_engine_that_fails() {
         let mut wait = pin!(host.wait(()));
         assert!(poll_future(wait.as_mut()).is_pending());
         assert!(waiter.poll(&cx, |_| None::<()>).is_pending());
-        lookout.detect();
-        prepare(&mut lookout);
+        driver.detect();
+        prepare(&mut driver);
         let answer = host.post(|engine| {
             engine.place = Some(place);
             engine.served.extend((place == "served").then_some(2));
@@ -276,8 +282,8 @@ fn an_engine_that_fails() {
             host.with(|_| ());
         }
         for _ in 0..10 {
-            lookout.detect();
-            prepare(&mut lookout);
+            driver.detect();
+            prepare(&mut driver);
         }
         let is_typed = |error: &WaitError| match place {
             "an error" => matches!(error, WaitError::Failed(_)),
@@ -363,30 +369,30 @@ fn wakers_that_call() {
 struct Outer(EngineHost<Boxes>, Arc<Count>);
 
 impl Engine for Outer {
-    type Want = ();
-    type Found = ();
+    type Request = ();
+    type Output = ();
 
     fn take(&mut self, (): &()) -> Option<()> {
         None
     }
 
-    fn progress(&mut self, _: &Turn<'_>) -> Progress {
+    fn progress(&mut self, _: &EngineContext<'_>) -> Progress {
         let before = self.1.get();
         self.0.post(|boxes| boxes.put(1));
         assert_eq!(self.1.get(), before, "a lock of the server is held");
         Progress::Done
     }
 
-    fn arm(&mut self, _: &Turn<'_>) -> io::Result<Armed> {
+    fn arm(&mut self, _: &EngineContext<'_>) -> io::Result<Armed> {
         Ok(Armed::Armed)
     }
 }
 
-/// Goal: whom a call serves that another detector makes, under its lock, is woken by the server, without a lock. Method: an engine
-/// within another one.
+/// Goal: waiters served by a call that another detector makes, under its lock, are woken by the server, without a lock. Method: an
+/// engine within another one.
 #[test]
 fn calls_inside_a_callback_wake_nobody_themselves() {
-    let (server, mut lookout) = server();
+    let (server, mut driver) = server();
     let (host, _peer) = boxes(&server);
     let count = Arc::default();
     let mut waiter = host.waiter(1);
@@ -396,31 +402,31 @@ fn calls_inside_a_callback_wake_nobody_themselves() {
     let mut wait = pin!(outer.wait(()));
     assert!(poll_future(wait.as_mut()).is_pending());
     for _ in 0..2 {
-        lookout.detect();
+        driver.detect();
     }
     assert!(poll_future(wait).is_pending(), "it has not panicked");
     assert_eq!(count.get(), 1);
     assert!(matches!(poll(&mut waiter, 1, &count), Poll::Ready(Ok(()))));
 }
 
-/// Goal: an engine that is kept at work works while nobody waits, also after a sleep, and no longer than its host lives. Method:
+/// Goal: an engine that is kept running works without waiters, even after a sleep, and no longer than its host lives. Method:
 /// posted work, datagrams, and looks at what the engine has.
 #[test]
 fn work_for_nobody() {
-    let (server, mut lookout) = server();
+    let (server, mut driver) = server();
     let (host, peer) = boxes(&server);
     host.post(|boxes| boxes.posted.push(1));
-    lookout.detect();
-    prepare(&mut lookout);
-    lookout.detect();
-    assert_eq!(host.with(|boxes| boxes.numbers.len()), 0, "nobody has asked it to");
-    host.keep_at_work().expect("the server is there");
-    host.keep_at_work().expect("once is enough");
+    driver.detect();
+    prepare(&mut driver);
+    driver.detect();
+    assert_eq!(host.with(|boxes| boxes.numbers.len()), 0, "it was not asked to");
+    host.keep_running().expect("the server is there");
+    host.keep_running().expect("once is enough");
     for name in 2..4 {
         send(&peer, name);
-        lookout.detect();
-        lookout.park(Some(server.now() + Duration::from_secs(10)));
-        lookout.detect();
+        driver.detect();
+        driver.park(Some(server.now() + Duration::from_secs(10)));
+        driver.detect();
         assert!(host.with(|boxes| boxes.numbers.contains_key(&name)), "{name}");
     }
     assert_eq!(host.waiter_count(), 0);
@@ -428,6 +434,6 @@ fn work_for_nobody() {
     drop(host);
     assert_eq!(host_twice.waiter_count(), 0);
     drop(host_twice);
-    lookout.detect();
+    driver.detect();
     assert!(peer.send(&[0; 8]).is_err(), "its socket is closed");
 }

@@ -6,13 +6,13 @@ use loom::{
     sync::{Condvar, Mutex},
     thread,
 };
-use vigie_detect::{Blocker, loom_exports::Control};
+use vigie_detect::{Blocker, loom_exports::HelperControl};
 
-use crate::{Gate, fails};
+use crate::{PollerHandle, fails};
 
-/// What both sides must be able to do; the real control, and its mutants.
+/// The operations of both sides: the real control, and its mutants.
 trait Helps: Send + Sync + 'static {
-    /// With a call that is ended by `interrupt`.
+    /// With a call that `interrupt` ends.
     fn new(
         call: impl Fn() + Send + Sync + 'static,
         interrupt: impl Fn() + Send + Sync + 'static,
@@ -20,10 +20,10 @@ trait Helps: Send + Sync + 'static {
     fn want(&self);
     /// Returns whether the thread has ended.
     fn close(&self) -> bool;
-    fn run(&self, ring: impl Fn());
+    fn run(&self, notify: impl Fn());
 }
 
-impl Helps for Control {
+impl Helps for HelperControl {
     fn new(
         call: impl Fn() + Send + Sync + 'static,
         interrupt: impl Fn() + Send + Sync + 'static,
@@ -40,12 +40,12 @@ impl Helps for Control {
     fn close(&self) -> bool {
         self.close()
     }
-    fn run(&self, ring: impl Fn()) {
-        self.run(ring);
+    fn run(&self, notify: impl Fn()) {
+        self.run(notify);
     }
 }
 
-/// What a mutant leaves out.
+/// The step that a mutant omits.
 const RINGS_BEFORE_THE_END: u8 = 0;
 const LOOKS_ONCE: u8 = 1;
 const CLOSES_SILENTLY: u8 = 2;
@@ -104,12 +104,12 @@ impl<const FAULT: u8> Helps for Mutant<FAULT> {
         }
         true
     }
-    fn run(&self, ring: impl Fn()) {
+    fn run(&self, notify: impl Fn()) {
         loop {
             let mut state = self.state.lock().expect("not poisoned");
             if FAULT == LOOKS_ONCE {
                 let is_needed = state.is_wanted || state.is_closed;
-                // A wish from in between finds nobody asleep.
+                // A want in between finds no sleeping thread.
                 drop(state);
                 state = self.state.lock().expect("not poisoned");
                 if !is_needed {
@@ -127,11 +127,11 @@ impl<const FAULT: u8> Helps for Mutant<FAULT> {
             drop(state);
             (self.call)();
             if FAULT == RINGS_BEFORE_THE_END {
-                ring();
+                notify();
             }
             self.state.lock().expect("not poisoned").is_calling = false;
             if FAULT != RINGS_BEFORE_THE_END {
-                ring();
+                notify();
             }
         }
         self.state.lock().expect("not poisoned").has_ended = true;
@@ -139,11 +139,11 @@ impl<const FAULT: u8> Helps for Mutant<FAULT> {
     }
 }
 
-/// A host that wants a call for each of `events`, and is rung for after each; then it closes the handle.
-/// A wish that is lost is a deadlock, which loom reports.
+/// A host that wants a call for each of `events`, and is notified after each; then it closes the handle.
+/// A lost want is a deadlock, which loom reports.
 fn announces<H: Helps>(events: usize) {
-    let source = Arc::new(Gate::new());
-    let host = Arc::new(Gate::new());
+    let source = Arc::new(PollerHandle::new());
+    let host = Arc::new(PollerHandle::new());
     let (called, interrupted) = (source.clone(), source.clone());
     let control = Arc::new(H::new(move || called.sleep(), move || interrupted.wake()));
     let thread = {
@@ -159,10 +159,10 @@ fn announces<H: Helps>(events: usize) {
     thread.join().expect("no panic");
 }
 
-/// A host that closes the handle whatever its thread does at that moment: nothing, or a call for which no
-/// event will come.
+/// A host that closes the handle whatever its thread does at that moment: nothing, or a call without a
+/// coming event.
 fn closes<H: Helps>(is_wanted: bool) {
-    let source = Arc::new(Gate::new());
+    let source = Arc::new(PollerHandle::new());
     let (called, interrupted) = (source.clone(), source);
     let control = Arc::new(H::new(move || called.sleep(), move || interrupted.wake()));
     let thread = {
@@ -178,14 +178,14 @@ fn closes<H: Helps>(is_wanted: bool) {
 
 #[test]
 fn no_wish_is_lost() {
-    loom::model(|| announces::<Control>(1));
-    loom::model(|| announces::<Control>(2));
+    loom::model(|| announces::<HelperControl>(1));
+    loom::model(|| announces::<HelperControl>(2));
 }
 
 #[test]
 fn a_close_ends_the_thread() {
-    loom::model(|| closes::<Control>(false));
-    loom::model(|| closes::<Control>(true));
+    loom::model(|| closes::<HelperControl>(false));
+    loom::model(|| closes::<HelperControl>(true));
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn mutant_that_interrupts_nobody_is_found() {
     fails(|| closes::<Mutant<INTERRUPTS_NOBODY>>(true));
 }
 
-/// Goal: what is found in the mutants is their fault and nothing else. Method: the same without one.
+/// Goal: failures of the mutants come from their fault alone. Method: the same without one.
 #[test]
 fn mutant_without_a_fault_passes() {
     loom::model(|| announces::<Mutant<NOTHING>>(2));

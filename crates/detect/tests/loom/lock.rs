@@ -1,4 +1,4 @@
-//! The lock that leans to one thread: lock-1 to lock-3.
+//! The lock that is biased to one thread: lock-1 to lock-3.
 
 use std::sync::Arc;
 
@@ -9,27 +9,28 @@ use loom::{
     },
     thread,
 };
-use vigie_detect::loom_exports::Lock;
+use vigie_detect::loom_exports::BiasedLock;
 
 use crate::fails;
 
-/// What a lock must be able to do; the real one, and its mutants.
+/// The operations of a lock: the real one, and its mutants.
 trait Leaning: Send + Sync + 'static {
-    /// Makes one that leans to the calling thread, which has added [`HEAD_START`] for that.
+    /// Creates a lock that is biased to the calling thread, which has added [`HEAD_START`] for
+    /// that.
     fn new() -> Self;
-    /// Adds one to what the lock guards, in two steps.
+    /// Adds one to the guarded value, in two steps.
     fn add(&self, is_owner: bool);
     fn sum(&self) -> u64;
 }
 
-/// What it takes until a lock leans, in a model.
+/// The number of additions until a lock is biased, in a model.
 const HEAD_START: u64 = 2;
 
-impl Leaning for Lock {
+impl Leaning for BiasedLock {
     fn new() -> Self {
         let lock = Self::new();
         for _ in 0..HEAD_START {
-            assert!(!lock.add(), "it leans to nobody yet");
+            assert!(!lock.add(), "it is not biased yet");
         }
         lock
     }
@@ -41,7 +42,7 @@ impl Leaning for Lock {
     }
 }
 
-/// What a mutant leaves out.
+/// The step that a mutant omits.
 const NOTHING: u8 = 0;
 const BARRIER: u8 = 1;
 const LIGHT_FENCE: u8 = 2;
@@ -51,7 +52,7 @@ const RELEASE: u8 = 5;
 const MARK_FIRST: u8 = 6;
 const WAY_BACK: u8 = 7;
 
-/// The lock once more, shorter, and without one step.
+/// A shorter copy of the lock, without one step.
 struct Mutant<const FAULT: u8> {
     is_inside: AtomicBool,
     is_revoked: AtomicBool,
@@ -66,15 +67,15 @@ impl<const FAULT: u8> Mutant<FAULT> {
 
     /// The owner's way. Returns whether it got in.
     fn add_inside(&self) -> bool {
-        let looks_first = FAULT == MARK_FIRST;
-        if looks_first && self.is_revoked.load(Ordering::Relaxed) {
+        let spins_first = FAULT == MARK_FIRST;
+        if spins_first && self.is_revoked.load(Ordering::Relaxed) {
             return false;
         }
         self.is_inside.store(true, Ordering::Relaxed);
         if FAULT != LIGHT_FENCE {
             fence(Ordering::SeqCst);
         }
-        if !looks_first && self.is_revoked.load(Ordering::Relaxed) {
+        if !spins_first && self.is_revoked.load(Ordering::Relaxed) {
             if FAULT != WAY_BACK {
                 self.is_inside.store(false, Ordering::Release);
             }
@@ -143,11 +144,11 @@ fn adds<L: Leaning>(own: u64, others: u64) {
     );
 }
 
-/// Goal: the real lock is by its bias in the models below, or they would say nothing of it. Method: look.
+/// Goal: the real lock is biased in the models below, or they would prove nothing about it. Method: look.
 #[test]
 fn the_lock_leans_in_a_model() {
     loom::model(|| {
-        let lock = <Lock as Leaning>::new();
+        let lock = <BiasedLock as Leaning>::new();
         assert!(lock.add(), "by its bias");
         let lock = Arc::new(lock);
         let other = {
@@ -162,12 +163,12 @@ fn the_lock_leans_in_a_model() {
 
 #[test]
 fn nothing_is_lost_when_the_bias_ends() {
-    loom::model(|| adds::<Lock>(2, 1));
+    loom::model(|| adds::<BiasedLock>(2, 1));
 }
 
 #[test]
 fn nothing_is_lost_among_three() {
-    loom::model(|| adds::<Lock>(1, 2));
+    loom::model(|| adds::<BiasedLock>(1, 2));
 }
 
 #[test]
@@ -205,7 +206,7 @@ fn mutant_that_looks_before_it_enters_is_found() {
     fails(|| adds::<Mutant<MARK_FIRST>>(2, 1));
 }
 
-/// The mark stays, and whoever revokes waits for ever: loom gives such a model up.
+/// The mark stays, and the revoking thread waits for ever: loom abandons such a model.
 #[test]
 fn mutant_that_leaves_its_mark_is_found() {
     fails(|| adds::<Mutant<WAY_BACK>>(2, 1));

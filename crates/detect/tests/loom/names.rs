@@ -1,4 +1,4 @@
-//! Those who wait by name for an engine, under its lock: no wake-up is lost, whoever else waits, leaves or ends it.
+//! Waiters by name for an engine, under its lock: no wake-up is lost, whatever other waiters do, leave or end.
 
 use std::{
     collections::BTreeMap,
@@ -9,16 +9,16 @@ use std::{
 use loom::{sync::Mutex, thread};
 use vigie_detect::loom_exports::Named;
 
-use crate::{Gate, Task, fails};
+use crate::{PollerHandle, Task, fails};
 
-/// What an engine's host must be able to do; the real one, and its mutants.
+/// The operations of an engine's host: the real one, and its mutants.
 trait Host: Send + Sync + 'static {
     fn new() -> Self;
-    /// Brings so many things to take.
+    /// Adds `count` things to take.
     fn post(&self, count: u64);
-    /// Takes one, or leaves the waker. `None` is the end.
+    /// Takes one, or registers the waker. `None` is the end.
     fn poll(&self, cx: &Context<'_>, number: &mut Option<u64>) -> Poll<Option<()>>;
-    /// Leaves the waker, if there was nothing to take since the last look.
+    /// Registers the waker, if there was nothing to take since the last look.
     fn still_waits(&self, cx: &Context<'_>, number: Option<u64>) -> bool;
     fn leave(&self, number: &mut Option<u64>);
     fn end(&self);
@@ -45,7 +45,7 @@ impl Host for Named {
     }
 }
 
-/// What a mutant does wrong, of the real parts.
+/// The fault of a mutant of the real parts.
 const LOOKS_BEFORE: u8 = 0;
 const SERVES_FIRST: u8 = 1;
 const RENEWS_UNSEEN: u8 = 2;
@@ -67,7 +67,7 @@ impl<const FAULT: u8> Host for Mutant<FAULT> {
     }
     fn poll(&self, cx: &Context<'_>, number: &mut Option<u64>) -> Poll<Option<()>> {
         if FAULT == LOOKS_BEFORE {
-            // In a hold of its own, with a waker that nobody hears.
+            // In a separate hold, with a waker that wakes no task.
             let mut nobody = None;
             let looked = self.0.poll(&Context::from_waker(Waker::noop()), &mut nobody, true);
             self.0.leave(&mut nobody);
@@ -91,13 +91,13 @@ impl<const FAULT: u8> Host for Mutant<FAULT> {
     }
 }
 
-/// What is wrong with a list of waiters.
+/// The fault of a list of waiters.
 const NOTHING: u8 = 0;
 const WAKES_ONE: u8 = 1;
 const KNOWS_NO_NUMBERS: u8 = 2;
 const ENDS_LATE: u8 = 3;
 
-/// The host once more, shorter, and without one step.
+/// A shorter copy of the host, without one step.
 struct Listed<const FAULT: u8>(Mutex<List>);
 
 #[derive(Default)]
@@ -171,7 +171,7 @@ impl<const FAULT: u8> Host for Listed<FAULT> {
 
 /// A task that waits for one thing, or for the end. Returns whether it got one.
 fn takes<H: Host>(host: &H) -> bool {
-    let task = Arc::new(Task(Gate::new()));
+    let task = Arc::new(Task(PollerHandle::new()));
     let waker = Waker::from(task.clone());
     let cx = Context::from_waker(&waker);
     let mut number = None;
@@ -235,7 +235,7 @@ fn moves<H: Host>() {
         let host = host.clone();
         thread::spawn(move || host.post(1))
     };
-    let task = Arc::new(Task(Gate::new()));
+    let task = Arc::new(Task(PollerHandle::new()));
     let waker = Waker::from(task.clone());
     let cx = Context::from_waker(&waker);
     loop {

@@ -1,4 +1,4 @@
-//! Several that wait beside each other for one descriptor, of whom some leave.
+//! Several waiters at one descriptor, some of which leave.
 
 use std::{
     sync::Arc,
@@ -13,31 +13,31 @@ use loom::{
     thread,
 };
 use vigie_detect::{
-    loom_exports::{Awaited, Seat},
-    stock::readiness::Readable,
+    loom_exports::{WaiterToken, WatchedSource},
+    stock::readiness::ReadyEvent,
 };
 
-use crate::{Gate, Task, fails};
+use crate::{PollerHandle, Task, fails};
 
-/// What one direction of a descriptor must be able to do; the real one, and its mutants.
+/// The operations of one direction of a descriptor: the real one, and its mutants.
 trait Place: Send + Sync + 'static {
-    /// What a waiter keeps between two polls.
-    type Seat: Default + Send;
+    /// A waiter's state between two polls.
+    type WaiterToken: Default + Send;
     fn new() -> Self;
     fn announce(&self);
     fn finish(&self);
     /// What is seen, or `None` at the end.
-    fn poll(&self, cx: &Context<'_>, seat: &mut Self::Seat) -> Poll<Option<Readable>>;
-    fn clear(&self, seen: Readable);
-    fn leave(&self, seat: &mut Self::Seat);
+    fn poll(&self, cx: &Context<'_>, token: &mut Self::WaiterToken) -> Poll<Option<ReadyEvent>>;
+    fn clear(&self, seen: ReadyEvent);
+    fn leave(&self, token: &mut Self::WaiterToken);
 }
 
 fn wake(wakers: Vec<Waker>) {
     wakers.into_iter().for_each(Waker::wake);
 }
 
-impl Place for Awaited {
-    type Seat = Seat;
+impl Place for WatchedSource {
+    type WaiterToken = WaiterToken;
     fn new() -> Self {
         Self::new()
     }
@@ -47,29 +47,29 @@ impl Place for Awaited {
     fn finish(&self) {
         wake(self.finish());
     }
-    fn poll(&self, cx: &Context<'_>, seat: &mut Seat) -> Poll<Option<Readable>> {
-        self.poll(cx, seat)
+    fn poll(&self, cx: &Context<'_>, token: &mut WaiterToken) -> Poll<Option<ReadyEvent>> {
+        self.poll(cx, token)
     }
-    fn clear(&self, seen: Readable) {
+    fn clear(&self, seen: ReadyEvent) {
         self.clear(seen);
     }
-    fn leave(&self, seat: &mut Seat) {
-        self.leave(seat);
+    fn leave(&self, token: &mut WaiterToken) {
+        self.leave(token);
     }
 }
 
-/// What a mutant leaves out.
+/// The step that a mutant omits.
 const LOOKS_ONCE: u8 = 0;
 const WAKES_FIRST: u8 = 1;
 const LOOKS_BEFORE: u8 = 2;
 
 /// The real parts in a wrong order.
-struct Mutant<const FAULT: u8>(Awaited);
+struct Mutant<const FAULT: u8>(WatchedSource);
 
 impl<const FAULT: u8> Place for Mutant<FAULT> {
-    type Seat = Seat;
+    type WaiterToken = WaiterToken;
     fn new() -> Self {
-        Self(Awaited::new())
+        Self(WatchedSource::new())
     }
     fn announce(&self) {
         if FAULT == WAKES_FIRST {
@@ -82,42 +82,42 @@ impl<const FAULT: u8> Place for Mutant<FAULT> {
     fn finish(&self) {
         Place::finish(&self.0);
     }
-    fn poll(&self, cx: &Context<'_>, seat: &mut Seat) -> Poll<Option<Readable>> {
+    fn poll(&self, cx: &Context<'_>, token: &mut WaiterToken) -> Poll<Option<ReadyEvent>> {
         let seen = self.0.seen();
         match FAULT {
             LOOKS_ONCE if !seen.ready.is_empty() => Poll::Ready(Some(seen)),
-            LOOKS_ONCE => match self.0.register(cx, seat) {
+            LOOKS_ONCE => match self.0.register(cx, token) {
                 Ok(()) => Poll::Pending,
                 Err(_) => Poll::Ready(None),
             },
             LOOKS_BEFORE if !seen.ready.is_empty() => Poll::Ready(Some(seen)),
             LOOKS_BEFORE => {
                 let second = self.0.seen();
-                match self.0.register(cx, seat) {
+                match self.0.register(cx, token) {
                     Ok(()) if second.ready.is_empty() => Poll::Pending,
                     Ok(()) => Poll::Ready(Some(second)),
                     Err(_) => Poll::Ready(None),
                 }
             }
-            _ => self.0.poll(cx, seat),
+            _ => self.0.poll(cx, token),
         }
     }
-    fn clear(&self, seen: Readable) {
+    fn clear(&self, seen: ReadyEvent) {
         self.0.clear(seen);
     }
-    fn leave(&self, seat: &mut Seat) {
-        self.0.leave(seat);
+    fn leave(&self, token: &mut WaiterToken) {
+        self.0.leave(token);
     }
 }
 
-/// What is wrong with a list of waiters.
+/// The fault of a list of waiters.
 const WAKES_ONE: u8 = 0;
 const KNOWS_NO_ROUNDS: u8 = 1;
 const NOTHING: u8 = 2;
 
-/// The real readiness over a list of waiters of its own.
+/// The real readiness over its own list of waiters.
 struct Listed<const FAULT: u8> {
-    readiness: Awaited,
+    readiness: WatchedSource,
     waiters: Mutex<Waiters>,
 }
 
@@ -142,9 +142,9 @@ impl<const FAULT: u8> Listed<FAULT> {
 }
 
 impl<const FAULT: u8> Place for Listed<FAULT> {
-    type Seat = Option<(usize, usize)>;
+    type WaiterToken = Option<(usize, usize)>;
     fn new() -> Self {
-        Self { readiness: Awaited::new(), waiters: Mutex::new(Waiters::default()) }
+        Self { readiness: WatchedSource::new(), waiters: Mutex::new(Waiters::default()) }
     }
     fn announce(&self) {
         self.readiness.raise();
@@ -153,7 +153,7 @@ impl<const FAULT: u8> Place for Listed<FAULT> {
     fn finish(&self) {
         self.wake(true);
     }
-    fn poll(&self, cx: &Context<'_>, seat: &mut Self::Seat) -> Poll<Option<Readable>> {
+    fn poll(&self, cx: &Context<'_>, token: &mut Self::WaiterToken) -> Poll<Option<ReadyEvent>> {
         let look = || Some(self.readiness.seen()).filter(|seen| !seen.ready.is_empty());
         if let Some(seen) = look() {
             return Poll::Ready(Some(seen));
@@ -163,7 +163,7 @@ impl<const FAULT: u8> Place for Listed<FAULT> {
             if waiters.is_over {
                 return Poll::Ready(None);
             }
-            let known = seat.filter(|&(round, index)| {
+            let known = token.filter(|&(round, index)| {
                 round == waiters.round && waiters.wakers[index].is_some()
             });
             let index = known.map_or_else(
@@ -171,15 +171,15 @@ impl<const FAULT: u8> Place for Listed<FAULT> {
                 |(_, index)| index,
             );
             waiters.wakers[index] = Some(cx.waker().clone());
-            *seat = Some((waiters.round, index));
+            *token = Some((waiters.round, index));
         }
         look().map_or(Poll::Pending, |seen| Poll::Ready(Some(seen)))
     }
-    fn clear(&self, seen: Readable) {
+    fn clear(&self, seen: ReadyEvent) {
         self.readiness.clear(seen);
     }
-    fn leave(&self, seat: &mut Self::Seat) {
-        let Some((round, index)) = seat.take() else { return };
+    fn leave(&self, token: &mut Self::WaiterToken) {
+        let Some((round, index)) = token.take() else { return };
         let mut waiters = self.waiters.lock().expect("not poisoned");
         if FAULT == KNOWS_NO_ROUNDS || round == waiters.round {
             waiters.wakers[index] = None;
@@ -189,11 +189,11 @@ impl<const FAULT: u8> Place for Listed<FAULT> {
 
 /// A task that waits for `place`: takes what is queued until it has found `wanted` or nothing comes any more.
 fn takes<P: Place>(place: &P, queue: &AtomicUsize, wanted: usize) -> usize {
-    let task = Arc::new(Task(Gate::new()));
+    let task = Arc::new(Task(PollerHandle::new()));
     let waker = Waker::from(task.clone());
-    let (mut seat, mut taken) = (P::Seat::default(), 0);
+    let (mut token, mut taken) = (P::WaiterToken::default(), 0);
     while taken < wanted {
-        match place.poll(&Context::from_waker(&waker), &mut seat) {
+        match place.poll(&Context::from_waker(&waker), &mut token) {
             Poll::Ready(Some(seen)) => match queue.swap(0, Ordering::Relaxed) {
                 0 => place.clear(seen),
                 found => taken += found,
@@ -202,7 +202,7 @@ fn takes<P: Place>(place: &P, queue: &AtomicUsize, wanted: usize) -> usize {
             Poll::Pending => task.0.sleep(),
         }
     }
-    place.leave(&mut seat);
+    place.leave(&mut token);
     taken
 }
 
@@ -210,13 +210,13 @@ fn takes<P: Place>(place: &P, queue: &AtomicUsize, wanted: usize) -> usize {
 fn wakes_all<P: Place>() {
     let place = Arc::new(P::new());
     let waits = |place: &P| {
-        let task = Arc::new(Task(Gate::new()));
+        let task = Arc::new(Task(PollerHandle::new()));
         let waker = Waker::from(task.clone());
-        let mut seat = P::Seat::default();
-        while place.poll(&Context::from_waker(&waker), &mut seat).is_pending() {
+        let mut token = P::WaiterToken::default();
+        while place.poll(&Context::from_waker(&waker), &mut token).is_pending() {
             task.0.sleep();
         }
-        place.leave(&mut seat);
+        place.leave(&mut token);
     };
     let other = {
         let place = place.clone();
@@ -235,8 +235,8 @@ fn wakes_all<P: Place>() {
 fn survives_a_drop<P: Place>(count: usize) {
     let (place, queue) = (Arc::new(P::new()), Arc::new(AtomicUsize::new(0)));
     // It waits first, so that it has the first place, and the wake-up if there is only one.
-    let mut seat = P::Seat::default();
-    assert!(place.poll(&Context::from_waker(Waker::noop()), &mut seat).is_pending());
+    let mut token = P::WaiterToken::default();
+    assert!(place.poll(&Context::from_waker(Waker::noop()), &mut token).is_pending());
     let kernel = {
         let (place, queue) = (place.clone(), queue.clone());
         thread::spawn(move || {
@@ -248,7 +248,7 @@ fn survives_a_drop<P: Place>(count: usize) {
     };
     let leaver = {
         let place = place.clone();
-        thread::spawn(move || place.leave(&mut seat))
+        thread::spawn(move || place.leave(&mut token))
     };
     assert_eq!(takes(&*place, &queue, count), count);
     kernel.join().expect("no panic");
@@ -273,19 +273,19 @@ fn ends<P: Place>() {
 
 #[test]
 fn all_are_woken() {
-    loom::model(wakes_all::<Awaited>);
+    loom::model(wakes_all::<WatchedSource>);
 }
 
 #[test]
 fn a_dropped_wait_costs_no_wake_up() {
     for count in 1..3 {
-        loom::model(move || survives_a_drop::<Awaited>(count));
+        loom::model(move || survives_a_drop::<WatchedSource>(count));
     }
 }
 
 #[test]
 fn the_end_is_heard_by_all() {
-    loom::model(ends::<Awaited>);
+    loom::model(ends::<WatchedSource>);
 }
 
 #[test]

@@ -14,8 +14,8 @@ use std::{
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vigie_detect::{
-    Arming, Blocker, Detector, Emitted, Flavor, Handle, Key, Lookout, Methods, Mode, RegisterError,
-    Registration, Round, Server, Strategy, Submitted, WaitError,
+    Arming, Blocker, Detector, Driver, Emitted, Flavor, Handle, Key, Methods, Mode, PollContext,
+    RegisterError, Registration, Server, Strategy, Submitted, WaitError,
     conformance::{
         Harness, Hosts, Profile, Recognised, Rule, SetupError, Trigger, Unclaimed, Violation, World,
     },
@@ -32,13 +32,13 @@ fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     std::pin::Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// Sleeps as the host until `wait` is over. What hangs here, the test's runner ends.
-fn finish<F: Future + Unpin>(lookout: &mut Lookout, wait: &mut F) -> F::Output {
+/// Sleeps as the host until `wait` is over. The test runner ends a hang.
+fn finish<F: Future + Unpin>(driver: &mut Driver, wait: &mut F) -> F::Output {
     loop {
         if let Poll::Ready(ended) = poll(wait) {
             return ended;
         }
-        lookout.park(None);
+        driver.park(None);
     }
 }
 
@@ -82,7 +82,7 @@ impl Harness for ReadHarness {
     fn trigger(&mut self, index: usize) -> Trigger {
         let writer = Arc::clone(&self.writer);
         Box::new(move || {
-            // After the shutdown there may be nobody to write to.
+            // After the shutdown there may be no reader left.
             let _ = (&*writer).write_all(&index.to_le_bytes());
         })
     }
@@ -111,9 +111,9 @@ fn blocking_closures_conform() {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     None,
-    /// A call that comes after the event sleeps over it.
+    /// A call that starts after the event sleeps through it.
     SleepsOverEvents,
-    /// What a waiter left is gone.
+    /// Events left by a waiter are lost.
     DropsTheUnclaimed,
     /// The fifth call fails.
     Fails,
@@ -189,13 +189,13 @@ impl Detector for Letterbox {
         lock(&self.post.letters).queue.pop_front().map_or(Submitted::Pending, Submitted::Ready)
     }
 
-    fn poll(&mut self, round: &mut Round<'_, Self>) {
-        while let Some(key) = round.oldest() {
-            if round.is_full() {
-                return round.more();
+    fn poll(&mut self, context: &mut PollContext<'_, Self>) {
+        while let Some(key) = context.oldest() {
+            if context.is_full() {
+                return context.more();
             }
             let Some(letter) = lock(&self.post.letters).queue.pop_front() else { return };
-            if let Emitted::Full(letter) | Emitted::Gone(letter) = round.emit(key, letter) {
+            if let Emitted::Full(letter) | Emitted::Gone(letter) = context.emit(key, letter) {
                 return lock(&self.post.letters).queue.push_front(letter);
             }
         }
@@ -233,7 +233,7 @@ impl LetterboxHarness {
     fn make(methods: Methods, fault: Fault) -> impl FnMut(&World) -> Result<Self, SetupError> {
         move |world| {
             let (post, handle) = letterbox(world.server(), methods, fault)?;
-            // Streams hand several letters back at once, in the wrong order: they are not tried.
+            // Streams return several letters at once, in the wrong order: they are not tested.
             Ok(Self { handle, post, unclaimed: Unclaimed::Returned })
         }
     }
@@ -263,8 +263,8 @@ impl Harness for LetterboxHarness {
     }
 }
 
-/// Goal: the suite sees what a detector that blocks may do wrong. Method: one fault each; without one it
-/// conforms, with blocking alone and with polls while tasks run.
+/// Goal: the suite detects the possible faults of a blocking detector. Method: one fault each; without
+/// one it conforms, with blocking alone and with polls while tasks run.
 #[test]
 fn planted_faults_are_seen() {
     for methods in [Methods::BLOCK, Methods::BLOCK | Methods::GROUP] {
@@ -282,24 +282,24 @@ fn planted_faults_are_seen() {
     assert!(matches!(violation, Violation::Panicked { callback: "block", .. }), "{violation}");
 }
 
-/// Goal: the thread calls only while somebody waits, and no more often than there are events. Method:
-/// counts of calls.
+/// Goal: the thread makes calls only while there is a waiter, and no more than there are events.
+/// Method: counts of calls.
 #[test]
 fn nobody_waits_nobody_calls() {
     let server = Server::new(Flavor::Hybrid).expect("a server");
-    let mut lookout = server.lookout();
+    let mut driver = server.driver();
     let (post, handle) = letterbox(&server, Methods::BLOCK, Fault::None).expect("registered");
-    lookout.detect();
+    driver.detect();
     post.drop_in(0);
-    lookout.detect();
-    assert_eq!(post.calls.load(Ordering::SeqCst), 0, "nobody has waited");
-    assert_eq!(finish(&mut lookout, &mut handle.wait(())).expect("it was there"), 0);
+    driver.detect();
+    assert_eq!(post.calls.load(Ordering::SeqCst), 0, "there was no waiter");
+    assert_eq!(finish(&mut driver, &mut handle.wait(())).expect("it was there"), 0);
     assert_eq!(post.calls.load(Ordering::SeqCst), 0, "the event was there already");
     for letter in 1..20 {
         let mut wait = handle.wait(());
         assert!(poll(&mut wait).is_pending());
         post.drop_in(letter);
-        assert_eq!(finish(&mut lookout, &mut wait).expect("it comes"), letter);
+        assert_eq!(finish(&mut driver, &mut wait).expect("it comes"), letter);
     }
     assert!(post.calls.load(Ordering::SeqCst) <= 19, "one call for one event");
 }
@@ -309,18 +309,18 @@ fn nobody_waits_nobody_calls() {
 #[test]
 fn user_level_blocks_only_when_idle() {
     let server = Server::new(Flavor::UserLevel).expect("a server");
-    let mut lookout = server.lookout();
+    let mut driver = server.driver();
     let methods = Methods::BLOCK | Methods::GROUP;
     let (post, handle) = letterbox(&server, methods, Fault::None).expect("registered");
     let mut wait = handle.wait(());
     assert!(poll(&mut wait).is_pending());
     for _ in 0..3 {
-        lookout.detect();
+        driver.detect();
     }
     post.drop_in(1);
     let seen = loop {
         // Polled every 50 µs.
-        lookout.detect();
+        driver.detect();
         if let Poll::Ready(seen) = poll(&mut wait) {
             break seen;
         }
@@ -338,12 +338,12 @@ fn user_level_blocks_only_when_idle() {
             post.drop_in(2);
         }
     });
-    assert_eq!(finish(&mut lookout, &mut wait).expect("a letter"), 2);
+    assert_eq!(finish(&mut driver, &mut wait).expect("a letter"), 2);
     sender.join().expect("it has sent");
 }
 
-/// Goal: a call that nothing ends delays no shutdown. Method: a closure that waits for the test; the
-/// shutdown comes back first, then the closure is released and its thread ends.
+/// Goal: a call that nothing ends does not delay a shutdown. Method: a closure that waits for the
+/// test; the shutdown returns first, then the closure is released and its thread ends.
 #[test]
 fn a_stuck_call_does_not_hang_the_shutdown() {
     let server = Server::new(Flavor::Hybrid).expect("a server");
@@ -364,29 +364,29 @@ fn a_stuck_call_does_not_hang_the_shutdown() {
     has_begun.recv().expect_err("it was called again");
 }
 
-/// Goal: what a call fails with reaches every waiter, and the handle is closed then. Method: an error
+/// Goal: the error of a call reaches every waiter, and the handle is then closed. Method: an error
 /// and a panic.
 #[test]
 fn a_failure_ends_all_waits() {
     for fault in [Fault::Fails, Fault::Panics] {
         let server = Server::new(Flavor::Hybrid).expect("a server");
-        let mut lookout = server.lookout();
+        let mut driver = server.driver();
         let (post, handle) = letterbox(&server, Methods::BLOCK, fault).expect("registered");
         for letter in 0..4 {
             let mut wait = handle.wait(());
             assert!(poll(&mut wait).is_pending());
-            // No call is spared, so that the fifth one is that of the two waits below.
+            // No call is skipped, so that the fifth one is that of the two waits below.
             while post.calls.load(Ordering::SeqCst) <= letter {
                 thread::yield_now();
             }
             post.drop_in(letter);
-            assert_eq!(finish(&mut lookout, &mut wait).expect("a letter"), letter);
+            assert_eq!(finish(&mut driver, &mut wait).expect("a letter"), letter);
         }
         let (mut one, mut other) = (handle.wait(()), handle.wait(()));
         assert!(poll(&mut one).is_pending() && poll(&mut other).is_pending());
         post.interrupt();
         for wait in [&mut one, &mut other] {
-            let error = finish(&mut lookout, wait).expect_err("the call failed");
+            let error = finish(&mut driver, wait).expect_err("the call failed");
             match fault {
                 Fault::Fails => assert!(matches!(error, WaitError::Failed(_)), "{error}"),
                 _ => assert!(
@@ -405,7 +405,7 @@ fn a_failure_ends_all_waits() {
 fn without_a_thread_the_handle_is_polled() {
     in_child("blocking::without_a_thread_the_handle_is_polled", || {
         let server = Server::new(Flavor::Hybrid).expect("a server");
-        let mut lookout = server.lookout();
+        let mut driver = server.driver();
         let (post, handle) = letterbox(&server, Methods::BLOCK, Fault::None).expect("registered");
         let limit = getrlimit(Resource::As);
         let none = Rlimit { current: Some(1 << 20), maximum: limit.maximum };
@@ -414,7 +414,7 @@ fn without_a_thread_the_handle_is_polled() {
         let polled = poll(&mut wait);
         assert!(polled.is_pending(), "{polled:?}");
         post.drop_in(1);
-        assert_eq!(finish(&mut lookout, &mut wait).expect("it is polled for"), 1);
+        assert_eq!(finish(&mut driver, &mut wait).expect("it is polled for"), 1);
         assert_eq!(post.calls.load(Ordering::SeqCst), 0, "there was no thread");
         let mut wait = handle.wait(());
         assert!(poll(&mut wait).is_pending());
@@ -428,13 +428,13 @@ fn without_a_thread_the_handle_is_polled() {
                 post.drop_in(2);
             }
         });
-        // The thread is asked for again every 10 ms, by the host's own polls.
-        assert_eq!(finish(&mut lookout, &mut wait).expect("it is blocked for"), 2);
+        // The thread is requested again every 10 ms, by the host's own polls.
+        assert_eq!(finish(&mut driver, &mut wait).expect("it is blocked for"), 2);
         sender.join().expect("it has sent");
     });
 }
 
-/// Goal: a detector that offers to block, but gives no call, is refused. Method: as said.
+/// Goal: a detector that offers to block but returns no call is refused. Method: register one.
 #[test]
 fn a_missing_call_is_refused() {
     struct Nothing;

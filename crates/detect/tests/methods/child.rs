@@ -1,4 +1,4 @@
-//! Tests that change what belongs to the whole process, in one of their own.
+//! Tests that change process-wide state, each in its own process.
 
 use std::{
     env,

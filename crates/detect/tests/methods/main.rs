@@ -1,5 +1,5 @@
-//! The methods that need a signal or a thread: their stock detectors conform, do what they promise at
-//! their edges, and faults planted in them are seen.
+//! The methods that need a signal or a thread: their stock detectors conform and keep their promises
+//! in edge cases, and planted faults are detected.
 
 mod blocking;
 mod child;
@@ -9,7 +9,7 @@ use std::process::Command;
 
 use vigie_detect::conformance::{self, Harness, Options, SetupError, Violation, World};
 
-/// Runs the suite, and says how to see a violation again.
+/// Runs the suite, and prints how to reproduce a violation.
 fn pass<H: Harness>(test: &str, mut factory: impl FnMut(&World) -> Result<H, SetupError>) {
     match conformance::check(&mut factory) {
         Ok(report) => println!("{report}"),
@@ -26,7 +26,7 @@ fn pass<H: Harness>(test: &str, mut factory: impl FnMut(&World) -> Result<H, Set
     }
 }
 
-/// Runs the suite on a detector with a fault. Few seeds, and little patience with what is lost.
+/// Runs the suite on a detector with a fault. Few seeds, and a short guard for lost events.
 fn seen<H: Harness>(mut factory: impl FnMut(&World) -> Result<H, SetupError>) -> Violation {
     let options = Options::from_env().seeds(0..8).guard(std::time::Duration::from_secs(2));
     conformance::check_with(&options.stress_waits(200), &mut factory)

@@ -1,4 +1,4 @@
-//! Signals: awaited for themselves, and as the announcement of descriptors.
+//! Signals: as events of their own, and as readiness events of descriptors.
 
 use std::{
     collections::BTreeMap,
@@ -15,27 +15,27 @@ use std::{
 
 use rustix::process::{Resource, Rlimit, Signal, getpid, getrlimit, kill_process, setrlimit};
 use vigie_detect::{
-    Arming, Detected, Detector, Emitted, Flavor, Handle, Key, Methods, Mode, Ready, RegisterError,
-    Registration, Round, Server, Site, Strategy, Submitted,
+    Arming, Detected, Detector, DriverHandle, Emitted, Flavor, Handle, Key, Methods, Mode,
+    PollContext, Ready, RegisterError, Registration, Server, Strategy, Submitted,
     conformance::{Harness, Hosts, Profile, Recognised, Rule, Trigger, Unclaimed, World},
     stock::{
         readiness::Direction,
         signal::{Arrived, SignalKind, Signals, signal},
-        signal_io::{Awaited, SignalIo, signal_io},
+        signal_io::{SignalIo, SignalIoRequest, signal_io},
     },
 };
 
 use crate::{child::in_child, pass, seen};
 
-/// Sees that the handler of a signal has run to its end, on whatever thread: its action was registered
-/// last, and therefore runs last.
+/// Detects that the handler of a signal has finished, on any thread: its action was registered last,
+/// and therefore runs last.
 struct Witness {
     handle: Handle<Signals>,
     _server: Server,
 }
 
 impl Witness {
-    /// Of what was registered for `signal` until now.
+    /// For everything registered for `signal` until now.
     fn new(signal: Signal) -> Result<Arc<Self>, RegisterError> {
         let server = Server::new(Flavor::UserLevel).expect("a server");
         let handle = self::signal(&server, SignalKind::from_raw(signal.as_raw()))?;
@@ -139,9 +139,9 @@ impl Harness for SignalIoHarness {
         &self.handle
     }
 
-    fn request(&mut self, index: usize) -> Awaited {
+    fn request(&mut self, index: usize) -> SignalIoRequest {
         let descriptor = Arc::clone(&self.pair(index).descriptor);
-        Awaited { descriptor, direction: Direction::Read }
+        SignalIoRequest { descriptor, direction: Direction::Read }
     }
 
     fn trigger(&mut self, index: usize) -> Trigger {
@@ -178,23 +178,23 @@ struct Faulty {
     fault: Fault,
     signal: Signal,
     taken: u64,
-    site: Option<Site>,
+    driver: Option<DriverHandle>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     None,
-    /// Its events come with a signal that it does not name.
+    /// Its events come with a signal other than the one it names.
     NamesAnother,
-    /// What arrived before the wait is not looked at.
+    /// Arrivals before the wait are ignored.
     ForgetsWhatWasBefore,
-    /// Each arrival is reported to everybody.
+    /// Each arrival is reported to every waiter.
     TakesNothing,
 }
 
 impl Faulty {
     fn arrivals(&self) -> u64 {
-        self.site.as_ref().expect("attached").signal_arrivals()
+        self.driver.as_ref().expect("attached").signal_arrivals()
     }
 
     fn take(&mut self) -> bool {
@@ -225,8 +225,8 @@ impl Detector for Faulty {
         })
     }
 
-    fn attach(&mut self, site: &Site) -> io::Result<()> {
-        self.site = Some(site.clone());
+    fn attach(&mut self, driver: &DriverHandle) -> io::Result<()> {
+        self.driver = Some(driver.clone());
         Ok(())
     }
 
@@ -237,7 +237,7 @@ impl Detector for Faulty {
         if self.take() { Submitted::Ready(()) } else { Submitted::Pending }
     }
 
-    fn poll(&mut self, round: &mut Round<'_, Self>) {
+    fn poll(&mut self, round: &mut PollContext<'_, Self>) {
         while let Some(key) = round.oldest()
             && self.take()
         {
@@ -292,15 +292,15 @@ fn faulty(
     signal: Signal,
 ) -> impl FnMut(&World) -> Result<FaultyHarness, crate::SetupError> {
     move |world| {
-        let detector = Faulty { fault, signal, taken: 0, site: None };
+        let detector = Faulty { fault, signal, taken: 0, driver: None };
         let handle = world.server().register(detector, Registration::named("faulty"))?;
         let witness = Witness::new(signal)?;
         Ok(FaultyHarness { handle, fault, signal, witness })
     }
 }
 
-/// Goal: the suite sees what a signal detector may do wrong. Method: one fault each; without one, it
-/// conforms. Signals are the process's: one after the other.
+/// Goal: the suite detects the possible faults of a signal detector. Method: one fault each; without
+/// one, it conforms. Signals are process-wide: one after the other.
 #[test]
 fn planted_faults_are_seen() {
     pass("signals::planted_faults_are_seen", faulty(Fault::None, Signal::USR2));
@@ -312,8 +312,8 @@ fn planted_faults_are_seen() {
     assert_eq!(violation.rule(), Some(Rule::Once), "{violation}");
 }
 
-/// Goal: a signal that cannot or must not be caught is a typed error, and so is a detector that names
-/// none. Method: each kind; the numbers beside the ranges.
+/// Goal: a signal that cannot or must not be caught is a typed error, and so is a detector that
+/// returns no signal. Method: each kind; the numbers beside the ranges.
 #[test]
 fn impossible_signals_are_refused() {
     let server = Server::new(Flavor::UserLevel).expect("a server");
@@ -342,34 +342,34 @@ fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
 }
 
 /// Goal: a busy host sees a signal at its next switch, a sleeping one is woken by it, and several
-/// handles see each arrival. Method: a host by hand; the sleep has no end but the signal.
+/// handles see each arrival. Method: a host by hand; only the signal ends the sleep.
 #[test]
 fn a_signal_reaches_busy_and_sleeping_hosts() {
     let server = Server::new(Flavor::UserLevel).expect("a server");
-    let mut lookout = server.lookout();
+    let mut driver = server.driver();
     let first = signal(&server, SignalKind::CHILD).expect("a signal");
     let second = signal(&server, SignalKind::CHILD).expect("the same signal");
     let witness = Witness::new(Signal::CHILD).expect("the same signal");
     assert_eq!(first.history().1, Strategy::Signal);
     let (mut one, mut other) = (first.wait(()), second.wait(()));
     assert!(poll(&mut one).is_pending() && poll(&mut other).is_pending());
-    lookout.detect();
+    driver.detect();
     let far_ahead = server.now();
-    assert!(!lookout.is_due(vigie_detect::Instant::from_nanos(far_ahead.as_nanos() / 2)));
+    assert!(!driver.is_due(vigie_detect::Instant::from_nanos(far_ahead.as_nanos() / 2)));
     witness.send(Signal::CHILD);
-    assert!(lookout.is_due(vigie_detect::Instant::from_nanos(0)), "whatever the time is");
-    assert_eq!(lookout.detect(), Detected::Events(2));
+    assert!(driver.is_due(vigie_detect::Instant::from_nanos(0)), "whatever the time is");
+    assert_eq!(driver.detect(), Detected::Events(2));
     assert!(poll(&mut one).is_ready() && poll(&mut other).is_ready());
     let mut one = first.wait(());
     assert!(poll(&mut one).is_pending());
     let sender = thread::spawn(move || witness.send(Signal::CHILD));
     while poll(&mut one).is_pending() {
-        lookout.park(None);
+        driver.park(None);
     }
     sender.join().expect("it has sent");
 }
 
-/// Goal: nobody waits and nothing is counted for a server that is gone; the signal does no harm then.
+/// Goal: after the server is gone there are no waiters and no counts; the signal does no harm.
 /// Method: shut down, then send.
 #[test]
 fn a_signal_after_the_end_is_ignored() {
@@ -380,8 +380,9 @@ fn a_signal_after_the_end_is_ignored() {
     kill_process(getpid(), Signal::IO).expect("sent");
 }
 
-/// Goal: when the queue of real-time signals is full, the SIGIO in their place is as good. Method: a
-/// process whose queue has no place at all; without the handler of SIGIO, it would end here.
+/// Goal: when the queue of real-time signals is full, the SIGIO in their place has the same effect.
+/// Method: a process whose queue has no place at all; without the handler of SIGIO, it would end
+/// here.
 #[test]
 fn an_overflow_of_the_signal_queue_is_no_loss() {
     in_child("signals::an_overflow_of_the_signal_queue_is_no_loss", || {
@@ -389,7 +390,7 @@ fn an_overflow_of_the_signal_queue_is_no_loss() {
         let none = Rlimit { current: Some(0), maximum };
         setrlimit(Resource::Sigpending, none).expect("the limit may be lowered");
         let server = Server::new(Flavor::UserLevel).expect("a server");
-        let mut lookout = server.lookout();
+        let mut driver = server.driver();
         let kind = SignalKind::real_time(2).expect("a real-time signal");
         let handle = signal_io(&server, kind).expect("registered");
         // Beside it, so that the overflow is seen to have happened.
@@ -397,11 +398,11 @@ fn an_overflow_of_the_signal_queue_is_no_loss() {
         let overflow = signal(&server, overflow).expect("registered");
         for round in 0..10 {
             let Pair { descriptor, other } = pair().expect("a pair of sockets");
-            let mut wait = handle.wait(Awaited { descriptor, direction: Direction::Read });
+            let mut wait = handle.wait(SignalIoRequest { descriptor, direction: Direction::Read });
             assert!(poll(&mut wait).is_pending());
             rustix::io::write(&*other, &[1]).expect("room for a byte");
             while poll(&mut wait).is_pending() {
-                lookout.park(None);
+                driver.park(None);
             }
             // The handler calls both, one after the other, perhaps on another thread.
             let arrivals = || overflow.with_detector(|signals| signals.arrivals());

@@ -1,4 +1,4 @@
-//! A detector that does what a test tells it to, and writes down what the server asks of it.
+//! A detector that does what a test tells it to, and records what the server asks of it.
 
 use std::{
     any::Any,
@@ -14,11 +14,11 @@ use std::{
 };
 
 use vigie_detect::{
-    Armed, Arming, Bell, Cancel, Detector, Emitted, Flavor, Handle, Instant, Key, Lookout, Methods,
-    Mode, Pending, RegisterError, Registration, Round, Server, Site, Submitted,
+    Armed, Arming, Cancel, Detector, Driver, DriverHandle, Emitted, Flavor, Handle, Instant, Key,
+    Methods, Mode, Notifier, Pending, PollContext, RegisterError, Registration, Server, Submitted,
 };
 
-/// What the server asked for.
+/// A call by the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Submit(u64),
@@ -74,13 +74,13 @@ impl std::fmt::Debug for Told {
 pub(crate) struct Script {
     pub(crate) methods: Methods,
     pub(crate) arming: Arming,
-    /// What `cancel` answers.
+    /// The result of `cancel`.
     pub(crate) cancel: Cancel,
     pub(crate) deadline: Option<Instant>,
     /// By the request's number; those that are being cancelled too.
     pub(crate) known: BTreeMap<u64, Key>,
     pub(crate) orders: VecDeque<Order>,
-    /// By the request's number: what `submit` or `check` finds.
+    /// By the request's number: the result of `submit` or `check`.
     pub(crate) ready: BTreeMap<u64, u64>,
     /// What the next events own, by value.
     pub(crate) owned: BTreeMap<u64, Box<dyn Any + Send>>,
@@ -90,7 +90,7 @@ pub(crate) struct Script {
     pub(crate) keeps_unclaimed: bool,
     pub(crate) unclaimed: Vec<u64>,
     pub(crate) calls: Vec<Call>,
-    pub(crate) bell: Option<Bell>,
+    pub(crate) notifier: Option<Notifier>,
 }
 
 impl Default for Script {
@@ -108,7 +108,7 @@ impl Default for Script {
             keeps_unclaimed: false,
             unclaimed: Vec::new(),
             calls: Vec::new(),
-            bell: None,
+            notifier: None,
         }
     }
 }
@@ -128,24 +128,24 @@ impl Author {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives an order, and rings.
+    /// Gives an order, and notifies.
     pub(crate) fn order(&self, order: Order) {
-        let bell = {
+        let notifier = {
             let mut script = self.script();
             script.orders.push_back(order);
-            script.bell.clone()
+            script.notifier.clone()
         };
-        if let Some(bell) = bell {
-            bell.ring();
+        if let Some(notifier) = notifier {
+            notifier.notify();
         }
     }
 
-    /// Returns whether nobody else holds the script: the detector is gone.
+    /// Returns whether no one else holds the script: the detector is gone.
     pub(crate) fn is_alone(&self) -> bool {
         Arc::strong_count(&self.0) == 1
     }
 
-    /// Takes what was written down since.
+    /// Takes the calls recorded since.
     pub(crate) fn calls(&self) -> Vec<Call> {
         std::mem::take(&mut self.script().calls)
     }
@@ -182,8 +182,8 @@ impl Detector for Scripted {
         self.script().arming
     }
 
-    fn attach(&mut self, site: &Site) -> io::Result<()> {
-        self.script().bell = Some(site.bell());
+    fn attach(&mut self, driver: &DriverHandle) -> io::Result<()> {
+        self.script().notifier = Some(driver.notifier());
         Ok(())
     }
 
@@ -212,7 +212,7 @@ impl Detector for Scripted {
         self.script().calls.push(Call::Group(pending.len()));
     }
 
-    fn poll(&mut self, round: &mut Round<'_, Self>) {
+    fn poll(&mut self, context: &mut PollContext<'_, Self>) {
         self.script().calls.push(Call::Poll);
         loop {
             // No lock of ours is held while the server's code runs.
@@ -223,13 +223,13 @@ impl Detector for Scripted {
                     let Some(key) = script.known.remove(&id) else { continue };
                     let event = script.event(value);
                     drop(script);
-                    round.complete(key, event);
+                    context.complete(key, event);
                 }
                 Order::Emit(id, value) => {
                     let Some(&key) = script.known.get(&id) else { continue };
                     let event = script.event(value);
                     drop(script);
-                    match round.emit(key, event) {
+                    match context.emit(key, event) {
                         Emitted::Kept => {}
                         Emitted::Ended => drop(self.script().known.remove(&id)),
                         Emitted::Full(event) | Emitted::Gone(event) => {
@@ -240,12 +240,12 @@ impl Detector for Scripted {
                 Order::Finish(id) => {
                     let Some(key) = script.known.remove(&id) else { continue };
                     drop(script);
-                    round.finish(key);
+                    context.finish(key);
                 }
                 Order::Fail(id) => {
                     let Some(key) = script.known.remove(&id) else { continue };
                     drop(script);
-                    round.fail(key, io::ErrorKind::ConnectionReset.into());
+                    context.fail(key, io::ErrorKind::ConnectionReset.into());
                 }
             }
         }
@@ -280,7 +280,7 @@ impl Detector for Scripted {
     }
 }
 
-/// Counts how often a task was woken.
+/// Counts the wake-ups of a task.
 #[derive(Default)]
 pub(crate) struct Woken(AtomicUsize);
 
@@ -296,17 +296,17 @@ impl Woken {
     }
 }
 
-/// A server on a real host that the test turns itself.
+/// A server on a real host that the test drives itself.
 pub(crate) struct Stage {
     pub(crate) server: Server,
-    pub(crate) lookout: Lookout,
+    pub(crate) driver: Driver,
     pub(crate) woken: Arc<Woken>,
 }
 
 impl Stage {
     pub(crate) fn new() -> Self {
         let server = Server::new(Flavor::UserLevel).expect("an epoll");
-        Self { lookout: server.lookout(), server, woken: Arc::default() }
+        Self { driver: server.driver(), server, woken: Arc::default() }
     }
 
     pub(crate) fn waker(&self) -> Waker {
@@ -319,7 +319,7 @@ impl Stage {
 
     /// A whole step of a host with nothing to run: a look, and a sleep that ends at once.
     pub(crate) fn step(&mut self) {
-        self.lookout.detect();
-        self.lookout.park(Some(self.server.now()));
+        self.driver.detect();
+        self.driver.park(Some(self.server.now()));
     }
 }

@@ -1,52 +1,54 @@
-//! A heap of timers, by hard expiry, that knows where each key stands.
+//! A heap of timers, by hard expiry, that knows the place of each key.
 
 use crate::{clock::Instant, detector::Key};
 
 const ARITY: usize = 4;
 const ABSENT: u32 = u32::MAX;
 
-/// So many places are kept when the heap empties.
+/// The number of places kept when the heap empties.
 const KEPT: usize = 1024;
 
-/// The most timers that [`DeadlineHeap::wakeup`] looks at. Where more are as close as that, the last of
+/// The most timers that [`DeadlineHeap::wakeup`] looks at. If more are that close together, the last of
 /// them expires near the first one's hard expiry.
 const VISITED_MAX: usize = 32;
 
-/// One timer. The order is that of hard expiry.
+/// One timer. Ordered by hard expiry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Node {
+pub(super) struct HeapNode {
     pub(super) hard: Instant,
     pub(super) soft: Instant,
     pub(super) key: Key,
 }
 
-/// Timers, the first to expire hard in front. Gives memory back as it empties.
+/// Timers, the earliest hard expiry in front. Frees memory as it empties.
 #[derive(Debug, Default)]
 pub(super) struct DeadlineHeap {
-    nodes: Vec<Node>,
-    /// By the key's index: where in `nodes` it stands.
+    nodes: Vec<HeapNode>,
+    /// By the key's index: the place in `nodes`.
     places: Vec<u32>,
-    /// `places` is looked at, whether it can be shorter, when no more timers than these are left.
+    /// When no more timers than this are left, checks whether `places` can shrink.
     trim_at: usize,
 }
 
 impl DeadlineHeap {
-    pub(super) fn first(&self) -> Option<Node> {
+    pub(super) fn first(&self) -> Option<HeapNode> {
         self.nodes.first().copied()
     }
 
-    /// Returns the latest soft expiry, as far as it is found, that is not after the first hard one:
-    /// whoever wakes up then is late for nobody and finds all that have expired by then.
+    /// Returns the latest soft expiry found that is not after the first hard one: a host that wakes
+    /// up then delays no timer beyond its slack and finds all that have expired by then.
     pub(super) fn wakeup(&self) -> Option<Instant> {
         let first = self.nodes.first()?;
         let mut latest = first.soft;
         if first.hard == first.soft {
             return Some(latest);
         }
-        // Nodes whose children are still to be looked at. Those beneath a node that is too late are later
-        // still, or have a larger slack and can wait.
+
+        // Nodes whose children are still to be looked at. The children of a node that is too late are
+        // later still, or have a larger slack and can wait.
         let mut parents = [0_usize; VISITED_MAX];
         let (mut done, mut known) = (0, 1);
+
         while done < known {
             let children = parents[done] * ARITY + 1;
             done += 1;
@@ -66,7 +68,7 @@ impl DeadlineHeap {
         Some(latest)
     }
 
-    pub(super) fn insert(&mut self, node: Node) {
+    pub(super) fn insert(&mut self, node: HeapNode) {
         if node.key.index() >= self.places.len() {
             self.places.resize(node.key.index() + 1, ABSENT);
             self.trim_at = self.places.len() / 8;
@@ -94,9 +96,9 @@ impl DeadlineHeap {
         }
     }
 
-    /// Gives back what a burst has left behind: at a quarter of the size or less, for a look at the
-    /// timers that are there. Those are fewer by half each time, so that all looks together cost less
-    /// than the burst.
+    /// Frees the memory left over from a burst: at a quarter of the size or less, at the cost of a
+    /// look at the remaining timers. Their number is at least halved each time, so that all looks
+    /// together cost less than the burst.
     #[cold]
     fn trim(&mut self) {
         let used = self.nodes.iter().map(|node| node.key.index() + 1).max().unwrap_or(0);
@@ -136,7 +138,7 @@ impl DeadlineHeap {
         self.put(place, node);
     }
 
-    fn put(&mut self, place: usize, node: Node) {
+    fn put(&mut self, place: usize, node: HeapNode) {
         self.nodes[place] = node;
         self.places[node.key.index()] =
             u32::try_from(place).expect("invariant: no more timers than keys");
@@ -151,8 +153,8 @@ mod tests {
 
     use super::*;
 
-    fn node(soft: u64, slack: u64, index: u64) -> Node {
-        Node {
+    fn node(soft: u64, slack: u64, index: u64) -> HeapNode {
+        HeapNode {
             hard: Instant::from_nanos(soft + slack),
             soft: Instant::from_nanos(soft),
             key: Key::from_bits(index),
@@ -160,12 +162,13 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: the heap is a set ordered by hard expiry, and its wake-up is late for nobody. Method:
+        /// Goal: the heap is a set ordered by hard expiry, and its wake-up delays no timer beyond its
+        /// slack. Method:
         /// random insertions and removals against a `BTreeSet`; the wake-up against all soft expiries.
         #[test]
         fn the_heap_agrees_with_a_set(operations in prop::collection::vec((0u64..50, 0u64..20, 0u64..40, any::<bool>()), 0..300)) {
             let mut heap = DeadlineHeap::default();
-            let mut oracle = BTreeSet::<Node>::new();
+            let mut oracle = BTreeSet::<HeapNode>::new();
             for (soft, slack, index, inserts) in operations {
                 let key = Key::from_bits(index);
                 let held = oracle.iter().find(|held| held.key == key).copied();
@@ -207,8 +210,8 @@ mod tests {
         }
     }
 
-    /// Goal: memory is given back after a burst, also one that leaves a timer with a high key behind, and
-    /// what is kept stays usable. Method: more timers than 2^20, of which all but one are cancelled.
+    /// Goal: memory is freed after a burst, even one that leaves a timer with a high key behind, and the
+    /// rest stays usable. Method: more timers than 2^20, of which all but one are cancelled.
     #[test]
     fn a_burst_is_forgotten() {
         let count: u64 = (1 << 20) + 100;
@@ -230,9 +233,9 @@ mod tests {
         assert!(heap.places.capacity() <= 4 * KEPT);
     }
 
-    /// Goal: memory is given back when an eighth of the places is in use, and again at each half of that; what
-    /// is kept has room for twice as many. Method: the capacities around each of these moments, with timers
-    /// that leave in the order in which they came and in the opposite one.
+    /// Goal: memory is freed when an eighth of the places is in use, and again at each half of that; the rest
+    /// has room for twice as many. Method: the capacities around each of these moments, with timers that leave
+    /// in order of arrival and in reverse.
     #[test]
     fn memory_is_given_back_by_halves() {
         const COUNT: u64 = 80_000;

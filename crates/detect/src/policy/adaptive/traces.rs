@@ -1,13 +1,14 @@
-//! [`Adaptive`](super::Adaptive) on traces of waits, in virtual time: what it pays, against what the
-//! fixed strategies would have paid for the same trace.
+//! [`Adaptive`](super::Adaptive) on traces of waits, in virtual time: its cost against that of the
+//! fixed strategies on the same trace.
 //!
 //! The model of a machine: a wait ends `t` after the host has nothing to run. Polling until then costs
-//! `t`; sleeping costs [`Machine::sleep`], whenever it ends; polling for `s` in vain costs both.
+//! `t`; sleeping costs [`Machine::sleep`], whenever it ends; polling for `s` without success costs
+//! both.
 
 use proptest::{prop_assert, prop_assert_eq, proptest};
 
 use super::*;
-use crate::policy::history::Found;
+use crate::policy::history::IdleEvent;
 
 /// Nanoseconds.
 type Nanos = u64;
@@ -18,7 +19,7 @@ const MICRO: Nanos = 1_000;
 struct Machine {
     sleep_cpu: Nanos,
     wake_delay: Nanos,
-    /// What the policy is told of the delay, in percent of the truth.
+    /// The delay that the policy is told, in percent of the true one.
     told_percent: u64,
 }
 
@@ -58,30 +59,30 @@ impl<'a> Host<'a> {
         nanos(self.policy.decide(&situation).strategy.spin())
     }
 
-    /// The sleep's cost in truth, in the policy's currency.
+    /// The true cost of a sleep, in the policy's currency.
     fn sleep_cost(&self) -> Nanos {
         let Machine { sleep_cpu, wake_delay, .. } = self.machine;
         let (sleep_cpu, wake_delay) =
             (Duration::from_nanos(sleep_cpu), Duration::from_nanos(wake_delay));
-        nanos(self.policy.stakes(&Costs { sleep_cpu, wake_delay }).sleep)
+        nanos(self.policy.spin_costs(&Costs { sleep_cpu, wake_delay }).sleep)
     }
 
     fn wait(&mut self, t: Nanos) {
-        let stakes = self.policy.stakes(&self.costs());
+        let spin_costs = self.policy.spin_costs(&self.costs());
         let spin = self.spin();
         let seen;
         if spin > 0 && t <= spin {
             self.spent += t;
             seen = t;
-            self.history.record_idle(Duration::from_nanos(t), Found::Awake, &stakes);
+            self.history.record_idle(Duration::from_nanos(t), IdleEvent::Awake, &spin_costs);
         } else {
             self.spent += spin + self.sleep_cost();
             seen = t + self.machine.wake_delay;
             if spin > 0 {
-                self.history.record_spin_miss(&stakes);
+                self.history.record_spin_miss(&spin_costs);
             } else {
-                let found = Found::Asleep { wake_delay: self.costs().wake_delay };
-                self.history.record_idle(Duration::from_nanos(seen), found, &stakes);
+                let found = IdleEvent::Asleep { wake_delay: self.costs().wake_delay };
+                self.history.record_idle(Duration::from_nanos(seen), found, &spin_costs);
             }
         }
         self.now = self.now + Duration::from_nanos(seen);
@@ -89,22 +90,22 @@ impl<'a> Host<'a> {
     }
 }
 
-/// What polling `spin` before each sleep pays for `trace`.
+/// The cost of polling `spin` before each sleep for `trace`.
 fn fixed_cost(trace: &[Nanos], spin: Nanos, sleep: Nanos) -> Nanos {
     trace.iter().map(|&t| if spin > 0 && t <= spin { t } else { spin + sleep }).sum()
 }
 
-/// What `policy` pays for `trace`, what the better of the fixed strategies does, what the best choice
-/// at each wait does, and the price of a sleep.
+/// The costs of `policy` for `trace`, of the better fixed strategy, of the best choice at each wait,
+/// and of one sleep.
 #[derive(Debug)]
-struct Account {
+struct SpinBalance {
     spent: Nanos,
     better: Nanos,
     best: Nanos,
     sleep: Nanos,
 }
 
-fn settle(policy: &dyn Policy, machine: Machine, trace: &[Nanos]) -> Account {
+fn settle(policy: &dyn Policy, machine: Machine, trace: &[Nanos]) -> SpinBalance {
     let mut host = Host::new(policy, machine);
     for &t in trace {
         host.wait(t);
@@ -112,10 +113,10 @@ fn settle(policy: &dyn Policy, machine: Machine, trace: &[Nanos]) -> Account {
     account(&host, trace)
 }
 
-fn account(host: &Host<'_>, trace: &[Nanos]) -> Account {
+fn account(host: &Host<'_>, trace: &[Nanos]) -> SpinBalance {
     let sleep = host.sleep_cost();
-    let spin = nanos(host.policy.stakes(&host.costs()).spin);
-    Account {
+    let spin = nanos(host.policy.spin_costs(&host.costs()).spin);
+    SpinBalance {
         spent: host.spent,
         better: fixed_cost(trace, 0, sleep).min(fixed_cost(trace, spin, sleep)),
         best: trace.iter().map(|&t| t.min(sleep)).sum(),
@@ -123,8 +124,8 @@ fn account(host: &Host<'_>, trace: &[Nanos]) -> Account {
     }
 }
 
-/// Says what is wrong, if `policy` paid more than twice the better fixed strategy and one sleep.
-fn bound(account: &Account) -> Result<(), String> {
+/// Returns an error if `policy` paid more than twice the better fixed strategy plus one sleep.
+fn bound(account: &SpinBalance) -> Result<(), String> {
     if account.spent <= 2 * account.better + account.sleep {
         Ok(())
     } else {
@@ -132,9 +133,9 @@ fn bound(account: &Account) -> Result<(), String> {
     }
 }
 
-/// Says what is wrong, if `policy` paid more than a tenth above the better fixed strategy, and what
-/// finding out costs.
-fn convergence(account: &Account) -> Result<(), String> {
+/// Returns an error if `policy` paid more than a tenth above the better fixed strategy plus the
+/// cost of learning.
+fn convergence(account: &SpinBalance) -> Result<(), String> {
     let learning = 12 * account.sleep;
     if account.spent <= account.better + account.better / 10 + learning {
         Ok(())
@@ -160,9 +161,9 @@ fn poisson(mean: Nanos, seed: u64) -> Vec<Nanos> {
     (0..WAITS).map(|_| wait(random.f64()) as Nanos).collect()
 }
 
-/// An adversary that knows the policy: events come just after it gave up polling, and at once where it
+/// An adversary that knows the policy: events come just after it gave up polling, and at once if it
 /// sleeps.
-fn adversarial(policy: &dyn Policy, machine: Machine, early: Nanos) -> Account {
+fn adversarial(policy: &dyn Policy, machine: Machine, early: Nanos) -> SpinBalance {
     let mut host = Host::new(policy, machine);
     let mut trace = Vec::new();
     for _ in 0..WAITS {
@@ -178,7 +179,7 @@ fn policies() -> [(Reactivity, Adaptive); 3] {
         .map(|reactivity| (reactivity, Adaptive::new(reactivity)))
 }
 
-/// Traces that stay what they are, on which a policy has time to learn.
+/// Stationary traces, on which a policy has time to learn.
 fn stationary() -> Vec<(String, Vec<Nanos>)> {
     let mut traces = vec![("idle".to_owned(), Vec::new())];
     for micros in [1, 4, 9, 11, 25, 60, 199, 201, 1_000, 100_000] {
@@ -208,7 +209,8 @@ fn it_converges() {
     }
 }
 
-/// Goal: whoever knows the policy cannot make it pay more than twice the better fixed strategy.
+/// Goal: an adversary that knows the policy cannot make it pay more than twice the better fixed
+/// strategy.
 /// Method: an adversary that decides each wait after the policy did.
 #[test]
 fn an_adversary_gains_little() {
@@ -221,9 +223,9 @@ fn an_adversary_gains_little() {
 }
 
 proptest! {
-    /// Goal: the bound holds whatever comes, on whatever machine. Method: waits of all sizes, in runs
-    /// of random length, on machines with cheap and dear sleeps; with `spin_max` as large as a sleep,
-    /// it pays at most three times what the best choice at each wait does.
+    /// Goal: the bound holds for any trace on any machine. Method: waits of all sizes, in runs of
+    /// random length, on machines with cheap and expensive sleeps; with `spin_max` as large as a
+    /// sleep, it pays at most three times as much as the best choice at each wait.
     #[test]
     fn it_never_pays_more_than_twice(
         runs in proptest::collection::vec((0u32..20, 1usize..60), 1..40),
@@ -266,13 +268,13 @@ fn a_wrong_delay_is_corrected() {
     }
 }
 
-/// Goal: nobody polls where somebody else has use for the core. Method: short waits, under each kind
+/// Goal: a host does not poll if another thread needs the core. Method: short waits, under each kind
 /// of load, after the policy has learnt to poll.
 #[test]
 fn a_core_that_others_want_is_left() {
     let loads = [
-        Load { is_crowded: true, ..Load::default() },
-        Load { was_stopped: true, ..Load::default() },
+        Load { is_oversubscribed: true, ..Load::default() },
+        Load { was_preempted: true, ..Load::default() },
         Load { has_quota: true, ..Load::default() },
     ];
     for (reactivity, policy) in policies() {
@@ -301,9 +303,9 @@ fn polling_is_bounded() {
 }
 
 /// Goal: polls of a detector that cannot announce take no more than their share. Method: frequent
-/// events whose polls are dear.
+/// events with expensive polls.
 #[test]
-fn dear_polls_are_rare() {
+fn expensive_polls_are_rare() {
     let mut history = History::default();
     for round in 0..100 {
         history.record(Instant::from_nanos(round * MICRO), 1);
@@ -325,34 +327,35 @@ enum Mutant {
     AlwaysSleeps,
     AlwaysPolls,
     PollsTooLong,
-    /// Expects what it saw last, without an account.
+    /// Expects what it saw last; keeps no account.
     BelievesTheLast,
 }
 
 impl Policy for Mutant {
     fn decide(&self, situation: &Situation<'_>) -> Decision {
         let every = Frequency::Time(Duration::from_micros(50));
-        let stakes = self.stakes(&situation.costs);
+        let spin_costs = self.spin_costs(&situation.costs);
         let polls = match self {
             Self::AlwaysSleeps => false,
             Self::AlwaysPolls | Self::PollsTooLong => true,
-            Self::BelievesTheLast => {
-                situation.history.event_interval().is_some_and(|interval| interval <= stakes.spin)
-            }
+            Self::BelievesTheLast => situation
+                .history
+                .event_interval()
+                .is_some_and(|interval| interval <= spin_costs.spin),
         };
         let strategy = if polls {
-            Strategy::PollThenSleep { every, spin: stakes.spin }
+            Strategy::PollThenSleep { every, spin: spin_costs.spin }
         } else {
             Strategy::Sleep { every }
         };
         Decision { strategy, until: situation.now }
     }
 
-    fn stakes(&self, costs: &Costs) -> Stakes {
-        let stakes = Adaptive::default().stakes(costs);
+    fn spin_costs(&self, costs: &Costs) -> SpinCosts {
+        let spin_costs = Adaptive::default().spin_costs(costs);
         match self {
-            Self::PollsTooLong => Stakes { spin: stakes.sleep * 5, ..stakes },
-            _ => stakes,
+            Self::PollsTooLong => SpinCosts { spin: spin_costs.sleep * 5, ..spin_costs },
+            _ => spin_costs,
         }
     }
 }
@@ -360,7 +363,7 @@ impl Policy for Mutant {
 /// Goal: the tests of the bound and of convergence can fail. Method: each faulty policy fails one.
 #[test]
 fn faulty_policies_are_noticed() {
-    let fails = |mutant: &Mutant, test: &dyn Fn(&Account) -> Result<(), String>| {
+    let fails = |mutant: &Mutant, test: &dyn Fn(&SpinBalance) -> Result<(), String>| {
         let traces = stationary();
         traces.iter().any(|(_, trace)| test(&settle(mutant, MACHINE, trace)).is_err())
     };

@@ -1,4 +1,4 @@
-//! Who waits at a slot: the waiter that polled last, for poll-style code, and any number of others beside each other.
+//! The waiters at a slot: the one that polled last, for poll-style code, and any number of others beside each other.
 //!
 //! ```text
 //!                join (1)                    drain (2)
@@ -7,61 +7,61 @@
 //!       └──────── leave (3) ───────┘◀──────────── join (1) ─────────┘
 //! ```
 //!
-//! (1) [`Waiters::join`], (2) [`Waiters::drain`] wakes everybody, (3) [`Waiters::leave`]. A place of a past round names
-//! nobody: whoever holds it was woken, and a waiter that came later may have the same seat.
+//! (1) [`Waiters::join`], (2) [`Waiters::drain`] wakes all, (3) [`Waiters::leave`]. A place of a past round names no
+//! waiter: its holder was woken, and a later waiter may have the same index.
 
 use std::{mem, task::Waker};
 
 use slab::Slab;
 
-/// The wakers of one slot. The slot's lock is around it; what a method returns is dropped outside of that.
+/// The wakers of one slot. The slot's lock protects them; returned wakers are dropped outside it.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
-    /// Of the waiter that polled last without a place.
+    /// The waiter that polled last without a place.
     last: Option<Waker>,
-    /// Of the waiters with places, one that costs no allocation.
+    /// The first waiter with a place, which costs no allocation.
     first: Option<Waker>,
-    /// The other waiters with places. The memory is kept for as many as there were at once, until the slot is reset.
+    /// The other waiters with places. Memory for the largest number at once is kept until the slot is reset.
     more: Option<Box<Slab<Waker>>>,
-    /// How often waiters with places were woken.
+    /// How many times the waiters with places were woken.
     round: u64,
 }
 
-/// Which waker a waiter left.
+/// The kind of waiter that a waker belongs to.
 #[derive(Debug)]
-pub(crate) enum Waiter<'a> {
-    /// The only one: a later one replaces it.
+pub(crate) enum WaiterKind<'a> {
+    /// The single waiter: a later one replaces it.
     Last,
-    /// One beside others, which keeps its place between two polls.
-    Beside(&'a mut Option<Place>),
+    /// One of several, which keeps its place between two polls.
+    Beside(&'a mut Option<WaiterToken>),
 }
 
-/// The place of one waiter beside others, until it is woken. It must be given back by a waiter that goes.
+/// The place of one of several waiters, until it is woken. A waiter that leaves must give it back.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct WaiterToken {
     round: u64,
-    seat: Seat,
+    index: Index,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Seat {
+enum Index {
     First,
     More(usize),
 }
 
 impl Waiters {
-    /// Leaves `waker` to be woken by the next event. Returns the waker in whose place it is now.
-    pub(super) fn register(&mut self, waker: &Waker, waiter: Waiter<'_>) -> Option<Waker> {
+    /// Registers `waker` for the next event. Returns the waker that it replaced.
+    pub(super) fn register(&mut self, waker: &Waker, waiter: WaiterKind<'_>) -> Option<Waker> {
         match waiter {
-            Waiter::Last => match &mut self.last {
+            WaiterKind::Last => match &mut self.last {
                 Some(last) if last.will_wake(waker) => None,
                 last => last.replace(waker.clone()),
             },
-            Waiter::Beside(place) => self.join(waker, place),
+            WaiterKind::Beside(place) => self.join(waker, place),
         }
     }
 
-    fn join(&mut self, waker: &Waker, place: &mut Option<Place>) -> Option<Waker> {
+    fn join(&mut self, waker: &Waker, place: &mut Option<WaiterToken>) -> Option<Waker> {
         if let Some(known) = place.and_then(|place| self.at(place)) {
             return if known.will_wake(waker) {
                 None
@@ -70,36 +70,36 @@ impl Waiters {
             };
         }
         let waker = waker.clone();
-        let seat = if self.first.is_none() {
+        let index = if self.first.is_none() {
             self.first = Some(waker);
-            Seat::First
+            Index::First
         } else {
-            Seat::More(self.more.get_or_insert_default().insert(waker))
+            Index::More(self.more.get_or_insert_default().insert(waker))
         };
-        *place = Some(Place { round: self.round, seat });
+        *place = Some(WaiterToken { round: self.round, index });
         None
     }
 
-    /// Returns the waker at a place that is of the present round.
-    fn at(&mut self, place: Place) -> Option<&mut Waker> {
-        match place.seat {
+    /// Returns the waker at a place if the place is of the present round.
+    fn at(&mut self, place: WaiterToken) -> Option<&mut Waker> {
+        match place.index {
             _ if place.round != self.round => None,
-            Seat::First => self.first.as_mut(),
-            Seat::More(index) => self.more.as_mut()?.get_mut(index),
+            Index::First => self.first.as_mut(),
+            Index::More(index) => self.more.as_mut()?.get_mut(index),
         }
     }
 
     /// Gives up a place. Returns its waker unless that was woken.
-    pub(super) fn leave(&mut self, place: Place) -> Option<Waker> {
-        match place.seat {
+    pub(super) fn leave(&mut self, place: WaiterToken) -> Option<Waker> {
+        match place.index {
             _ if place.round != self.round => None,
-            Seat::First => self.first.take(),
-            Seat::More(index) => self.more.as_mut()?.try_remove(index),
+            Index::First => self.first.take(),
+            Index::More(index) => self.more.as_mut()?.try_remove(index),
         }
     }
 
-    /// Moves all wakers to `woken`: that of the last waiter, then those of the others, nearly in the order in which
-    /// they came. Allocates nothing if there is room.
+    /// Moves all wakers to `woken`: that of the last waiter, then those of the others, nearly in order of arrival.
+    /// Does not allocate if there is room.
     pub(super) fn drain(&mut self, woken: &mut Vec<Waker>) {
         woken.extend(self.last.take());
         let more = self.more.as_mut().filter(|more| !more.is_empty());

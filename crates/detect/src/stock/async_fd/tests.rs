@@ -1,4 +1,5 @@
-//! Many that wait at one descriptor, some of whom leave; and which locks that takes. The test turns the server itself.
+//! Many waits at one descriptor, some of which are dropped, and the locks that they take. The test drives the server
+//! itself.
 
 use std::{
     io::{Read, Write},
@@ -8,7 +9,7 @@ use std::{
 
 use super::*;
 use crate::{
-    Detected, Flavor, Lookout,
+    Detected, Driver, Flavor,
     net::{TcpListener, UdpSocket, UnixDatagram},
     server::cores,
     stock::doorbell::doorbell,
@@ -24,7 +25,7 @@ impl Wake for Woken {
     }
 }
 
-type Polled = Poll<io::Result<Readable>>;
+type Polled = Poll<io::Result<ReadyEvent>>;
 
 /// A wait and its task.
 struct Task<'a> {
@@ -49,7 +50,7 @@ impl<'a> Task<'a> {
         self.woken.0.load(Ordering::Relaxed)
     }
 
-    /// Returns whether nobody has its waker any more.
+    /// Returns whether its waker is no longer registered.
     fn is_unlinked(&self) -> bool {
         Arc::strong_count(&self.woken) == 1
     }
@@ -58,7 +59,7 @@ impl<'a> Task<'a> {
 /// A server with its host, and a descriptor that is ready for nothing.
 struct Stage {
     server: Server,
-    lookout: Lookout,
+    driver: Driver,
     near: Arc<AsyncFd<UnixStream>>,
     far: UnixStream,
 }
@@ -71,9 +72,9 @@ impl Stage {
             end.set_nonblocking(true).expect("non-blocking mode");
         }
         let near = Arc::new(AsyncFd::new_on(&server, near).expect("a watched descriptor"));
-        let mut this = Self { lookout: server.lookout(), server, near, far };
-        // That there is room for writes.
-        this.lookout.detect();
+        let mut this = Self { driver: server.driver(), server, near, far };
+        // Shows that there is room for writes.
+        this.driver.detect();
         DIRECTIONS.iter().for_each(|&direction| this.use_up(direction));
         this
     }
@@ -88,7 +89,7 @@ impl Stage {
         assert!(self.near.poll_ready(direction, &noop()).is_pending());
     }
 
-    /// Makes the descriptor ready in `direction` and lets the server see it.
+    /// Creates the descriptor ready in `direction` and lets the server see it.
     fn announce(&mut self, direction: Direction) {
         match direction {
             Direction::Read => self.far.write_all(b"x").expect("room for a byte"),
@@ -97,7 +98,7 @@ impl Stage {
                 while self.far.read(&mut bytes).is_ok() {}
             }
         }
-        assert_eq!(self.lookout.detect(), Detected::Events(1), "one for the direction");
+        assert_eq!(self.driver.detect(), Detected::Events(1), "one for the direction");
     }
 }
 
@@ -105,15 +106,15 @@ fn noop() -> Context<'static> {
     Context::from_waker(Waker::noop())
 }
 
-fn seen_in(polled: Polled) -> Readable {
+fn seen_in(polled: Polled) -> ReadyEvent {
     let Poll::Ready(Ok(seen)) = polled else { panic!("{polled:?}") };
     seen
 }
 
 const DIRECTIONS: [Direction; 2] = [Direction::Read, Direction::Write];
 
-/// Goal: an announcement wakes each that waits in its direction, once, and none that waits in the other. Method: up to
-/// nine waits in each direction beside a poll-style one; both directions, twice.
+/// Goal: a readiness event wakes each wait in its direction, once, and none in the other. Method: up to nine waits in
+/// each direction beside a poll-style one; both directions, twice.
 #[test]
 fn all_that_wait_in_a_direction_are_woken() {
     for count in [0, 1, 2, 3, 9] {
@@ -143,9 +144,10 @@ fn all_that_wait_in_a_direction_are_woken() {
     }
 }
 
-/// Goal: a wait that is dropped leaves nothing behind and takes nobody's wake-up with it, before it is woken or after.
-/// Method: of five waits, each subset is dropped before an announcement and each after it; newcomers take the places,
-/// and the next announcement wakes them.
+/// Goal: a wait that is dropped leaves nothing behind and takes no other wait's wake-up with it, before it is woken or
+/// after.
+/// Method: of five waits, each subset is dropped before a readiness event and each after it; newcomers take the places,
+/// and the next readiness event wakes them.
 #[test]
 fn dropped_waits_take_nothing_with_them() {
     const COUNT: usize = 5;
@@ -161,7 +163,7 @@ fn dropped_waits_take_nothing_with_them() {
             (0..COUNT).filter(is_dropped).for_each(|index| tasks[index] = None);
         }
         stage.announce(Direction::Read);
-        // Those that are woken have places that are over; those that come now are not theirs to give up.
+        // The woken waits have outdated places; the new ones are not theirs to give up.
         stage.use_up(Direction::Read);
         let newcomers: Vec<_> = (0..COUNT).map(|_| Task::new(&near, Direction::Read)).collect();
         (0..COUNT).filter(is_dropped).for_each(|index| tasks[index] = None);
@@ -200,8 +202,8 @@ fn a_wait_that_moves_takes_its_place_along() {
     );
 }
 
-/// Goal: what one waiter clears after it was refused hides no later announcement from the others, and they may clear
-/// what they saw as well. Method: two waits see one announcement; a second one comes before the first is cleared.
+/// Goal: what one refused waiter clears hides no later readiness event from the others, and they may clear what they
+/// saw too. Method: two waits see one readiness event; a second one comes before the first is cleared.
 #[test]
 fn a_cleared_readiness_hides_no_later_one() {
     let mut stage = Stage::new();
@@ -224,14 +226,14 @@ fn a_cleared_readiness_hides_no_later_one() {
     assert!(tasks.iter_mut().all(|task| task.wakes() == 2 && task.poll().is_ready()));
 }
 
-/// Goal: an announcement between a look and the registration is seen by the second look, also if its event went to
+/// Goal: a readiness event between a look and the registration is seen by the second look, also if its event went to
 /// another waiter before. Method: a registration that announces, and lets another wait see it.
 #[test]
 fn an_announcement_before_the_registration_is_seen() {
     let mut stage = Stage::new();
     let near = Arc::clone(&stage.near);
     let mut other = Task::new(&near, Direction::Read);
-    let polled: Poll<Result<Readable, ()>> =
+    let polled: Poll<Result<ReadyEvent, ()>> =
         near.source.poll_ready(Direction::Read, &noop(), || {
             stage.announce(Direction::Read);
             assert!(other.poll().is_ready());
@@ -252,7 +254,7 @@ fn a_shutdown_ends_all_waits() {
         .map(|direction| Task::new(&near, direction))
         .collect();
     stage.server.shutdown();
-    stage.lookout.detect();
+    stage.driver.detect();
     let is_closed = |polled: Polled| matches!(polled, Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::NotConnected);
     for task in &mut tasks {
         assert_eq!(task.wakes(), 1);
@@ -310,8 +312,8 @@ fn a_wait_takes_no_lock_that_sockets_share() {
     assert_eq!(cores() - shared_before, 2, "a wait of a handle takes it twice");
 }
 
-/// Goal: waits go on while somebody else has the lock that sockets share. Method: the test has it while waits begin and
-/// are dropped; whoever took it again would hang.
+/// Goal: waits go on while another thread holds the lock that sockets share. Method: the test holds it while waits
+/// begin and are dropped; a wait that took it would hang.
 #[test]
 fn a_wait_begins_and_ends_while_the_shared_lock_is_held() {
     let stage = Stage::new();

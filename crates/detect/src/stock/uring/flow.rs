@@ -1,4 +1,4 @@
-//! The way of one request through the io_uring detector.
+//! The life of one request in the io_uring detector.
 //!
 //! ```text
 //!        submit (1)           flush (2)             final completion (3)
@@ -19,7 +19,7 @@ use std::{collections::VecDeque, io, mem};
 
 use super::{
     kernel::ProvidedBuffer,
-    operation::{Action, Completion, Kind, Move},
+    operation::{Action, Completion, Move, OperationKind},
 };
 use crate::detector::{Key, Mode};
 
@@ -28,15 +28,15 @@ use crate::detector::{Key, Mode};
 pub(super) struct Flow {
     pub(super) key: Key,
     mode: Mode,
-    stage: Stage,
-    /// Events that the waiter had no room for, oldest first.
+    stage: OperationState,
+    /// Events for which the waiter had no room, oldest first.
     pub(super) held: VecDeque<ProvidedBuffer>,
-    /// A cancellation is under way that only stops the kernel for a while.
+    /// A cancellation is in progress that only pauses the kernel.
     is_pausing: bool,
 }
 
 #[derive(Debug)]
-enum Stage {
+enum OperationState {
     Queued(Action),
     InFlight,
     Cancelling,
@@ -51,7 +51,7 @@ enum Stage {
 #[derive(Debug)]
 #[must_use = "the waiter is told of the end"]
 pub(super) enum Ending {
-    /// A stream is over, or a cancelled request: nothing to report.
+    /// A stream or a cancelled request is over: nothing to report.
     Silent,
     /// With a last event.
     Event(Completion),
@@ -59,25 +59,25 @@ pub(super) enum Ending {
     Failed(io::Error),
 }
 
-/// What a final completion leads to.
+/// The consequence of a final completion.
 #[derive(Debug)]
 #[must_use = "a request that is not followed up hangs"]
 pub(super) enum Landing {
     /// Queue the request again.
     Again,
-    /// Queue it again once a buffer is back.
+    /// Queue it again once a buffer has been returned.
     Starved,
-    /// Wait until the waiter has taken what is held.
+    /// Wait until the waiter has taken the held events.
     Held,
-    /// Forget the request and tell its waiter.
+    /// Forget the request and report its end to the waiter.
     Over(Ending),
 }
 
-/// What the detector has to do for a cancellation.
+/// What the detector must do for a cancellation.
 #[derive(Debug)]
 #[must_use = "a request that the kernel works on must be cancelled there"]
 pub(super) enum Cancelled {
-    /// Nothing: the kernel does not have the request. Here is what it owned.
+    /// Nothing: the kernel does not have the request. Contains what it owned.
     Idle(Option<Action>),
     /// Cancel it in the kernel.
     InFlight,
@@ -85,14 +85,20 @@ pub(super) enum Cancelled {
 
 impl Flow {
     pub(super) const fn new(key: Key, mode: Mode, action: Action) -> Self {
-        Self { key, mode, stage: Stage::Queued(action), held: VecDeque::new(), is_pausing: false }
+        Self {
+            key,
+            mode,
+            stage: OperationState::Queued(action),
+            held: VecDeque::new(),
+            is_pausing: false,
+        }
     }
 
-    /// Gives the action to the kernel, unless the request is not queued any more.
+    /// Gives the action to the kernel, unless the request is no longer queued.
     pub(super) fn take_off(&mut self) -> Option<Action> {
-        match mem::replace(&mut self.stage, Stage::Moving) {
-            Stage::Queued(action) => {
-                self.stage = Stage::InFlight;
+        match mem::replace(&mut self.stage, OperationState::Moving) {
+            OperationState::Queued(action) => {
+                self.stage = OperationState::InFlight;
                 Some(action)
             }
             other => {
@@ -102,81 +108,83 @@ impl Flow {
         }
     }
 
-    /// Returns whether events are for the waiter: it has not left.
+    /// Returns whether the waiter still wants events: it has not left.
     pub(super) const fn is_wanted(&self) -> bool {
-        !matches!(self.stage, Stage::Cancelling)
+        !matches!(self.stage, OperationState::Cancelling)
     }
 
-    /// Returns whether a cancellation has to go to the kernel.
+    /// Returns whether a cancellation must be sent to the kernel.
     pub(super) const fn wants_cancellation(&self) -> bool {
         match self.stage {
-            Stage::Cancelling => true,
-            Stage::InFlight => self.is_pausing,
+            OperationState::Cancelling => true,
+            OperationState::InFlight => self.is_pausing,
             _ => false,
         }
     }
 
     /// Asks for a pause, since the waiter has no room. Returns whether to cancel the kernel's part.
     pub(super) const fn pause(&mut self) -> bool {
-        let begins = matches!(self.stage, Stage::InFlight) && !self.is_pausing;
+        let begins = matches!(self.stage, OperationState::InFlight) && !self.is_pausing;
         self.is_pausing |= begins;
         begins
     }
 
-    /// Follows the final completion of one entry.
+    /// Handles the final completion of one entry.
     pub(super) fn land(&mut self, action: Action, result: io::Result<usize>) -> Landing {
         self.is_pausing = false;
-        let is_cancelled = matches!(self.stage, Stage::Cancelling);
+        let is_cancelled = matches!(self.stage, OperationState::Cancelling);
         let verdict = match action.kind {
-            Kind::Receive { .. } if is_cancelled => Verdict::Over(Ending::Silent),
-            Kind::Receive { .. } => self.judge_receive(result),
-            Kind::Move(ref moved) => judge_move(moved, result, is_cancelled),
+            OperationKind::Receive { .. } if is_cancelled => ReceiveVerdict::Over(Ending::Silent),
+            OperationKind::Receive { .. } => self.judge_receive(result),
+            OperationKind::Move(ref moved) => judge_move(moved, result, is_cancelled),
         };
         let ending = match verdict {
-            Verdict::Again if self.held.is_empty() => {
-                self.stage = Stage::Queued(action);
+            ReceiveVerdict::Again if self.held.is_empty() => {
+                self.stage = OperationState::Queued(action);
                 return Landing::Again;
             }
-            Verdict::Again => {
-                self.stage = Stage::Paused(action);
+            ReceiveVerdict::Again => {
+                self.stage = OperationState::Paused(action);
                 return Landing::Held;
             }
-            Verdict::Starved => {
-                self.stage = Stage::Starved(action);
+            ReceiveVerdict::Starved => {
+                self.stage = OperationState::Starved(action);
                 return Landing::Starved;
             }
-            Verdict::Back(error) => match action.kind {
-                Kind::Move(moved) => Ending::Event(moved.into_completion(error)),
-                Kind::Receive { .. } => error.map_or(Ending::Silent, Ending::Failed),
+            ReceiveVerdict::Back(error) => match action.kind {
+                OperationKind::Move(moved) => Ending::Event(moved.into_completion(error)),
+                OperationKind::Receive { .. } => error.map_or(Ending::Silent, Ending::Failed),
             },
-            Verdict::Over(ending) => ending,
+            ReceiveVerdict::Over(ending) => ending,
         };
         if self.held.is_empty() {
             return Landing::Over(ending);
         }
-        self.stage = Stage::Ending(ending);
+        self.stage = OperationState::Ending(ending);
         Landing::Held
     }
 
-    fn judge_receive(&self, result: io::Result<usize>) -> Verdict {
+    fn judge_receive(&self, result: io::Result<usize>) -> ReceiveVerdict {
         match result {
-            Ok(0) if self.mode == Mode::Once => Verdict::Over(Ending::Event(Completion::End)),
-            Ok(0) => Verdict::Over(Ending::Silent),
-            // The one event has been reported already.
-            Ok(_) if self.mode == Mode::Once => Verdict::Over(Ending::Silent),
-            Ok(_) => Verdict::Again,
+            Ok(0) if self.mode == Mode::Once => {
+                ReceiveVerdict::Over(Ending::Event(Completion::End))
+            }
+            Ok(0) => ReceiveVerdict::Over(Ending::Silent),
+            // The one event has already been reported.
+            Ok(_) if self.mode == Mode::Once => ReceiveVerdict::Over(Ending::Silent),
+            Ok(_) => ReceiveVerdict::Again,
             Err(error) => match error.raw_os_error() {
-                Some(libc::ENOBUFS) => Verdict::Starved,
-                _ => judge_error(error).map_or(Verdict::Again, Verdict::fail),
+                Some(libc::ENOBUFS) => ReceiveVerdict::Starved,
+                _ => judge_error(error).map_or(ReceiveVerdict::Again, ReceiveVerdict::fail),
             },
         }
     }
 
-    /// A buffer is back: returns whether the request is to be queued again.
+    /// A buffer has been returned: returns whether the request must be queued again.
     pub(super) fn fed(&mut self) -> bool {
-        match mem::replace(&mut self.stage, Stage::Moving) {
-            Stage::Starved(action) => {
-                self.stage = Stage::Queued(action);
+        match mem::replace(&mut self.stage, OperationState::Moving) {
+            OperationState::Starved(action) => {
+                self.stage = OperationState::Queued(action);
                 true
             }
             other => {
@@ -186,14 +194,14 @@ impl Flow {
         }
     }
 
-    /// The waiter has taken all that was held.
+    /// The waiter has taken all held events.
     pub(super) fn caught_up(&mut self) -> Option<Landing> {
-        match mem::replace(&mut self.stage, Stage::Moving) {
-            Stage::Paused(action) => {
-                self.stage = Stage::Queued(action);
+        match mem::replace(&mut self.stage, OperationState::Moving) {
+            OperationState::Paused(action) => {
+                self.stage = OperationState::Queued(action);
                 Some(Landing::Again)
             }
-            Stage::Ending(ending) => Some(Landing::Over(ending)),
+            OperationState::Ending(ending) => Some(Landing::Over(ending)),
             other => {
                 self.stage = other;
                 None
@@ -203,51 +211,53 @@ impl Flow {
 
     /// The waiter leaves.
     pub(super) fn cancel(&mut self) -> Cancelled {
-        match mem::replace(&mut self.stage, Stage::Cancelling) {
-            Stage::Queued(action) | Stage::Starved(action) | Stage::Paused(action) => {
-                Cancelled::Idle(Some(action))
-            }
-            Stage::Ending(_) | Stage::Moving => Cancelled::Idle(None),
-            Stage::InFlight | Stage::Cancelling => Cancelled::InFlight,
+        match mem::replace(&mut self.stage, OperationState::Cancelling) {
+            OperationState::Queued(action)
+            | OperationState::Starved(action)
+            | OperationState::Paused(action) => Cancelled::Idle(Some(action)),
+            OperationState::Ending(_) | OperationState::Moving => Cancelled::Idle(None),
+            OperationState::InFlight | OperationState::Cancelling => Cancelled::InFlight,
         }
     }
 }
 
-/// What one entry's result means for its request, apart from what is held.
-enum Verdict {
+/// The consequence of one entry's result for its request, apart from held events.
+enum ReceiveVerdict {
     Again,
     Starved,
-    /// The action's buffer goes back.
+    /// Return the action's buffer.
     Back(Option<io::Error>),
     Over(Ending),
 }
 
-impl Verdict {
+impl ReceiveVerdict {
     const fn fail(error: io::Error) -> Self {
         Self::Over(Ending::Failed(error))
     }
 }
 
-fn judge_move(moved: &Move, result: io::Result<usize>, is_cancelled: bool) -> Verdict {
+fn judge_move(moved: &Move, result: io::Result<usize>, is_cancelled: bool) -> ReceiveVerdict {
     match result {
-        Err(error) if is_cancelled => Verdict::Back(Some(error)),
+        Err(error) if is_cancelled => ReceiveVerdict::Back(Some(error)),
         Err(error) => match judge_error(error) {
-            Some(error) => Verdict::Back(Some(error)),
-            None => Verdict::Again,
+            Some(error) => ReceiveVerdict::Back(Some(error)),
+            None => ReceiveVerdict::Again,
         },
-        Ok(_) if !moved.is_unfinished() => Verdict::Back(None),
-        Ok(0) => Verdict::Back(Some(io::ErrorKind::WriteZero.into())),
-        Ok(_) if is_cancelled => Verdict::Back(Some(io::Error::from_raw_os_error(libc::ECANCELED))),
-        Ok(_) => Verdict::Again,
+        Ok(_) if !moved.is_unfinished() => ReceiveVerdict::Back(None),
+        Ok(0) => ReceiveVerdict::Back(Some(io::ErrorKind::WriteZero.into())),
+        Ok(_) if is_cancelled => {
+            ReceiveVerdict::Back(Some(io::Error::from_raw_os_error(libc::ECANCELED)))
+        }
+        Ok(_) => ReceiveVerdict::Again,
     }
 }
 
-/// Returns the error that the waiter gets, or `None` if the request is to be begun anew.
+/// Returns the error for the waiter, or `None` if the request must be started again.
 fn judge_error(error: io::Error) -> Option<io::Error> {
     match error.raw_os_error() {
         // The kernel cancels what a thread has submitted when that thread exits; and so do we, to
-        // pause. Nothing was moved in either case. No count bounds how often: an idle request may
-        // outlive any number of threads.
+        // pause. Nothing was moved in either case. The number of restarts is unbounded: an idle
+        // request may outlive any number of threads.
         Some(libc::ECANCELED | libc::EINTR) => None,
         _ => Some(error),
     }

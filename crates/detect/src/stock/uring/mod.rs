@@ -1,29 +1,30 @@
 //! io_uring operations: multishot receive into provided buffers, and transfers of owned buffers.
 //!
-//! One ring serves all requests of the handle. A request is only *queued* by its waiter; the thread
-//! that hosts the server hands it to the kernel with its next look, since the kernel cancels what a
-//! thread has submitted when that thread exits. (A host thread that exits costs its requests one more
-//! submission.) Completions are read from shared memory, without a system call; before a sleep the
-//! ring's own descriptor is what the wait point watches.
+//! One ring serves all requests of the handle. A waiter only *queues* its request; the thread that
+//! hosts the server submits it with its next look, since the kernel cancels a thread's submissions
+//! when the thread exits. (A host thread that exits costs its requests one more submission.)
+//! Completions are read from shared memory, without a system call; for a sleep the poller watches the
+//! ring's own descriptor.
+//! ring's own descriptor is what the poller watches.
 //!
 //! ```text
 //!  waiter's thread            host's thread                       kernel
 //!  submit ──▶ backlog ──────▶ flush: entries, io_uring_enter ───▶ works on memory that the
 //!  cancel ──▶ backlog ──────▶   (also from `arm`)                 detector's flights own
 //!  event  ◀── slot ◀───────── reap: completions ◀───────────────┘
-//!  ProvidedBuffer::drop ────▶ offered to the kernel again, bell if a receive was starved
+//!  ProvidedBuffer::drop ────▶ offered to the kernel again, notifier if a receive was starved
 //! ```
 //!
 //! # Memory
-//! What the kernel writes to or reads from belongs to the detector from flush to completion: a future
-//! may be dropped at any time, the buffer stays until its completion is in. A detector that is dropped
-//! before that leaks it.
+//! Memory that the kernel reads or writes belongs to the detector from flush to completion: a future
+//! may be dropped at any time; the buffer stays until its completion has arrived. A detector that is
+//! dropped before that leaks it.
 //!
 //! # Bounds
-//! At most [`operations_max`](UringBuilder::operations_max) requests, dropped ones included, until
-//! their completion is in. When all provided buffers are lent, receives pause until one is dropped. A
-//! stream that is not read is paused once its queue is full; up to then it may hold as many buffers as
-//! the queue has places.
+//! At most [`operations_max`](UringBuilder::operations_max) requests, counting dropped ones until
+//! their completion has arrived. When all provided buffers are lent, receives pause until one is
+//! dropped. A stream that is not read is paused once its queue is full; until then it may hold as many
+//! buffers as the queue has places.
 //!
 //! # Examples
 //! ```
@@ -65,33 +66,35 @@ pub use self::{
 use self::{
     flow::{Cancelled, Flow},
     kernel::Ring,
-    operation::{Action, Kind},
+    operation::{Action, OperationKind},
     traffic::Job,
 };
 use crate::{
     clock::Instant,
-    detector::{Armed, Cancel, Detector, Interest, Key, Methods, Mode, Round, Site, Submitted},
+    detector::{
+        Armed, Cancel, Detector, DriverHandle, Interest, Key, Methods, Mode, PollContext, Submitted,
+    },
 };
 
 /// The detector of io_uring completions: see the [module](self).
 ///
 /// # Contract
-/// Its callbacks are safe whoever calls them: no memory is trusted to a caller (see `kernel`).
+/// Its callbacks are safe to call from anywhere: they trust no caller with memory (see `kernel`).
 pub struct Uring {
     ring: Ring,
-    site: Option<Site>,
+    driver: Option<DriverHandle>,
     /// By index of the key.
     flows: Vec<Option<Flow>>,
     flow_count: usize,
     operations_max: usize,
-    /// What the kernel is to be told: for each request a start, or at most a pause and a cancellation.
+    /// The jobs for the kernel: for each request a start, or at most a pause and a cancellation.
     backlog: VecDeque<Job>,
-    /// Receives that found no buffer, and streams whose waiter has no room, in the order of time.
+    /// Receives that found no buffer, and streams whose waiter has no room, oldest first.
     starved: Vec<Key>,
     lagging: Vec<Key>,
-    /// The kernel had no resources for an entry: when to try again.
+    /// When to try again after the kernel had no resources for an entry.
     retry_at: Option<Instant>,
-    /// The ring cannot be entered any more.
+    /// Set once the ring cannot be entered any more.
     failed: Option<i32>,
     counts: Counts,
 }
@@ -103,19 +106,19 @@ struct Counts {
     overflows: u64,
 }
 
-/// What a [`Uring`] has, and what it has counted.
+/// The state and the counts of a [`Uring`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UringStatistics {
-    /// Requests that the detector knows, dropped ones included.
+    /// Requests known to the detector, including dropped ones.
     pub operations: usize,
-    /// Of these, the requests that the kernel works on.
+    /// The requests among these that the kernel works on.
     pub in_flight: usize,
-    /// Bytes of owned buffers that the kernel may touch.
+    /// Bytes of owned buffers that the kernel may access.
     pub in_flight_bytes: usize,
-    /// Provided buffers with received bytes that were not dropped yet.
+    /// Provided buffers with received bytes that have not been dropped yet.
     pub lent_buffers: usize,
-    /// Requests that were handed to the kernel more than once.
+    /// Requests that were submitted more than once.
     pub restarts: u64,
     /// Completions that found no provided buffer.
     pub starvations: u64,
@@ -132,7 +135,7 @@ impl Uring {
     const fn new(ring: Ring, operations_max: usize) -> Self {
         Self {
             ring,
-            site: None,
+            driver: None,
             flows: Vec::new(),
             flow_count: 0,
             operations_max,
@@ -145,7 +148,7 @@ impl Uring {
         }
     }
 
-    /// Returns what is in flight, lent and counted. To be had through
+    /// Returns what is in flight, lent and counted. Call it through
     /// [`Handle::with_detector`](crate::Handle::with_detector).
     #[must_use]
     pub fn statistics(&self) -> UringStatistics {
@@ -160,12 +163,12 @@ impl Uring {
         }
     }
 
-    /// Says why a request cannot be taken.
+    /// Returns why a request cannot be taken.
     fn refusal(&self, key: Key, action: &Action, mode: Mode) -> Option<io::Error> {
         if let Some(errno) = self.failed {
             return Some(io::Error::from_raw_os_error(errno));
         }
-        if mode == Mode::Stream && matches!(action.kind, Kind::Move(_)) {
+        if mode == Mode::Stream && matches!(action.kind, OperationKind::Move(_)) {
             return Some(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "only `Operation::receive` can be a stream: a transfer of a buffer has one event",
@@ -191,10 +194,10 @@ impl Detector for Uring {
         Methods::GROUP | Methods::NOTIFY
     }
 
-    fn attach(&mut self, site: &Site) -> io::Result<()> {
-        site.watch(self.ring.descriptor(), 0, Interest::Readable)?;
-        self.ring.pool().set_bell(Some(site.bell()));
-        self.site = Some(site.clone());
+    fn attach(&mut self, driver: &DriverHandle) -> io::Result<()> {
+        driver.watch(self.ring.descriptor(), 0, Interest::Readable)?;
+        self.ring.pool().set_notifier(Some(driver.notifier()));
+        self.driver = Some(driver.clone());
         Ok(())
     }
 
@@ -204,14 +207,16 @@ impl Detector for Uring {
         };
         if let Some(error) = self.refusal(key, &action, mode) {
             return match action.kind {
-                // The buffer goes back with the error. A stream cannot be over at once.
-                Kind::Move(moved) if mode == Mode::Once => {
+                // The buffer is returned with the error. A stream cannot end at once.
+                OperationKind::Move(moved) if mode == Mode::Once => {
                     Submitted::Ready(moved.into_completion(Some(error)))
                 }
-                Kind::Move(_) | Kind::Receive { .. } => Submitted::Rejected(error),
+                OperationKind::Move(_) | OperationKind::Receive { .. } => {
+                    Submitted::Rejected(error)
+                }
             };
         }
-        if let Kind::Receive { multishot } = &mut action.kind {
+        if let OperationKind::Receive { multishot } = &mut action.kind {
             *multishot = mode == Mode::Stream;
         }
         if key.index() >= self.flows.len() {
@@ -220,18 +225,18 @@ impl Detector for Uring {
         self.flows[key.index()] = Some(Flow::new(key, mode, action));
         self.flow_count += 1;
         self.backlog.push_back(Job::Start(key));
-        // Not entered here: the kernel cancels what a thread has submitted when the thread exits.
+        // Not entered here: the kernel cancels a thread's submissions when the thread exits.
         Submitted::Queued
     }
 
-    fn poll(&mut self, round: &mut Round<'_, Self>) {
-        self.turn(round);
+    fn poll(&mut self, context: &mut PollContext<'_, Self>) {
+        self.turn(context);
     }
 
     fn arm(&mut self) -> io::Result<Armed> {
-        let now = self.site.as_ref().map(Site::now);
+        let now = self.driver.as_ref().map(DriverHandle::now);
         self.flush(now)?;
-        // A completion from here on is an edge of the ring's descriptor.
+        // A later completion is an edge of the ring's descriptor.
         Ok(if self.ring.has_completions() { Armed::Ready } else { Armed::Armed })
     }
 
@@ -263,11 +268,11 @@ impl Detector for Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        self.ring.pool().set_bell(None);
-        if let Some(site) = &self.site
-            && let Err(error) = site.unwatch(self.ring.descriptor())
+        self.ring.pool().set_notifier(None);
+        if let Some(driver) = &self.driver
+            && let Err(error) = driver.unwatch(self.ring.descriptor())
         {
-            tracing::debug!(%error, "the ring was not watched any more");
+            tracing::debug!(%error, "the ring was no longer watched");
         }
     }
 }

@@ -5,30 +5,32 @@ use std::{collections::VecDeque, io, os::fd::OwnedFd};
 use super::kernel::ProvidedBuffer;
 use crate::sync::Arc;
 
-/// A request: what the kernel shall do with a descriptor.
+/// A request: an operation for the kernel on a descriptor.
 ///
-/// The descriptor is shared with the request, so that its number cannot go to another file while the
-/// kernel is still to use it. It may be in blocking or non-blocking mode.
+/// The request shares the descriptor, so that its number cannot be reused for another file before
+/// the kernel is done with it. It may be in blocking or non-blocking mode.
 ///
 /// # Cancel safety
-/// A request that is dropped in flight is cancelled, but what it has done stays done: a dropped write
-/// may have written any part of its buffer; a dropped receive loses what was received and not taken.
+/// A request dropped in flight is cancelled, but what it has done stays done: a dropped write may
+/// have written any part of its buffer; a dropped receive loses the bytes that were received and not
+/// taken.
 #[derive(Debug)]
 #[must_use = "an operation does nothing before it is waited for"]
 pub struct Operation {
-    /// Gone while the detector has it.
+    /// `None` while the detector has it.
     pub(super) action: Option<Action>,
-    /// What a cancelled stream leaves, to be dropped with the request, outside the handle's lock.
+    /// The remains of a cancelled stream, to be dropped with the request, outside the handle's
+    /// lock.
     pub(super) leftover: VecDeque<ProvidedBuffer>,
 }
 
 impl Operation {
-    /// Receives into provided buffers, so that no memory is bound while nothing comes in. As a
-    /// [stream](crate::Handle::stream) it is one multishot request for all that comes, and ends when
-    /// the peer has closed; [waited](crate::Handle::wait) for, it is one
+    /// Receives into provided buffers, so that no memory is tied up while nothing arrives. As a
+    /// [stream](crate::Handle::stream) it is one multishot request for everything that arrives, and
+    /// ends when the peer has closed; as a [wait](crate::Handle::wait) it is one
     /// [`Received`](Completion::Received), or [`End`](Completion::End).
     pub const fn receive(socket: Arc<OwnedFd>) -> Self {
-        Self::new(Action { fd: socket, kind: Kind::Receive { multishot: false } })
+        Self::new(Action { fd: socket, kind: OperationKind::Receive { multishot: false } })
     }
 
     /// Receives once from a socket, into the spare capacity of `buffer`.
@@ -41,7 +43,7 @@ impl Operation {
         Self::owned(fd, Verb::Read, buffer, offset, Extent::Part)
     }
 
-    /// Sends what the socket takes of `buffer` at once, at least one byte of it.
+    /// Sends as much of `buffer` as the socket takes at once, at least one byte.
     pub const fn send(socket: Arc<OwnedFd>, buffer: Vec<u8>) -> Self {
         Self::owned(socket, Verb::Send, buffer, None, Extent::Part)
     }
@@ -51,7 +53,7 @@ impl Operation {
         Self::owned(socket, Verb::Send, buffer, None, Extent::Whole)
     }
 
-    /// Writes what `fd` takes of `buffer`, at `offset` or the file's own position.
+    /// Writes as much of `buffer` as `fd` takes, at `offset` or the file's own position.
     pub const fn write(fd: Arc<OwnedFd>, buffer: Vec<u8>, offset: Option<u64>) -> Self {
         Self::owned(fd, Verb::Write, buffer, offset, Extent::Part)
     }
@@ -68,7 +70,10 @@ impl Operation {
         offset: Option<u64>,
         extent: Extent,
     ) -> Self {
-        Self::new(Action { fd, kind: Kind::Move(Move { verb, buffer, offset, count: 0, extent }) })
+        Self::new(Action {
+            fd,
+            kind: OperationKind::Move(Move { verb, buffer, offset, count: 0, extent }),
+        })
     }
 
     const fn new(action: Action) -> Self {
@@ -76,15 +81,15 @@ impl Operation {
     }
 }
 
-/// What became of an [`Operation`].
+/// The result of an [`Operation`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Completion {
-    /// Of [`Operation::receive`]: bytes came in.
+    /// Of [`Operation::receive`]: bytes arrived.
     Received(ProvidedBuffer),
-    /// Of [`Operation::receive`], waited for: the peer has closed. A stream just ends.
+    /// Of [`Operation::receive`] as a wait: the peer has closed. A stream just ends.
     End,
-    /// Of all others: the buffer is back.
+    /// Of all others: the buffer is returned.
     Transferred(Transfer),
 }
 
@@ -102,43 +107,44 @@ impl Completion {
     }
 }
 
-/// A buffer that came back, and how it went.
+/// A returned buffer, and the result of its transfer.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Transfer {
-    /// The buffer of the request; what was read stands at its end.
+    /// The buffer of the request; bytes that were read are at its end.
     pub buffer: Vec<u8>,
-    /// How many bytes were moved, also if an error ended it.
+    /// The number of bytes moved, even if an error ended the transfer.
     pub count: usize,
-    /// What ended it early.
+    /// The error that ended it early.
     pub error: Option<io::Error>,
 }
 
 impl Transfer {
-    /// Returns the result and the buffer, apart.
+    /// Returns the result and the buffer separately.
     ///
     /// # Errors
-    /// The result is what ended the transfer early; [`count`](Self::count) bytes were moved before.
+    /// The error that ended the transfer early; [`count`](Self::count) bytes were moved before.
     pub fn into_parts(self) -> (io::Result<usize>, Vec<u8>) {
         let Self { buffer, count, error } = self;
         (error.map_or(Ok(count), Err), buffer)
     }
 }
 
-/// What the kernel gets: it owns all memory that an entry names, apart from provided buffers.
+/// The kernel's part of a request: it owns all memory that an entry names, apart from provided
+/// buffers.
 #[derive(Debug)]
 pub(super) struct Action {
     pub(super) fd: Arc<OwnedFd>,
-    pub(super) kind: Kind,
+    pub(super) kind: OperationKind,
 }
 
 #[derive(Debug)]
-pub(super) enum Kind {
+pub(super) enum OperationKind {
     Receive { multishot: bool },
     Move(Move),
 }
 
-/// Bytes between a descriptor and a buffer of the request's own.
+/// A transfer between a descriptor and the request's own buffer.
 #[derive(Debug)]
 pub(super) struct Move {
     pub(super) verb: Verb,
@@ -157,7 +163,7 @@ pub(super) enum Verb {
     Send,
 }
 
-/// How much of a buffer a request is for.
+/// How much of a buffer a request covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extent {
     Part,
@@ -173,14 +179,14 @@ impl Verb {
 impl Action {
     pub(super) const fn owned_bytes(&self) -> usize {
         match &self.kind {
-            Kind::Receive { .. } => 0,
-            Kind::Move(moved) => moved.buffer.capacity(),
+            OperationKind::Receive { .. } => 0,
+            OperationKind::Move(moved) => moved.buffer.capacity(),
         }
     }
 }
 
 impl Move {
-    /// Returns whether bytes are left that the request was for.
+    /// Returns whether bytes of the request are still to be moved.
     pub(super) const fn is_unfinished(&self) -> bool {
         matches!(self.extent, Extent::Whole) && self.count < self.buffer.len()
     }

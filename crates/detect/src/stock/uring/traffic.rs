@@ -1,4 +1,4 @@
-//! Traffic with the kernel: requests on their way in, completions on their way out.
+//! Traffic with the kernel: requests in, completions out.
 
 use std::{io, mem, time::Duration};
 
@@ -10,10 +10,10 @@ use super::{
 };
 use crate::{
     clock::Instant,
-    detector::{Emitted, Key, Round},
+    detector::{Emitted, Key, PollContext},
 };
 
-/// What the kernel is to be told of a request.
+/// A job for the kernel concerning a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Job {
     Start(Key),
@@ -23,25 +23,26 @@ pub(super) enum Job {
 /// How long to wait after the kernel had no resources.
 const RETRY_AFTER: Duration = Duration::from_millis(1);
 
-/// How often one poll goes through submission and completion before it leaves the rest to the next.
+/// How many times one poll goes through submission and completion before it leaves the rest to the
+/// next.
 const PASSES_MAX: usize = 4;
 
 impl Uring {
-    /// Goes through everything that can be done now without waiting.
-    pub(super) fn turn(&mut self, round: &mut Round<'_, Self>) {
-        self.deliver_held(round);
+    /// Does everything that can be done now without waiting.
+    pub(super) fn turn(&mut self, context: &mut PollContext<'_, Self>) {
+        self.deliver_held(context);
         for _ in 0..PASSES_MAX {
             self.feed_starved();
-            if let Err(error) = self.flush(Some(round.now())) {
-                self.fail_all(error.raw_os_error().unwrap_or(libc::EIO), round);
+            if let Err(error) = self.flush(Some(context.now())) {
+                self.fail_all(error.raw_os_error().unwrap_or(libc::EIO), context);
                 return;
             }
             let mut has_reaped = false;
-            while !round.is_full()
+            while !context.is_full()
                 && let Some(reaped) = self.ring.reap()
             {
                 has_reaped = true;
-                self.take(reaped, round);
+                self.take(reaped, context);
             }
             if !has_reaped {
                 break;
@@ -52,11 +53,11 @@ impl Uring {
             || self.ring.has_completions()
             || !self.starved.is_empty() && self.ring.pool().has_offers();
         if has_work {
-            round.more();
+            context.more();
         }
     }
 
-    /// Hands the backlog to the kernel, as far as it takes it now.
+    /// Submits as much of the backlog as the kernel takes now.
     pub(super) fn flush(&mut self, now: Option<Instant>) -> io::Result<()> {
         self.retry_at = None;
         loop {
@@ -65,12 +66,14 @@ impl Uring {
             {
                 self.push(job);
             }
+
             let has_overflow = self.ring.has_overflow();
             let unsubmitted = self.ring.unsubmitted();
             if unsubmitted == 0 && !has_overflow {
                 return Ok(());
             }
             self.counts.overflows += u64::from(has_overflow);
+
             match self.ring.enter() {
                 Ok(taken) if taken == unsubmitted && self.backlog.is_empty() => return Ok(()),
                 Ok(1..) => {}
@@ -92,7 +95,7 @@ impl Uring {
         }
     }
 
-    /// Queues an entry; the caller has asked for room.
+    /// Queues an entry; the caller has checked for room.
     fn push(&mut self, job: Job) {
         match job {
             Job::Start(key) => {
@@ -101,7 +104,7 @@ impl Uring {
                 assert!(refused.is_ok(), "invariant: a queued request is not in flight");
             }
             Job::Cancel(key) => {
-                // Its completion may have come in since.
+                // Its completion may have arrived since.
                 if self.flow(key).is_some_and(|flow| flow.wants_cancellation()) {
                     self.ring.cancel(key);
                 }
@@ -109,9 +112,9 @@ impl Uring {
         }
     }
 
-    fn take(&mut self, reaped: Reaped, round: &mut Round<'_, Self>) {
+    fn take(&mut self, reaped: Reaped, context: &mut PollContext<'_, Self>) {
         match reaped {
-            Reaped::Completed(completed) => self.take_completion(completed, round),
+            Reaped::Completed(completed) => self.take_completion(completed, context),
             Reaped::Cancelled(key, Err(error)) if error.raw_os_error() == Some(libc::ENOENT) => {
                 // The kernel was just moving the request from one queue to another, or its completion
                 // is already there and is reaped before we try again.
@@ -119,12 +122,12 @@ impl Uring {
                     self.backlog.push_back(Job::Cancel(key));
                 }
             }
-            // The request's own completion tells the rest.
+            // The request's own completion reports the rest.
             Reaped::Cancelled(..) => {}
         }
     }
 
-    fn take_completion(&mut self, completed: Completed, round: &mut Round<'_, Self>) {
+    fn take_completion(&mut self, completed: Completed, context: &mut PollContext<'_, Self>) {
         let Completed { key, result, provided, action } = completed;
         let Some(flow) = self.flow(key) else { return };
         if let Some(buffer) = provided.filter(|buffer| !buffer.is_empty()) {
@@ -132,7 +135,7 @@ impl Uring {
                 // Dropped: offered again.
             } else if !flow.held.is_empty() {
                 flow.held.push_back(buffer);
-            } else if let Emitted::Full(event) = round.emit(key, Completion::Received(buffer)) {
+            } else if let Emitted::Full(event) = context.emit(key, Completion::Received(buffer)) {
                 flow.held.extend(event.into_received());
                 self.lag(key);
             }
@@ -146,7 +149,7 @@ impl Uring {
                 self.starved.push(key);
             }
             Landing::Held => {}
-            Landing::Over(ending) => self.end(key, ending, round),
+            Landing::Over(ending) => self.end(key, ending, context),
         }
     }
 
@@ -163,25 +166,25 @@ impl Uring {
         self.backlog.push_back(Job::Start(key));
     }
 
-    fn end(&mut self, key: Key, ending: Ending, round: &mut Round<'_, Self>) {
+    fn end(&mut self, key: Key, ending: Ending, context: &mut PollContext<'_, Self>) {
         self.forget(key);
         match ending {
             Ending::Silent => {
-                round.finish(key);
+                context.finish(key);
             }
             Ending::Event(event) => {
-                round.complete(key, event);
+                context.complete(key, event);
             }
-            Ending::Failed(error) => round.fail(key, error),
+            Ending::Failed(error) => context.fail(key, error),
         }
     }
 
-    /// Gives lagging waiters what is held for them, as far as they have room again.
-    fn deliver_held(&mut self, round: &mut Round<'_, Self>) {
+    /// Delivers held events to lagging waiters, as far as they have room again.
+    fn deliver_held(&mut self, context: &mut PollContext<'_, Self>) {
         for key in mem::take(&mut self.lagging) {
             let Some(flow) = self.flow(key) else { continue };
             while let Some(buffer) = flow.held.pop_front() {
-                if let Emitted::Full(event) = round.emit(key, Completion::Received(buffer)) {
+                if let Emitted::Full(event) = context.emit(key, Completion::Received(buffer)) {
                     if let Some(buffer) = event.into_received() {
                         flow.held.push_front(buffer);
                     }
@@ -193,15 +196,15 @@ impl Uring {
                 continue;
             }
             match flow.caught_up() {
-                Some(Landing::Over(ending)) => self.end(key, ending, round),
+                Some(Landing::Over(ending)) => self.end(key, ending, context),
                 Some(_) => self.restart(key),
                 None => {}
             }
         }
     }
 
-    /// Queues all receives that found no buffer, once there is one: also a receive that nothing comes
-    /// in for needs one to be offered, so all of them must try.
+    /// Queues all receives that found no buffer, once there is one: even a receive for which nothing
+    /// arrives needs an offered buffer, so all of them must try.
     fn feed_starved(&mut self) {
         if self.starved.is_empty() || !self.ring.pool().has_offers() {
             return;
@@ -214,12 +217,12 @@ impl Uring {
     }
 
     /// Ends all requests, since the ring cannot be entered any more.
-    fn fail_all(&mut self, errno: i32, round: &mut Round<'_, Self>) {
+    fn fail_all(&mut self, errno: i32, context: &mut PollContext<'_, Self>) {
         self.backlog.clear();
         self.starved.clear();
         self.lagging.clear();
         for flow in mem::take(&mut self.flows).into_iter().flatten() {
-            round.fail(flow.key, io::Error::from_raw_os_error(errno));
+            context.fail(flow.key, io::Error::from_raw_os_error(errno));
         }
         self.flow_count = 0;
     }

@@ -4,7 +4,7 @@ use std::{fmt, fs, io};
 
 use thiserror::Error;
 
-/// io_uring, or a part of it that the detector needs, is not to be had on this machine: use
+/// io_uring, or a part of it that the detector needs, is not available on this machine: use
 /// [`AsyncFd`](crate::AsyncFd) there.
 #[derive(Debug, Error)]
 #[error("io_uring cannot be used: {missing}")]
@@ -17,19 +17,19 @@ pub struct UringUnavailable {
     pub source: io::Error,
 }
 
-/// What io_uring lacks on this machine.
+/// The part of io_uring that this machine lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Missing {
-    /// The kernel has no io_uring, or a seccomp filter says so.
+    /// The kernel has no io_uring, or a seccomp filter pretends so.
     Calls,
-    /// The administrator has switched it off; the value of `kernel.io_uring_disabled`.
+    /// The administrator has disabled it; the value of `kernel.io_uring_disabled`.
     Switch(u8),
     /// A seccomp filter or a security module refuses it.
     Permission,
-    /// Locked memory, or memory altogether.
+    /// Locked memory, or memory in general.
     Memory,
-    /// Descriptors: the process or the machine has no more.
+    /// Descriptors: the limit of the process or the machine is reached.
     Descriptors,
     /// Registered rings of provided buffers (Linux 5.19).
     BufferRings,
@@ -74,7 +74,7 @@ impl UringUnavailable {
         Self { missing, source }
     }
 
-    /// Explains why the rings could not be made.
+    /// Explains why the rings could not be created.
     pub(super) fn from_setup(source: io::Error) -> Self {
         let switch = || {
             let text = fs::read_to_string("/proc/sys/kernel/io_uring_disabled").ok()?;

@@ -4,7 +4,7 @@ use std::task::Poll;
 
 use super::{
     At, Harness, Recognised, Rule, SetupError, Suite, Violation, World,
-    stage::{Host, Slept, Stage},
+    stage::{CaseRunner, Host, Slept},
 };
 use crate::error::WaitError;
 
@@ -15,9 +15,9 @@ enum Point {
     New,
     /// The detector has it.
     Submitted,
-    /// The detector has it and was polled since.
+    /// The detector has it and has been polled since.
     Polled,
-    /// Its event has happened; no round has seen that.
+    /// Its event has happened; no poll has seen it.
     Happened,
     /// Its event was reported; the waiter has not taken it.
     Reported,
@@ -26,7 +26,7 @@ enum Point {
 const POINTS: [Point; 5] =
     [Point::New, Point::Submitted, Point::Polled, Point::Happened, Point::Reported];
 
-pub(super) type Case<H> = fn(&mut Stage<H>) -> Result<(), Violation>;
+pub(super) type Case<H> = fn(&mut CaseRunner<H>) -> Result<(), Violation>;
 
 impl<H, F> Suite<'_, F>
 where
@@ -53,7 +53,7 @@ where
         Ok(())
     }
 
-    /// Runs one case on a stage of its own.
+    /// Runs one case on its own stage.
     pub(super) fn case(
         &mut self,
         host: Host,
@@ -61,23 +61,23 @@ where
         case: Case<H>,
     ) -> Result<(), Violation> {
         let at = At { case: name, host: host.name(), seed: self.options.seeds.start };
-        let mut stage = Stage::new(self.factory, host, self.options.guard, at)?;
+        let mut stage = CaseRunner::new(self.factory, host, self.options.guard, at)?;
         case(&mut stage)?;
         self.close(&stage);
         self.report.cases.push((host.name(), name));
         Ok(())
     }
 
-    /// Adds up what happened on a stage.
-    pub(super) fn close(&mut self, stage: &Stage<H>) {
+    /// Adds up the counts of a stage.
+    pub(super) fn close(&mut self, stage: &CaseRunner<H>) {
         self.report.waits += stage.waits;
         self.report.cancelled += stage.cancelled;
         self.report.events += stage.ledger.delivered_count() as u64 + stage.events;
     }
 }
 
-/// Rule 2: it is not lost because nobody waited.
-fn event_before_wait<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> {
+/// Rule 2: the event is not lost for lack of a waiter.
+fn event_before_wait<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Violation> {
     for index in 0..4 {
         stage.happen()?;
         if index % 2 == 1 {
@@ -89,8 +89,8 @@ fn event_before_wait<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> 
     stage.expect_nothing_left()
 }
 
-/// Rule 2, where the host sleeps for another request and no poll is due.
-fn event_before_wait_asleep<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> {
+/// Rule 2, when the host sleeps for another request and no poll is due.
+fn event_before_wait_asleep<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Violation> {
     if stage.ledger.is_shared() {
         // The event would be the other request's.
         return Ok(());
@@ -110,9 +110,9 @@ fn event_before_wait_asleep<H: Harness>(stage: &mut Stage<H>) -> Result<(), Viol
         if let Poll::Ready(polled) = polled {
             stage.enter(index, polled)?;
         } else if slept == Slept::ForEver || !waiter.is_woken() {
-            // Unless the other one has it.
+            // Unless the other request has the event.
             stage.expect_pending(&mut other)?;
-            let saw = "nobody polled for it";
+            let saw = "no poll looked for it";
             return Err(stage.lost(Rule::Before, index, saw));
         } else {
             stage.expect_event(waiter, Rule::Before)?;
@@ -123,8 +123,8 @@ fn event_before_wait_asleep<H: Harness>(stage: &mut Stage<H>) -> Result<(), Viol
     stage.expect_nothing_left()
 }
 
-/// Rule 7: neither before nor after events, and not while events wait for a request.
-fn idle_polls<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> {
+/// Rule 7: neither before nor after events, nor while events wait for a request.
+fn idle_polls<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Violation> {
     stage.poll_idly()?;
     for index in 0..3 {
         stage.happen()?;
@@ -139,7 +139,7 @@ fn idle_polls<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> {
     stage.poll_idly()
 }
 
-fn event_after_wait<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> {
+fn event_after_wait<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Violation> {
     for index in 0..4 {
         let mut waiter = stage.pending(index)?;
         stage.expect_pending(&mut waiter)?;
@@ -149,8 +149,8 @@ fn event_after_wait<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> {
     stage.expect_nothing_left()
 }
 
-/// Rule 3, in the one moment that matters: the host has armed and polled, and does not sleep yet.
-fn event_before_sleep<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> {
+/// Rule 3, at the critical moment: the host has armed and polled, and does not sleep yet.
+fn event_before_sleep<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Violation> {
     for index in 0..12 {
         let mut waiter = stage.pending(index)?;
         if index % 2 == 1 {
@@ -167,7 +167,7 @@ fn event_before_sleep<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation>
 }
 
 /// Rule 4: each event once, to one request, whatever the order of the requests.
-fn many_in_random_order<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> {
+fn many_in_random_order<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Violation> {
     const COUNT: usize = 24;
     let mut order: Vec<usize> = (0..COUNT).collect();
     stage.random.shuffle(&mut order);
@@ -188,7 +188,7 @@ fn many_in_random_order<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violatio
     for waiter in waiters {
         stage.expect_event(waiter, Rule::Announced)?;
     }
-    // An event that came twice would go to a further request.
+    // An event delivered twice would go to a further request.
     let mut further = stage.pending(COUNT)?;
     stage.expect_pending(&mut further)?;
     stage.happen()?;
@@ -196,18 +196,18 @@ fn many_in_random_order<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violatio
     stage.expect_nothing_left()
 }
 
-/// Rule 5: at every point, and later requests work.
-fn cancelled_request<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> {
+/// Rule 5: at every point; later requests still work.
+fn cancelled_request<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Violation> {
     for (point, first) in POINTS.into_iter().zip((0..).step_by(3)) {
         cancel_at(stage, point, first)?;
     }
     stage.expect_nothing_left()
 }
 
-/// Cancels request `first` at `point`, while request `first + 1` waits, and looks after a request
-/// `first + 2` that comes later.
+/// Cancels request `first` at `point`, while request `first + 1` waits, and checks a later request
+/// `first + 2`.
 fn cancel_at<H: Harness>(
-    stage: &mut Stage<H>,
+    stage: &mut CaseRunner<H>,
     point: Point,
     first: usize,
 ) -> Result<(), Violation> {
@@ -236,11 +236,11 @@ fn cancel_at<H: Harness>(
         stage.happen()?;
     }
     stage.expect_end(second, Rule::Cancelled)?;
-    // The first one's event, if anybody gets that; else its own.
+    // The first request's event, if it goes to another request; otherwise its own.
     let third = stage.wait(first + 2)?;
     stage.happen()?;
     stage.expect_end(third, Rule::Cancelled)?;
-    // Where events are shared, one is left over: request `first` did not take its.
+    // If events are shared, one is left over: request `first` did not take its own.
     while stage.ledger.is_shared() && stage.ledger.outstanding() > 0 {
         let waiter = stage.wait(first)?;
         stage.expect_end(waiter, Rule::Cancelled)?;
@@ -248,8 +248,9 @@ fn cancel_at<H: Harness>(
     Ok(())
 }
 
-/// Rules 4 and 5: the event of a cancelled request goes to no request that has taken its place.
-fn stale_event<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> {
+/// Rules 4 and 5: the event of a cancelled request does not go to a request that has taken its
+/// place.
+fn stale_event<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Violation> {
     for first in (0..20).step_by(2) {
         let waiter = stage.pending(first)?;
         stage.cancel(waiter)?;
@@ -270,8 +271,8 @@ fn stale_event<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> {
     stage.expect_nothing_left()
 }
 
-/// Rule 5: requests that wait already are not disturbed when an older one, and one among them, leave.
-fn younger_requests<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> {
+/// Rule 5: waiting requests are not disturbed when an older one, and one among them, leave.
+fn younger_requests<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Violation> {
     const COUNT: usize = 8;
     let mut waiters = Vec::new();
     for index in 0..COUNT {
@@ -291,8 +292,8 @@ fn younger_requests<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> {
     stage.expect_nothing_left()
 }
 
-/// Rule 10: a wait that is pending ends, and a later one fails.
-fn shutdown_with_pending<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> {
+/// Rule 10: a pending wait ends, and a later one fails.
+fn shutdown_with_pending<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Violation> {
     let mut waiters = Vec::new();
     for index in 0..3 {
         waiters.push(stage.pending(index)?);
@@ -308,7 +309,7 @@ fn shutdown_with_pending<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violati
         expect_closed(stage, waiter)?;
     }
     expect_closed(stage, late)?;
-    // What a device writes now, it writes to memory that is still there.
+    // If a device writes now, the memory is still there.
     for trigger in triggers {
         trigger();
     }
@@ -316,7 +317,7 @@ fn shutdown_with_pending<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violati
 }
 
 /// Rules 6 and 10: events that happen around the shutdown.
-fn shutdown_in_flight<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> {
+fn shutdown_in_flight<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Violation> {
     let reported = stage.pending(0)?;
     let happened = stage.pending(1)?;
     let waiting = stage.pending(2)?;
@@ -328,7 +329,7 @@ fn shutdown_in_flight<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation>
     stage.inspect()?;
     trigger();
     for mut waiter in [reported, happened] {
-        // Either is right: the event came with the end.
+        // Either is correct: the event came with the end.
         if waiter.poll().is_pending() {
             return Err(not_ended(stage, waiter.index, "it was still pending"));
         }
@@ -337,15 +338,15 @@ fn shutdown_in_flight<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation>
 }
 
 fn expect_closed<H: Harness>(
-    stage: &mut Stage<H>,
-    mut waiter: super::stage::Waiter<H::Detector>,
+    stage: &mut CaseRunner<H>,
+    mut waiter: super::stage::TestWaiter<H::Detector>,
 ) -> Result<(), Violation> {
     match waiter.poll() {
         Poll::Ready(Err(WaitError::ServerClosed)) => stage.inspect(),
         Poll::Ready(Err(error)) => Err(super::stage::failed(waiter.index, error, stage.at)),
         Poll::Ready(Ok(event)) => {
             match stage.harness.recognise(waiter.index, event) {
-                // What was in flight came back: memory, not an event.
+                // A request in flight came back with its memory, not an event.
                 Recognised::Nothing(_) => stage.inspect(),
                 _ => Err(not_ended(stage, waiter.index, "an event that had not happened")),
             }
@@ -354,6 +355,6 @@ fn expect_closed<H: Harness>(
     }
 }
 
-fn not_ended<H: Harness>(stage: &Stage<H>, request: usize, saw: &str) -> Violation {
+fn not_ended<H: Harness>(stage: &CaseRunner<H>, request: usize, saw: &str) -> Violation {
     Violation::NotEnded { request, saw: saw.to_owned(), at: stage.at }
 }

@@ -1,4 +1,4 @@
-//! The suite for engines: an engine on its host is a detector, and is tried as one.
+//! The suite for engines: an engine on its host is a detector, and is tested as one.
 
 use std::{
     fmt,
@@ -8,62 +8,65 @@ use std::{
 use super::{
     At, Harness, Hosts, Options, Profile, Recognised, Report, Rule, SetupError, Suite, Trigger,
     Unclaimed, Violation, World, check_with,
-    stage::{Flag, Host, Stage},
+    stage::{CaseRunner, Flag, Host},
 };
 use crate::{
     clock::Instant,
-    engine::{Asked, Engine, EngineEvent, EngineHost, EngineWaiter, EngineWatch},
+    engine::{Asked, Engine, EngineDetector, EngineEvent, EngineHost, EngineWaiter},
     error::WaitError,
     server::Handle,
     sync::Arc,
 };
 
-/// What the suite needs of an [`Engine`]: its host, and a way to make its events happen. [`Harness`] says how the suite
-/// numbers requests, which are wants here, and events.
+/// The suite's requirements of an [`Engine`]: its host, and a way to make its events happen. [`Harness`] explains how
+/// the suite numbers requests, which are wants here, and events.
 pub trait EngineHarness: Sized + 'static {
     /// The engine.
     type Engine: Engine;
 
-    /// The hosts on which it works. Default both; an engine with descriptors needs a real one.
+    /// The hosts on which it works. Default: both; an engine with descriptors needs a real one.
     const HOSTS: Hosts = Hosts::Both;
 
     /// Returns the host of the engine, at the server of the [`World`].
     fn host(&self) -> &EngineHost<Self::Engine>;
 
     /// Makes want number `index`.
-    fn want(&mut self, index: usize) -> <Self::Engine as Engine>::Want;
+    fn want(&mut self, index: usize) -> <Self::Engine as Engine>::Request;
 
-    /// Makes event number `index` happen when it is called: it has happened once the call returns.
+    /// Returns a call that makes event number `index` happen: it has happened once the call
+    /// returns.
     fn trigger(&mut self, index: usize) -> Trigger;
 
-    /// Tells which event it is that want number `want` got.
-    fn recognise(&mut self, want: usize, found: <Self::Engine as Engine>::Found) -> Recognised;
+    /// Returns which event want number `want` received.
+    fn recognise(&mut self, want: usize, found: <Self::Engine as Engine>::Output) -> Recognised;
 
-    /// Tells what the suite may expect. Default: any event is for any want, and the engine takes back what a waiter has left.
+    /// Returns what the suite may expect. Default: any event is for any want, and the engine takes back what a waiter has
+    /// left.
     fn profile(&self) -> Profile {
         Profile::shared(Unclaimed::Returned)
     }
 
-    /// Returns the time at which event `index` happens by itself: see [`Harness::happens_at`]. Default none.
+    /// Returns the time at which event `index` happens without a trigger: see [`Harness::happens_at`].
+    /// Default: none.
     fn happens_at(&self, index: usize) -> Option<Instant> {
         let _ = index;
         None
     }
 
-    /// Makes event number `index` for whoever waits for it [by name](EngineHost::waiter); `None`, the default, if the engine
-    /// serves nobody so.
+    /// Makes event number `index` for its waiters [by name](EngineHost::waiter); `None`, the default, if the engine serves
+    /// no names.
     fn named(&mut self, index: usize) -> Option<Named<Self::Engine>> {
         let _ = index;
         None
     }
 
-    /// Makes the want for [`EngineHost::events`]; `None`, the default, if nobody uses them.
-    fn want_of_events(&mut self) -> Option<<Self::Engine as Engine>::Want> {
+    /// Makes the want for [`EngineHost::events`]; `None`, the default, if they are not used.
+    fn request_of_events(&mut self) -> Option<<Self::Engine as Engine>::Request> {
         None
     }
 }
 
-/// An event for whoever waits for it by name.
+/// An event for waiters by name.
 pub struct Named<E> {
     name: u64,
     look: Box<dyn FnMut(&mut E) -> bool>,
@@ -71,7 +74,8 @@ pub struct Named<E> {
 }
 
 impl<E> Named<E> {
-    /// Names an event, says how a waiter looks for it, which returns whether it has found it, and how it is made happen.
+    /// Sets an event's name, the look by which a waiter finds it (it returns whether it did), and the trigger that makes
+    /// it happen.
     #[must_use]
     pub fn new(
         name: u64,
@@ -88,10 +92,10 @@ impl<E> fmt::Debug for Named<E> {
     }
 }
 
-/// Tries the contract of [`Engine`] on the engine that `factory` makes, on its host, with [`Options::from_env`].
+/// Tests the contract of [`Engine`] on the engine that `factory` makes, on its host, with [`Options::from_env`].
 ///
 /// # Errors
-/// The first [`Violation`] that is seen. It names the rules of [`Detector`](crate::Detector), which an engine on its host is.
+/// The first [`Violation`]. It names the rules of [`Detector`](crate::Detector), since an engine on its host is one.
 pub fn check_engine<H: EngineHarness>(
     factory: &mut impl FnMut(&World) -> Result<H, SetupError>,
 ) -> Result<Report, Violation> {
@@ -101,7 +105,7 @@ pub fn check_engine<H: EngineHarness>(
 /// Like [`check_engine`], with options.
 ///
 /// # Errors
-/// As [`check_engine`].
+/// Those of [`check_engine`].
 pub fn check_engine_with<H: EngineHarness>(
     options: &Options,
     factory: &mut impl FnMut(&World) -> Result<H, SetupError>,
@@ -117,9 +121,11 @@ pub fn check_engine_with<H: EngineHarness>(
     Ok(suite.report)
 }
 
-/// A case with waiters that have names: at the stage, and its host.
-type NamedCase<H> =
-    fn(&mut Stage<OnHost<H>>, &EngineHost<<H as EngineHarness>::Engine>) -> Result<(), Violation>;
+/// A case with waiters by name: the stage, and its host.
+type NamedCase<H> = fn(
+    &mut CaseRunner<OnHost<H>>,
+    &EngineHost<<H as EngineHarness>::Engine>,
+) -> Result<(), Violation>;
 
 impl<H, F> Suite<'_, F>
 where
@@ -137,9 +143,10 @@ where
         ];
         for (name, case) in cases {
             let at = At { case: name, host: host.name(), seed: self.options.seeds.start };
-            let mut stage = Stage::<OnHost<H>>::new(self.factory, host, self.options.guard, at)?;
+            let mut stage =
+                CaseRunner::<OnHost<H>>::new(self.factory, host, self.options.guard, at)?;
             if stage.harness.0.named(0).is_none() {
-                self.report.skipped.push((name, "the engine serves nobody by name"));
+                self.report.skipped.push((name, "the engine serves no names"));
                 continue;
             }
             let on_host = stage.harness.0.host().clone();
@@ -151,7 +158,7 @@ where
     }
 }
 
-/// Somebody who waits for event `index` by name.
+/// A waiter for event `index` by name.
 struct Task<'a, E: Engine> {
     waiter: EngineWaiter<'a, E>,
     flag: Arc<Flag>,
@@ -170,7 +177,7 @@ impl<'a, E: Engine> Task<'a, E> {
     }
 }
 
-impl<H: EngineHarness> Stage<OnHost<H>> {
+impl<H: EngineHarness> CaseRunner<OnHost<H>> {
     fn named(&mut self, index: usize) -> Named<H::Engine> {
         self.waits += 1;
         self.harness.0.named(index).expect("invariant: asked before")
@@ -213,29 +220,29 @@ impl<H: EngineHarness> Stage<OnHost<H>> {
     }
 }
 
-/// What is replaced: a trigger is called once.
+/// Replaced by a no-op: a trigger is called once.
 fn trigger_of<E>(named: &mut Named<E>) -> Trigger {
     std::mem::replace(&mut named.trigger, Box::new(|| {}))
 }
 
-/// Rule 2: it is found by the first look.
+/// Rule 2: the first look finds the event.
 fn named_before<H: EngineHarness>(
-    stage: &mut Stage<OnHost<H>>,
+    stage: &mut CaseRunner<OnHost<H>>,
     host: &EngineHost<H::Engine>,
 ) -> Result<(), Violation> {
     let mut named = stage.named(0);
     trigger_of(&mut named)();
     let mut task = Task::new(host, &named);
-    // An engine may have to work for it.
+    // An engine may have to work for the event.
     match task.poll(&mut named) {
         Poll::Ready(Ok(())) => Ok(()),
         _ => stage.finds(&mut task, &mut named, Rule::Before),
     }
 }
 
-/// Rule 3: whoever waits is woken, once the host sleeps too.
+/// Rule 3: a waiter is woken, even once the host sleeps.
 fn named_after<H: EngineHarness>(
-    stage: &mut Stage<OnHost<H>>,
+    stage: &mut CaseRunner<OnHost<H>>,
     host: &EngineHost<H::Engine>,
 ) -> Result<(), Violation> {
     for index in 0..4 {
@@ -251,9 +258,9 @@ fn named_after<H: EngineHarness>(
     Ok(())
 }
 
-/// Rule 3: what comes while a host goes to sleep wakes it.
+/// Rule 3: an event that happens while a host goes to sleep wakes it.
 fn named_before_sleep<H: EngineHarness>(
-    stage: &mut Stage<OnHost<H>>,
+    stage: &mut CaseRunner<OnHost<H>>,
     host: &EngineHost<H::Engine>,
 ) -> Result<(), Violation> {
     let mut named = stage.named(0);
@@ -270,9 +277,9 @@ fn named_before_sleep<H: EngineHarness>(
     stage.finds(&mut task, &mut named, Rule::Announced)
 }
 
-/// Rule 3: a waiter that moved to another task is woken there, and one that was served says so.
+/// Rule 3: a waiter that moved to another task is woken there, and a served waiter reports it.
 fn named_renewed<H: EngineHarness>(
-    stage: &mut Stage<OnHost<H>>,
+    stage: &mut CaseRunner<OnHost<H>>,
     host: &EngineHost<H::Engine>,
 ) -> Result<(), Violation> {
     let mut named = stage.named(0);
@@ -292,9 +299,9 @@ fn named_renewed<H: EngineHarness>(
     Ok(())
 }
 
-/// Rule 5: one that leaves, whether it was woken or not, takes nothing with it.
+/// Rule 5: a waiter that leaves, woken or not, takes nothing with it.
 fn named_dropped<H: EngineHarness>(
-    stage: &mut Stage<OnHost<H>>,
+    stage: &mut CaseRunner<OnHost<H>>,
     host: &EngineHost<H::Engine>,
 ) -> Result<(), Violation> {
     for (index, leaves_first) in [(0, false), (1, true)] {
@@ -321,9 +328,9 @@ fn named_dropped<H: EngineHarness>(
     Ok(())
 }
 
-/// Rule 10: the end wakes whoever waits, and everybody later is told.
+/// Rule 10: the end wakes all waiters, and later ones get an error.
 fn named_shutdown<H: EngineHarness>(
-    stage: &mut Stage<OnHost<H>>,
+    stage: &mut CaseRunner<OnHost<H>>,
     host: &EngineHost<H::Engine>,
 ) -> Result<(), Violation> {
     let mut named = stage.named(0);
@@ -341,11 +348,11 @@ fn named_shutdown<H: EngineHarness>(
     Ok(())
 }
 
-/// An engine's harness as that of the detector on its host.
+/// Presents an engine's harness as the harness of the detector on its host.
 pub(super) struct OnHost<H>(H);
 
 impl<H: EngineHarness> Harness for OnHost<H> {
-    type Detector = EngineWatch<H::Engine>;
+    type Detector = EngineDetector<H::Engine>;
 
     const HOSTS: Hosts = H::HOSTS;
 
@@ -353,8 +360,8 @@ impl<H: EngineHarness> Harness for OnHost<H> {
         self.0.host().handle()
     }
 
-    fn request(&mut self, index: usize) -> Asked<<H::Engine as Engine>::Want> {
-        Asked::Want(self.0.want(index))
+    fn request(&mut self, index: usize) -> Asked<<H::Engine as Engine>::Request> {
+        Asked::Request(self.0.want(index))
     }
 
     fn trigger(&mut self, index: usize) -> Trigger {
@@ -362,7 +369,7 @@ impl<H: EngineHarness> Harness for OnHost<H> {
     }
 
     fn recognise(&mut self, request: usize, event: EngineEvent<H::Engine>) -> Recognised {
-        self.0.recognise(request, event.into_found())
+        self.0.recognise(request, event.into_output())
     }
 
     fn profile(&self) -> Profile {
@@ -373,7 +380,7 @@ impl<H: EngineHarness> Harness for OnHost<H> {
         self.0.happens_at(index)
     }
 
-    fn stream_request(&mut self) -> Option<Asked<<H::Engine as Engine>::Want>> {
-        self.0.want_of_events().map(Asked::Want)
+    fn stream_request(&mut self) -> Option<Asked<<H::Engine as Engine>::Request>> {
+        self.0.request_of_events().map(Asked::Request)
     }
 }

@@ -1,4 +1,4 @@
-//! What the suite needs of an implementation, and may expect of it.
+//! The suite's requirements of an implementation, and its expectations.
 
 use std::error::Error;
 
@@ -9,24 +9,24 @@ use crate::{
     sync::Arc,
 };
 
-/// Makes an event happen, once, on whatever thread calls it.
+/// Makes an event happen, once, on the thread that calls it.
 pub type Trigger = Box<dyn FnOnce() + Send>;
 
-/// What a factory may fail with.
+/// The error of a factory.
 pub type SetupError = Box<dyn Error + Send + Sync>;
 
-/// What the suite needs of an implementation: its requests, and a way to make its events happen.
+/// The suite's requirements of an implementation: its requests, and a way to make its events
+/// happen.
 ///
-/// Requests and events are numbered from 0. The suite makes events happen in the order of their
-/// numbers and leaves none out. It makes each request at most once (where events are
-/// [shared](Delivery::Shared), the number of a request says nothing and may come again), in any order,
-/// before or after the event of the same number, and drops some before their event. Each case starts with a harness of its
-/// own. A trigger may be called after the server was shut down; requests and triggers are made before.
+/// Requests and events are numbered from 0. The suite makes events happen in numerical order and skips none. It makes each
+/// request at most once (if events are [shared](Delivery::Shared), the number of a request means nothing and may repeat),
+/// in any order, before or after the event of the same number, and drops some before their event. Each case starts with
+/// its own harness. A trigger may be called after the server was shut down; requests and triggers are made before.
 pub trait Harness: Sized + 'static {
     /// The implementation.
     type Detector: Detector;
 
-    /// The hosts on which it works. Default both.
+    /// The hosts on which it works. Default: both.
     const HOSTS: Hosts = Hosts::Both;
 
     /// Returns the handle of the detector, registered at the server of the [`World`].
@@ -35,58 +35,59 @@ pub trait Harness: Sized + 'static {
     /// Makes request number `index`.
     fn request(&mut self, index: usize) -> <Self::Detector as Detector>::Request;
 
-    /// Makes event number `index` happen when it is called: it has happened once the call returns.
+    /// Returns a call that makes event number `index` happen: it has happened once the call
+    /// returns.
     fn trigger(&mut self, index: usize) -> Trigger;
 
-    /// Tells which event it is that request number `request` got, and uses it up: what a program
-    /// would read, it reads.
+    /// Returns which event request number `request` received, and consumes it: what a program would
+    /// read, it reads.
     fn recognise(
         &mut self,
         request: usize,
         event: <Self::Detector as Detector>::Event,
     ) -> Recognised;
 
-    /// Tells what the suite may expect. Default [`Profile::addressed`].
+    /// Returns what the suite may expect. Default: [`Profile::addressed`].
     fn profile(&self) -> Profile {
         Profile::addressed()
     }
 
-    /// Returns the time at which event `index` happens by itself, for detectors of time, whose
-    /// [`trigger`](Self::trigger) moves the clock there. Default none.
+    /// Returns the time at which event `index` happens without a trigger, for detectors of time,
+    /// whose [`trigger`](Self::trigger) moves the clock there. Default: none.
     fn happens_at(&self, index: usize) -> Option<Instant> {
         let _ = index;
         None
     }
 
-    /// Makes the request of a stream; `None`, the default, if it has no streams worth a trial.
+    /// Makes the request of a stream; `None`, the default, if its streams need no test.
     fn stream_request(&mut self) -> Option<<Self::Detector as Detector>::Request> {
         None
     }
 
-    /// Makes event number `index` of the stream happen. Default [`trigger`](Self::trigger).
+    /// Makes event number `index` of the stream happen. Default: [`trigger`](Self::trigger).
     fn stream_trigger(&mut self, index: usize) -> Trigger {
         self.trigger(index)
     }
 
-    /// Tells which events of the stream it is, and uses them up. Default
+    /// Returns which events of the stream it is, and consumes them. Default:
     /// [`recognise`](Self::recognise) as request 0.
     fn recognise_stream(&mut self, event: <Self::Detector as Detector>::Event) -> Recognised {
         self.recognise(0, event)
     }
 
-    /// Makes the stream end when it is called; `None`, the default, if it never does.
+    /// Returns a call that ends the stream; `None`, the default, if it never ends.
     fn end_stream(&mut self) -> Option<Trigger> {
         None
     }
 
     /// Reports on the memory of requests, for detectors whose kernel or device writes to it: the
-    /// harness's device looks whether what it writes to is still there. Default none.
+    /// harness's device checks whether its target is still there. Default: none.
     fn memory(&self) -> Option<Memory> {
         None
     }
 }
 
-/// Where a harness lives: what a factory gets.
+/// The surroundings of a harness, passed to its factory.
 #[derive(Clone, Debug)]
 pub struct World {
     server: Server,
@@ -99,7 +100,7 @@ impl World {
         Self { server, clock, seed }
     }
 
-    /// Returns the server to register the detector at.
+    /// Returns the server at which to register the detector.
     #[must_use]
     pub const fn server(&self) -> &Server {
         &self.server
@@ -111,7 +112,7 @@ impl World {
         self.clock.as_ref()
     }
 
-    /// Returns the seed that all chance of a harness must come from.
+    /// Returns the seed from which all randomness of a harness must come.
     #[must_use]
     pub const fn seed(&self) -> u64 {
         self.seed
@@ -130,15 +131,15 @@ pub enum Hosts {
     Both,
 }
 
-/// What an event turned out to be.
+/// Which event it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "implementers must be able to return every case")]
 pub enum Recognised {
-    /// These, in this order: more than one where the detector merges events.
+    /// These, in this order: more than one if the detector merges events.
     Events(Vec<usize>),
     /// One event that looks like any other.
     Unmarked,
-    /// Nothing that has happened, and how that is seen: memory that came back as the server ended.
+    /// No event that has happened, with the evidence: memory returned when the server ended.
     Nothing(String),
     /// The announcement that no event will follow.
     End,
@@ -150,21 +151,21 @@ pub enum Recognised {
 pub enum Delivery {
     /// Event `i` is for request `i`.
     Addressed,
-    /// Any event is for any request: whoever waits first.
+    /// Any event is for any request: the first to wait gets it.
     Shared,
 }
 
-/// What becomes of an event whose waiter left without taking it.
+/// The fate of an event whose waiter left without taking it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "it is kept or it is not")]
 pub enum Unclaimed {
     /// It is lost with the waiter.
     Dropped,
-    /// Another request gets it: see [`Detector::unclaimed`].
+    /// Another request receives it: see [`Detector::unclaimed`].
     Returned,
 }
 
-/// What the suite may expect of a detector.
+/// The suite's expectations of a detector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a profile says something only to the suite"]
 pub struct Profile {
@@ -175,7 +176,7 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// Event `i` is for request `i`; what a waiter leaves is dropped.
+    /// Event `i` is for request `i`; events left by a waiter are dropped.
     pub const fn addressed() -> Self {
         Self {
             delivery: Delivery::Addressed,
@@ -190,7 +191,7 @@ impl Profile {
         Self { delivery: Delivery::Shared, unclaimed, ..Self::addressed() }
     }
 
-    /// Sets the capacity that the handle was registered with
+    /// Sets the capacity with which the handle was registered
     /// ([`Registration::stream_capacity`](crate::Registration::stream_capacity)). Default 1024.
     pub const fn stream_capacity(mut self, events: usize) -> Self {
         self.stream_capacity = events;
@@ -211,8 +212,8 @@ impl Profile {
 pub struct Memory {
     /// Requests whose memory is not freed yet.
     pub live: usize,
-    /// Of these, how many the kernel or a device may write to at this moment.
+    /// The number of these that the kernel or a device may write to at this moment.
     pub in_flight: usize,
-    /// How many were freed although the kernel or a device could still write to them.
+    /// How many were freed while the kernel or a device could still write to them.
     pub freed_in_flight: usize,
 }

@@ -1,4 +1,4 @@
-//! The oracle: which events have happened, who got them, and what is still owed to whom.
+//! The oracle: which events have happened, which request received them, and which are still owed.
 
 use super::{At, Delivery, Profile, Recognised, Rule, Unclaimed, Violation};
 
@@ -10,7 +10,7 @@ pub(super) struct Ledger {
     /// By the event's number.
     delivered: Vec<bool>,
     delivered_count: usize,
-    /// The most events that went with waiters who left.
+    /// The most events lost with waiters that left.
     lost_max: usize,
 }
 
@@ -27,16 +27,16 @@ impl Ledger {
         self.delivered_count
     }
 
-    /// Returns whether request `index` must get an event by now. `older` requests are served first
-    /// where events are shared.
-    pub(super) fn is_owed(&self, index: usize, older: usize) -> bool {
+    /// Returns whether request `index` must have an event by now. If events are shared, `older`
+    /// requests are served first.
+    pub(super) fn is_wakeup_deferred(&self, index: usize, older: usize) -> bool {
         match self.profile.delivery {
             Delivery::Addressed => index < self.happened,
             Delivery::Shared => older < self.outstanding(),
         }
     }
 
-    /// Returns how many shared events must still reach somebody.
+    /// Returns how many shared events must still be delivered.
     pub(super) fn outstanding(&self) -> usize {
         self.happened.saturating_sub(self.delivered_count + self.lost_max)
     }
@@ -65,7 +65,7 @@ impl Ledger {
             Recognised::Unmarked if !self.is_shared() => self.deliver_one(request, request, at),
             Recognised::Unmarked if self.delivered_count >= self.happened => match self.happened {
                 0 => Err(Violation::Spurious { request, saw: "none has".to_owned(), at }),
-                // They look alike: the last one stands for the one that came twice.
+                // They look alike: the last one stands for the duplicate.
                 happened => Err(Violation::Twice { event: happened - 1, request, at }),
             },
             Recognised::Unmarked => {

@@ -1,22 +1,22 @@
-//! The conformance suite: tries the [contract](crate::Detector#contract) of
+//! The conformance suite: tests the [contract](crate::Detector#contract) of
 //! [`Detector`](crate::Detector) on any implementation.
 //!
-//! An implementer writes a [`Harness`]: it makes the detector, its requests and its events. Then
-//! [`check`] does with them what a program, a kernel and bad luck may do, and answers with a [`Report`]
-//! or with the first [`Violation`]:
+//! You write a [`Harness`], which makes the detector, its requests and its events. [`check`] then does
+//! with them what a program, a kernel and bad luck may do, and returns a [`Report`] or the first
+//! [`Violation`]:
 //!
 //! - *step by step*, as its own host: an event before the wait, after it, exactly between arming and
 //!   sleep; many requests in random order; cancellation at every point; polls with nothing pending;
 //!   streams, their back-pressure and their end; shutdown with requests pending and in flight;
 //! - *walks*: random sequences of all that, drawn from a seed, against an oracle;
-//! - *simulated*, for detectors that need no descriptor: tasks in virtual time, one seed after the
-//!   other, one run in eight twice to see that both leave the same trace;
+//! - *simulated*, for detectors that need no descriptor: tasks in virtual time, one seed after
+//!   another; one run in eight is repeated to check that both leave the same trace;
 //! - *stressed*, on a host thread with a second thread that makes the events happen.
 //!
-//! All chance comes from one seed, which a violation names: `SIM_SEED` replays it.
+//! All randomness comes from one seed, which a violation reports: `SIM_SEED` replays it.
 //!
 //! # Limits
-//! That no callback blocks (rule 1) is not looked for: a callback that waits for its own handle hangs
+//! Whether callbacks block (rule 1) is not checked: a callback that waits for its own handle hangs
 //! the suite, as it would hang a server.
 //!
 //! # Examples
@@ -42,10 +42,10 @@ use suite::Suite;
 pub use suite::{Options, Report};
 pub use violation::{At, Rule, Violation};
 
-/// Tries the contract on the detector that `factory` makes, with [`Options::from_env`].
+/// Tests the contract on the detector that `factory` makes, with [`Options::from_env`].
 ///
 /// # Errors
-/// The first [`Violation`] that is seen.
+/// The first [`Violation`].
 pub fn check<H: Harness>(
     factory: &mut impl FnMut(&World) -> Result<H, SetupError>,
 ) -> Result<Report, Violation> {
@@ -55,7 +55,7 @@ pub fn check<H: Harness>(
 /// Like [`check`], with options.
 ///
 /// # Errors
-/// The first [`Violation`] that is seen.
+/// The first [`Violation`].
 pub fn check_with<H: Harness>(
     options: &Options,
     factory: &mut impl FnMut(&World) -> Result<H, SetupError>,

@@ -20,12 +20,12 @@ use crate::{
 };
 
 const NAME: &str = "simulation";
-/// Requests and events of one run. Below the least `index_count_max`.
+/// Requests and events of one run. Below the minimum `index_count_max`.
 const COUNT: usize = 36;
-/// How long anything in a run takes at most; what is still owed to a task by then is lost.
+/// The maximum duration of a run; what is still owed to a task by then is lost.
 const HORIZON: Duration = Duration::from_secs(3600);
 
-/// What the tasks of one run share.
+/// The state that the tasks of one run share.
 struct Scene<H: Harness> {
     harness: H,
     ledger: Ledger,
@@ -60,7 +60,7 @@ where
         Ok(())
     }
 
-    /// Rule 8, alone: nothing but the detector's own deadline can move the clock.
+    /// Rule 8, alone: only the detector's own deadline can move the clock.
     fn deadline(&mut self, at: At) -> Result<(), Violation> {
         let mut simulation = Simulation::new(at.seed);
         let scene = self.scene(&simulation, at)?;
@@ -103,7 +103,7 @@ where
         for index in 0..COUNT {
             let random = simulation.random();
             let begin = begin + Duration::from_nanos(random.u64(..span_ns));
-            // One in four gives up after a while, before its event or after it.
+            // One in four leaves after a while, before its event or after it.
             let patience = Duration::from_nanos(random.u64(..span_ns));
             let patience = (random.u32(..4) == 0).then_some(patience);
             let plan = Plan { index, begin, patience, is_rude: random.bool() };
@@ -148,7 +148,7 @@ impl<H: Harness> Scene<H> {
         }
     }
 
-    /// Nothing happens any more, and somebody still waits.
+    /// Nothing happens any more, and a task still waits.
     fn lost(&self, saw: &str) -> Violation {
         let at = self.at;
         let request = self.pending.first().copied().unwrap_or(0);
@@ -160,19 +160,19 @@ impl<H: Harness> Scene<H> {
     }
 }
 
-/// What one task does.
+/// The plan of one task.
 struct Plan {
     index: usize,
     begin: Instant,
     patience: Option<Duration>,
-    /// It gives up without a last look.
+    /// It leaves without a last look.
     is_rude: bool,
 }
 
-type Shared<H> = Rc<RefCell<Scene<H>>>;
+type SharedScene<H> = Rc<RefCell<Scene<H>>>;
 
 /// Waits as planned.
-async fn waiter<H: Harness>(scene: Shared<H>, plan: Plan) {
+async fn waiter<H: Harness>(scene: SharedScene<H>, plan: Plan) {
     let outcome = async {
         let timers = scene.borrow().server.timers().clone();
         let slept = timers.wait(plan.begin).await;
@@ -211,8 +211,8 @@ async fn waiter<H: Harness>(scene: Shared<H>, plan: Plan) {
     }
 }
 
-/// Waits for the event of request `index`, and enters it in the books.
-async fn wait<H: Harness>(scene: &Shared<H>, index: usize) -> Result<(), Violation> {
+/// Waits for the event of request `index`, and records it.
+async fn wait<H: Harness>(scene: &SharedScene<H>, index: usize) -> Result<(), Violation> {
     let (waiting, begin) = {
         let mut scene = scene.borrow_mut();
         let request = scene.harness.request(index);
@@ -237,8 +237,8 @@ async fn wait<H: Harness>(scene: &Shared<H>, index: usize) -> Result<(), Violati
     scene.ledger.deliver(index, recognised, at)
 }
 
-/// Makes all events happen, with pauses; those of a detector of time happen by themselves.
-async fn events<H: Harness>(scene: Shared<H>, pauses: Vec<Duration>) {
+/// Makes all events happen, with pauses; those of a detector of time happen on their own.
+async fn events<H: Harness>(scene: SharedScene<H>, pauses: Vec<Duration>) {
     let timers = scene.borrow().server.timers().clone();
     for (index, pause) in pauses.into_iter().enumerate() {
         let next = scene.borrow().server.now() + pause;
@@ -258,7 +258,7 @@ async fn events<H: Harness>(scene: Shared<H>, pauses: Vec<Duration>) {
 }
 
 /// Waits for all tasks, then for the events that cancelled requests left to others.
-async fn end<H: Harness>(scene: Shared<H>, tasks: Vec<Simulated<()>>) {
+async fn end<H: Harness>(scene: SharedScene<H>, tasks: Vec<Simulated<()>>) {
     let timers = scene.borrow().server.timers().clone();
     let horizon = scene.borrow().server.now() + HORIZON;
     let mut timeout = pin!(timers.wait(horizon));
@@ -290,7 +290,7 @@ async fn end<H: Harness>(scene: Shared<H>, tasks: Vec<Simulated<()>>) {
         let outcome = poll_fn(|cx| match waiting.as_mut().poll(cx) {
             Poll::Ready(outcome) => Poll::Ready(outcome),
             Poll::Pending => timeout.as_mut().poll(cx).map(|_| {
-                let saw = format!("{owed} events of cancelled requests reached nobody");
+                let saw = format!("{owed} events of cancelled requests reached no other request");
                 let (rule, at) = (Rule::Cancelled, scene.borrow().at);
                 Err(Violation::EventLost { rule, request: COUNT, saw, at })
             }),
@@ -300,7 +300,7 @@ async fn end<H: Harness>(scene: Shared<H>, tasks: Vec<Simulated<()>>) {
             return;
         }
     }
-    // What was cancelled in flight is collected meanwhile.
+    // Requests cancelled in flight are collected meanwhile.
     let later = scene.borrow().server.now() + Duration::from_secs(1);
     drop(timers.wait(later).await);
     let mut scene = scene.borrow_mut();

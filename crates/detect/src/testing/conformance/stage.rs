@@ -1,4 +1,4 @@
-//! The suite as its own host: a server, its lookout and one harness, driven step by step.
+//! The suite as its own host: a server, its driver and one harness, driven step by step.
 
 use std::{
     future::Future,
@@ -12,11 +12,11 @@ use crate::{
     clock::{Clock, Instant, VirtualClock},
     detector::{Detector, Flavor},
     error::WaitError,
-    server::{Detected, Lookout, Server, Wait},
+    server::{Detected, Driver, Server, Wait},
     sync::{Arc, AtomicBool, Ordering},
 };
 
-/// Which host the suite plays.
+/// The kind of host that the suite plays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Host {
     Virtual,
@@ -36,16 +36,16 @@ impl Host {
 /// detector whose polls have become rare.
 const STEPS_MAX: usize = 10_000;
 
-/// What happens between a host's preparation and its sleep. Returns whether the host may as well stay
+/// A step between a host's preparation and its sleep. Returns whether the host may as well stay
 /// awake.
 pub(super) type Between<'a> = Box<dyn FnOnce() -> bool + 'a>;
 
-/// What one step of a host brought.
+/// The result of one step of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Slept {
     /// Something announced itself, or the host did not get to sleep.
     Awake,
-    /// Nothing could wake the host any more; a real one, nothing but the guard.
+    /// Nothing could wake the host any more; on a real host, only the guard.
     ForEver,
 }
 
@@ -72,21 +72,21 @@ impl Flag {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Before a poll: a wake-up during the poll is not lost.
+    /// Call before a poll, so that a wake-up during the poll is not lost.
     pub(super) fn clear(&self) {
         self.0.store(false, Ordering::Release);
     }
 }
 
-/// A wait in the suite's hands.
+/// A wait driven by the suite.
 #[derive(Debug)]
-pub(super) struct Waiter<D: Detector> {
+pub(super) struct TestWaiter<D: Detector> {
     pub(super) index: usize,
     wait: Wait<D>,
     flag: Arc<Flag>,
 }
 
-impl<D: Detector> Waiter<D> {
+impl<D: Detector> TestWaiter<D> {
     pub(super) fn is_woken(&self) -> bool {
         self.flag.is_set()
     }
@@ -98,7 +98,7 @@ impl<D: Detector> Waiter<D> {
     }
 }
 
-pub(super) struct Stage<H: Harness> {
+pub(super) struct CaseRunner<H: Harness> {
     pub(super) harness: H,
     pub(super) ledger: Ledger,
     pub(super) random: fastrand::Rng,
@@ -106,14 +106,14 @@ pub(super) struct Stage<H: Harness> {
     pub(super) server: Server,
     pub(super) waits: u64,
     pub(super) cancelled: u64,
-    /// Of streams; those of waits are in the ledger.
+    /// For streams; those of waits are in the ledger.
     pub(super) events: u64,
     clock: Option<Arc<VirtualClock>>,
-    lookout: Lookout,
+    driver: Driver,
     guard: Duration,
 }
 
-impl<H: Harness> Stage<H> {
+impl<H: Harness> CaseRunner<H> {
     pub(super) fn new(
         factory: &mut impl FnMut(&World) -> Result<H, SetupError>,
         host: Host,
@@ -136,7 +136,7 @@ impl<H: Harness> Stage<H> {
             harness,
             random: fastrand::Rng::with_seed(at.seed),
             at,
-            lookout: server.lookout(),
+            driver: server.driver(),
             server,
             waits: 0,
             cancelled: 0,
@@ -147,20 +147,23 @@ impl<H: Harness> Stage<H> {
     }
 
     /// Makes request `index`, not yet polled.
-    pub(super) fn request(&mut self, index: usize) -> Waiter<H::Detector> {
+    pub(super) fn request(&mut self, index: usize) -> TestWaiter<H::Detector> {
         let request = self.harness.request(index);
         self.waits += 1;
-        Waiter { index, wait: self.harness.handle().wait_owned(request), flag: Flag::new() }
+        TestWaiter { index, wait: self.harness.handle().wait_owned(request), flag: Flag::new() }
     }
 
     /// Makes request `index` and polls it once. `None` if it had its event at once.
-    pub(super) fn wait(&mut self, index: usize) -> Result<Option<Waiter<H::Detector>>, Violation> {
+    pub(super) fn wait(
+        &mut self,
+        index: usize,
+    ) -> Result<Option<TestWaiter<H::Detector>>, Violation> {
         let mut waiter = self.request(index);
         Ok(if self.take(&mut waiter)? { None } else { Some(waiter) })
     }
 
     /// Makes request `index`, whose event has not happened, and polls it once.
-    pub(super) fn pending(&mut self, index: usize) -> Result<Waiter<H::Detector>, Violation> {
+    pub(super) fn pending(&mut self, index: usize) -> Result<TestWaiter<H::Detector>, Violation> {
         let at = self.at;
         self.wait(index)?.ok_or_else(|| {
             let saw = "it was ready at once".to_owned();
@@ -168,8 +171,8 @@ impl<H: Harness> Stage<H> {
         })
     }
 
-    /// Polls a wait; returns whether it had its event, which is then entered in the books.
-    pub(super) fn take(&mut self, waiter: &mut Waiter<H::Detector>) -> Result<bool, Violation> {
+    /// Polls a wait; returns whether it had its event, which is then recorded.
+    pub(super) fn take(&mut self, waiter: &mut TestWaiter<H::Detector>) -> Result<bool, Violation> {
         let polled = waiter.poll();
         self.inspect()?;
         match polled {
@@ -178,7 +181,7 @@ impl<H: Harness> Stage<H> {
         }
     }
 
-    /// Enters the end of request `index` in the books.
+    /// Records the end of request `index`.
     pub(super) fn enter(
         &mut self,
         index: usize,
@@ -189,40 +192,40 @@ impl<H: Harness> Stage<H> {
         self.ledger.deliver(index, recognised, self.at)
     }
 
-    /// Lets the next event happen.
+    /// Makes the next event happen.
     pub(super) fn happen(&mut self) -> Result<(), Violation> {
         let trigger = self.next_trigger();
         trigger();
         self.inspect()
     }
 
-    /// Makes the trigger of the next event, to be called by the caller.
+    /// Returns the trigger of the next event for the caller to call.
     pub(super) fn next_trigger(&mut self) -> Trigger {
         let index = self.ledger.happened;
         self.ledger.happened += 1;
         self.harness.trigger(index)
     }
 
-    pub(super) fn cancel(&mut self, waiter: Waiter<H::Detector>) -> Result<(), Violation> {
+    pub(super) fn cancel(&mut self, waiter: TestWaiter<H::Detector>) -> Result<(), Violation> {
         self.ledger.left(waiter.is_woken());
         self.cancelled += 1;
         drop(waiter);
         self.inspect()
     }
 
-    /// One round of detection.
+    /// One poll.
     pub(super) fn look(&mut self) -> Result<(), Violation> {
-        self.lookout.detect();
+        self.driver.detect();
         self.inspect()
     }
 
-    /// Sleeps like a host with nothing to run; `between` happens after it has prepared for that.
+    /// Sleeps like a host with nothing to run; `between` runs after it has prepared for the sleep.
     pub(super) fn sleep(
         &mut self,
         between: Option<Between<'_>>,
         until_next: Option<Instant>,
     ) -> Result<Slept, Violation> {
-        if let Detected::Events(_) = self.lookout.detect()
+        if let Detected::Events(_) = self.driver.detect()
             && between.is_none()
         {
             self.inspect()?;
@@ -233,13 +236,13 @@ impl<H: Harness> Stage<H> {
             Some(clock) => self.sleep_virtually(&clock, &mut between, until_next),
             None => {
                 let until = self.server.now() + self.guard;
-                self.lookout
+                self.driver
                     .park_unless(Some(until), || between.take().is_some_and(|between| between()));
-                // What a host finds that woke up by itself, it finds too late.
+                // A host that wakes up because its time is over finds events too late.
                 if self.server.now() >= until { Slept::ForEver } else { Slept::Awake }
             }
         };
-        // The host found something to do and did not get as far as to sleep.
+        // The host found something to do and did not go to sleep.
         if let Some(between) = between {
             between();
         }
@@ -253,11 +256,11 @@ impl<H: Harness> Stage<H> {
         between: &mut Option<Between<'_>>,
         until_next: Option<Instant>,
     ) -> Slept {
-        let Ok(deadline) = self.lookout.prepare() else { return Slept::Awake };
+        let Ok(deadline) = self.driver.prepare() else { return Slept::Awake };
         if let Some(between) = between.take() {
             between();
         }
-        if !self.lookout.is_due(clock.now()) {
+        if !self.driver.is_due(clock.now()) {
             match deadline {
                 Some(deadline) if until_next.is_none_or(|next| deadline < next) => {
                     clock.advance_to(deadline);
@@ -265,13 +268,14 @@ impl<H: Harness> Stage<H> {
                 _ => return Slept::ForEver,
             }
         }
-        self.lookout.detect();
+        self.driver.detect();
         Slept::Awake
     }
 
-    /// Runs the host until `is_done`. Returns whether that came about.
+    /// Runs the host until `is_done`. Returns whether that happened.
     pub(super) fn settle(&mut self, is_done: impl Fn(&Self) -> bool) -> Result<bool, Violation> {
-        // The clock must not reach the next event of a detector of time: that has not happened yet.
+        // The clock must not reach the next event of a detector of time, which has not happened
+        // yet.
         let until_next = self.harness.happens_at(self.ledger.happened);
         for _ in 0..STEPS_MAX {
             if is_done(self) {
@@ -284,10 +288,10 @@ impl<H: Harness> Stage<H> {
         Ok(is_done(self))
     }
 
-    /// Runs the host until `waiter` has its event, which it must get.
+    /// Runs the host until `waiter` has its event, which it must receive.
     pub(super) fn expect_event(
         &mut self,
-        waiter: Waiter<H::Detector>,
+        waiter: TestWaiter<H::Detector>,
         rule: Rule,
     ) -> Result<(), Violation> {
         let mut waiter = waiter;
@@ -304,19 +308,19 @@ impl<H: Harness> Stage<H> {
         Err(self.lost(rule, waiter.index, saw))
     }
 
-    /// Like [`expect_event`](Self::expect_event), for a wait that may be over already.
+    /// Like [`expect_event`](Self::expect_event), for a wait that may already be over.
     pub(super) fn expect_end(
         &mut self,
-        waiter: Option<Waiter<H::Detector>>,
+        waiter: Option<TestWaiter<H::Detector>>,
         rule: Rule,
     ) -> Result<(), Violation> {
         waiter.map_or(Ok(()), |waiter| self.expect_event(waiter, rule))
     }
 
-    /// A few rounds, after which `waiter` must still be pending.
+    /// A few polls, after which `waiter` must still be pending.
     pub(super) fn expect_pending(
         &mut self,
-        waiter: &mut Waiter<H::Detector>,
+        waiter: &mut TestWaiter<H::Detector>,
     ) -> Result<(), Violation> {
         for _ in 0..3 {
             self.look()?;
@@ -336,14 +340,14 @@ impl<H: Harness> Stage<H> {
         self.look()
     }
 
-    /// Lets all that is over be collected, and looks whether it was.
+    /// Lets everything that is over be collected, and checks that it was.
     pub(super) fn expect_nothing_left(&mut self) -> Result<(), Violation> {
         let is_collected =
             |stage: &Self| stage.harness.memory().is_none_or(|memory| memory.live == 0);
         if is_collected(self) {
             return Ok(());
         }
-        // A host that can only sleep any more has had its last round with the first step.
+        // A host that can only sleep has had its last poll with the first step.
         self.settle(is_collected)?;
         match self.harness.memory() {
             Some(memory) if memory.live > 0 => {
@@ -353,7 +357,7 @@ impl<H: Harness> Stage<H> {
         }
     }
 
-    /// Looks for memory that is gone too early.
+    /// Checks that no memory is freed too early.
     pub(super) fn inspect(&self) -> Result<(), Violation> {
         match self.harness.memory() {
             Some(memory) if memory.freed_in_flight > 0 => {
@@ -382,7 +386,7 @@ impl<H: Harness> Stage<H> {
     }
 }
 
-/// The trigger as what happens before a sleep.
+/// Wraps a trigger as a step before a sleep.
 pub(super) fn happens(trigger: Trigger) -> Between<'static> {
     Box::new(|| {
         trigger();
@@ -390,7 +394,7 @@ pub(super) fn happens(trigger: Trigger) -> Between<'static> {
     })
 }
 
-/// A wait ended in an error that nothing called for.
+/// A wait ended with an error without a cause.
 pub(super) fn failed(request: usize, error: WaitError, at: At) -> Violation {
     match error {
         WaitError::Panicked { callback, message } => Violation::Panicked { callback, message, at },

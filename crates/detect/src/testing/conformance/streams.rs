@@ -4,11 +4,11 @@ use std::task::{Context, Poll, Waker};
 
 use super::{
     Delivery, Harness, Recognised, Rule, SetupError, Suite, Unclaimed, Violation, World,
-    stage::{Flag, Host, Slept, Stage, failed, happens},
+    stage::{CaseRunner, Flag, Host, Slept, failed, happens},
 };
 use crate::{error::WaitError, server::EventStream, sync::Arc};
 
-/// A stream in the suite's hands, and how far it has come.
+/// A stream driven by the suite, and how far it has come.
 struct Reader<H: Harness> {
     stream: EventStream<H::Detector>,
     flag: Arc<Flag>,
@@ -35,7 +35,7 @@ where
         ];
         for (name, case) in cases {
             let at = super::At { case: name, host: host.name(), seed: self.options.seeds.start };
-            let mut stage = Stage::<H>::new(self.factory, host, self.options.guard, at)?;
+            let mut stage = CaseRunner::<H>::new(self.factory, host, self.options.guard, at)?;
             if stage.harness.stream_request().is_none() {
                 self.report.skipped.push((name, "the harness has no streams"));
                 continue;
@@ -48,7 +48,7 @@ where
     }
 }
 
-impl<H: Harness> Stage<H> {
+impl<H: Harness> CaseRunner<H> {
     fn stream(&mut self) -> Result<Reader<H>, Violation> {
         let request = self.harness.stream_request().expect("invariant: asked before");
         self.waits += 1;
@@ -64,7 +64,7 @@ impl<H: Harness> Stage<H> {
         trigger();
     }
 
-    /// Takes what is there. Returns whether the stream goes on.
+    /// Takes what is there. Returns whether the stream continues.
     fn read(&mut self, reader: &mut Reader<H>) -> Result<bool, Violation> {
         loop {
             reader.flag.clear();
@@ -105,7 +105,7 @@ impl<H: Harness> Stage<H> {
             if expected >= happened {
                 return Err(match happened {
                     0 => Violation::Spurious { request: 0, saw: "none has".to_owned(), at },
-                    // Unmarked events look alike: one too many is one that came twice.
+                    // Unmarked events look alike: one too many is a duplicate.
                     _ => Violation::Twice { event: event.min(happened - 1), request: 0, at },
                 });
             }
@@ -142,7 +142,7 @@ impl<H: Harness> Stage<H> {
 }
 
 /// Rule 2.
-fn first_event_ready<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> {
+fn first_event_ready<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Violation> {
     stage.stream_happens();
     stage.stream_happens();
     let mut reader = stage.stream()?;
@@ -152,7 +152,7 @@ fn first_event_ready<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> 
 }
 
 /// Rules 4 and 9.
-fn event_after_event<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> {
+fn event_after_event<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Violation> {
     let mut reader = stage.stream()?;
     for _ in 0..24 {
         stage.stream_happens();
@@ -171,7 +171,7 @@ fn event_after_event<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> 
 }
 
 /// Rule 3.
-fn stream_before_sleep<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> {
+fn stream_before_sleep<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Violation> {
     let mut reader = stage.stream()?;
     for index in 0..8 {
         stage.read_all(&mut reader, Rule::Announced)?;
@@ -185,8 +185,8 @@ fn stream_before_sleep<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation
     stage.read_all(&mut reader, Rule::Announced)
 }
 
-/// Rule 9: what does not fit waits with the detector, and comes when there is room.
-fn back_pressure<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> {
+/// Rule 9: events that do not fit wait with the detector until there is room.
+fn back_pressure<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Violation> {
     let capacity = stage.ledger.profile.stream_capacity;
     let mut reader = stage.stream()?;
     for _ in 0..2 {
@@ -196,7 +196,7 @@ fn back_pressure<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> {
                 stage.look()?;
             }
         }
-        // As often as it takes to find the queue full; then nothing more is announced.
+        // As many times as it takes to find the queue full; then nothing more is announced.
         for _ in 0..capacity / 64 + 8 {
             stage.look()?;
         }
@@ -206,7 +206,7 @@ fn back_pressure<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> {
 }
 
 /// Rule 9: the end comes after the events, and stays.
-fn end<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> {
+fn end<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Violation> {
     let mut reader = stage.stream()?;
     for _ in 0..5 {
         stage.stream_happens();
@@ -228,8 +228,8 @@ fn end<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Rules 5 and 9: what a dropped stream leaves goes to other requests where it is given back.
-fn dropped_with_events<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> {
+/// Rules 5 and 9: events left by a dropped stream go to other requests if they are given back.
+fn dropped_with_events<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Violation> {
     const COUNT: usize = 5;
     let reader = stage.stream()?;
     for _ in 0..COUNT {
@@ -244,7 +244,7 @@ fn dropped_with_events<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation
         let mut reader = stage.stream()?;
         stage.read_all(&mut reader, Rule::Cancelled)?;
     } else {
-        // Some went with the first stream; what happens from now on comes.
+        // Some were lost with the first stream; later events arrive.
         let reader = stage.stream()?;
         stage.stream_happens();
         let waker = Waker::from(Arc::clone(&reader.flag));
@@ -258,7 +258,7 @@ fn dropped_with_events<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation
 }
 
 /// Rule 10.
-fn shutdown_with_stream<H: Harness>(stage: &mut Stage<H>) -> Result<(), Violation> {
+fn shutdown_with_stream<H: Harness>(stage: &mut CaseRunner<H>) -> Result<(), Violation> {
     let mut reader = stage.stream()?;
     for _ in 0..2 {
         stage.stream_happens();

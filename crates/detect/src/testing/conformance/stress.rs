@@ -1,5 +1,5 @@
 //! A host thread that sleeps, a thread that makes events happen, and the suite's own thread that
-//! waits: whatever order the machine finds for them.
+//! waits, in any order that the machine finds.
 
 use std::{
     collections::VecDeque,
@@ -20,10 +20,10 @@ use crate::{
     sync::{Arc, thread},
 };
 
-/// How long a thread spins before it makes an event happen, at most: from "at once" to "the host has
-/// gone to sleep meanwhile".
+/// The longest time that a thread spins before it makes an event happen: from "at once" to "the host
+/// has gone to sleep meanwhile".
 const SPINS_MAX: u32 = 20_000;
-/// How many waits are pending at a time, at most.
+/// The most waits pending at once.
 const PENDING_MAX: usize = 6;
 
 struct ThreadWaker(thread::Thread);
@@ -128,7 +128,7 @@ impl<H: Harness> Episode<H> {
                 self.poll_all()?;
                 drop(sender.send((spins, trigger)));
             }
-            // Cancellation where nobody else's event can be lost with it.
+            // Cancellation, if no other request's event can be lost with it.
             if self.random.u32(..6) == 0 && profile.delivery == super::Delivery::Addressed {
                 let place = self.random.usize(..self.pending.len());
                 self.pending.remove(place);

@@ -1,4 +1,4 @@
-//! One run of the suite: what it is asked for, and what it has tried.
+//! One run of the suite: its options, and its report.
 
 use std::{env, fmt, ops::Range, time::Duration};
 
@@ -13,7 +13,7 @@ pub struct Options {
 
 impl Options {
     /// Takes the seeds from the environment: `SIM_SEED` (default 0) is the first one, `SIM_RUNS` their
-    /// number (default 64, or 1 if `SIM_SEED` is given). What is not a number is taken for not given.
+    /// number (default 64, or 1 if `SIM_SEED` is set). A value that is not a number is ignored.
     pub fn from_env() -> Self {
         let number = |name| env::var(name).ok().and_then(|text| text.trim().parse::<u64>().ok());
         let seed = number("SIM_SEED");
@@ -33,27 +33,27 @@ impl Options {
         self
     }
 
-    /// Sets after how much real time an event counts as lost. Default 10 s. Conforming detectors never
-    /// use it up, and in virtual time nothing does.
+    /// Sets the real time after which an event counts as lost. Default 10 s. Conforming detectors
+    /// never reach it, and neither does anything in virtual time.
     pub const fn guard(mut self, guard: Duration) -> Self {
         self.guard = guard;
         self
     }
 
-    /// Sets how many waits the stress on two threads makes; zero leaves it out. Default 1000.
+    /// Sets how many waits the stress test on two threads makes; zero skips it. Default 1000.
     pub const fn stress_waits(mut self, count: usize) -> Self {
         self.stress_waits = count;
         self
     }
 }
 
-/// What was tried, and held.
+/// What was tested, and held.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
-    /// The cases, each under the host that it ran on.
+    /// The cases, each with the host on which it ran.
     pub cases: Vec<(&'static str, &'static str)>,
-    /// Cases that this detector gives no ground for, and why.
+    /// Cases that do not apply to this detector, and why.
     pub skipped: Vec<(&'static str, &'static str)>,
     /// Waits and streams that were begun.
     pub waits: u64,

@@ -1,4 +1,4 @@
-//! What the suite says when a detector breaks its contract.
+//! The suite's report when a detector breaks its contract.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use thiserror::Error;
 use super::SetupError;
 use crate::{clock::Instant, error::WaitError};
 
-/// A rule of the [contract](crate::Detector#contract), under its number there.
+/// A rule of the [contract](crate::Detector#contract), by its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Rule {
@@ -23,9 +23,9 @@ pub enum Rule {
     InFlight = 6,
     /// A poll with nothing pending is harmless.
     Idle = 7,
-    /// A deadline is told in time and kept.
+    /// A deadline is announced in time and kept.
     Deadline = 8,
-    /// The events of a stream come in order, and none is left out when the waiter's queue is full.
+    /// The events of a stream come in order, and none is skipped when the waiter's queue is full.
     Stream = 9,
     /// The end of the server ends all requests.
     Shutdown = 10,
@@ -53,7 +53,7 @@ pub struct At {
     pub case: &'static str,
     /// The host: `virtual`, `real` or `thread`.
     pub host: &'static str,
-    /// The seed that all chance came from.
+    /// The seed of all randomness.
     pub seed: u64,
 }
 
@@ -68,7 +68,7 @@ impl fmt::Display for At {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Violation {
-    /// An event happened and the request that it was for did not get it.
+    /// An event happened, and its request did not receive it.
     #[error("{rule}: request {request} did not get its event: {saw} ({at})")]
     EventLost {
         /// The rule.
@@ -80,7 +80,7 @@ pub enum Violation {
         /// Where.
         at: At,
     },
-    /// A request got an event before any had happened that it could get.
+    /// A request received an event before any that it could receive had happened.
     #[error("{}: request {request} got an event that has not happened: {saw} ({at})", Rule::Once)]
     Spurious {
         /// The number of the request.
@@ -90,7 +90,7 @@ pub enum Violation {
         /// Where.
         at: At,
     },
-    /// An event was delivered again.
+    /// An event was delivered twice.
     #[error(
         "{}: event {event} was delivered a second time, to request {request} ({at})",
         Rule::Once
@@ -98,12 +98,12 @@ pub enum Violation {
     Twice {
         /// The number of the event.
         event: usize,
-        /// The number of the request that got it again.
+        /// The number of the request that received it again.
         request: usize,
         /// Where.
         at: At,
     },
-    /// A request got the event of another one.
+    /// A request received another request's event.
     #[error("{rule}: request {request} got event {event}, which is for another ({at})")]
     Misdelivered {
         /// The rule.
@@ -115,7 +115,7 @@ pub enum Violation {
         /// Where.
         at: At,
     },
-    /// The events of a stream came in another order than they happened in.
+    /// The events of a stream came in a different order than they happened.
     #[error("{}: event {found} came where event {expected} was due ({at})", Rule::Stream)]
     OutOfOrder {
         /// The number of the event that was due.
@@ -133,7 +133,7 @@ pub enum Violation {
         /// Where.
         at: At,
     },
-    /// Requests that are over were never freed.
+    /// Ended requests were never freed.
     #[error("{}: {live} requests still hold memory although all are over ({at})", Rule::Cancelled)]
     Lingering {
         /// The number of requests.
@@ -141,7 +141,7 @@ pub enum Violation {
         /// Where.
         at: At,
     },
-    /// An event of time came at another time.
+    /// A timed event came at the wrong time.
     #[error("{}: request {request} was due at {due:?}: {saw} ({at})", Rule::Deadline)]
     DeadlineMissed {
         /// The number of the request.
@@ -173,7 +173,7 @@ pub enum Violation {
         /// Where.
         at: At,
     },
-    /// A request ended in an error although nothing was wrong.
+    /// A request ended with an error although nothing was wrong.
     #[error("request {request} failed ({at})")]
     Failed {
         /// The number of the request.
@@ -194,8 +194,8 @@ pub enum Violation {
         /// Where.
         at: At,
     },
-    /// The harness could not be made; nothing is said about the detector.
-    #[error("the harness could not be made ({at})")]
+    /// The harness could not be created; this says nothing about the detector.
+    #[error("the harness could not be created ({at})")]
     Setup {
         /// The factory's error.
         #[source]

@@ -1,12 +1,12 @@
-//! Random walks: one seed draws requests, events, rounds, sleeps and cancellations; the ledger knows
-//! what must come of them.
+//! Random walks: one seed draws requests, events, polls, sleeps and cancellations; the ledger knows
+//! the expected result.
 
 use super::{
     At, Harness, Rule, SetupError, Suite, Violation, World,
-    stage::{Host, Slept, Stage, Waiter},
+    stage::{CaseRunner, Host, Slept, TestWaiter},
 };
 
-/// Requests and events of one walk. Below the least `index_count_max`.
+/// Requests and events of one walk. Below the minimum `index_count_max`.
 const COUNT: usize = 36;
 /// Steps before the walk lets everything come to its end.
 const STEPS: usize = 220;
@@ -20,7 +20,7 @@ where
         const NAME: &str = "random walk";
         for seed in self.options.seeds.clone() {
             let at = At { case: NAME, host: host.name(), seed };
-            let stage = Stage::new(self.factory, host, self.options.guard, at)?;
+            let stage = CaseRunner::new(self.factory, host, self.options.guard, at)?;
             let mut walk = Walk { live: Vec::new(), unasked: (0..COUNT).collect(), stage };
             for _ in 0..STEPS {
                 walk.step()?;
@@ -34,10 +34,10 @@ where
 }
 
 struct Walk<H: Harness> {
-    stage: Stage<H>,
+    stage: CaseRunner<H>,
     /// Oldest first.
-    live: Vec<Waiter<H::Detector>>,
-    /// Requests that were not made yet.
+    live: Vec<TestWaiter<H::Detector>>,
+    /// Requests that have not been made yet.
     unasked: Vec<usize>,
 }
 
@@ -58,12 +58,12 @@ impl<H: Harness> Walk<H> {
         }
     }
 
-    /// Lets the next event happen between preparation and sleep, if somebody waits for it: a host
-    /// that nobody is to wake would sleep for ever, and rightly.
+    /// Makes the next event happen between preparation and sleep, if a request waits for it: a host
+    /// with no one to wake would correctly sleep for ever.
     fn happen_before_sleep(&mut self) -> Result<(), Violation> {
         let ledger = &self.stage.ledger;
         let (is_shared, next) = (ledger.is_shared(), ledger.happened);
-        let unserved = |live: &[Waiter<H::Detector>]| {
+        let unserved = |live: &[TestWaiter<H::Detector>]| {
             let waiter = live.iter().find(|w| !w.is_woken() && (is_shared || w.index == next));
             waiter.map(|waiter| waiter.index)
         };
@@ -114,7 +114,7 @@ impl<H: Harness> Walk<H> {
         Ok(())
     }
 
-    /// All events happen, all that are owed one get it, and the others do not.
+    /// All events happen, all requests that are owed one receive it, and the others do not.
     fn end(&mut self) -> Result<(), Violation> {
         while self.stage.ledger.happened < COUNT {
             self.stage.happen()?;
@@ -123,13 +123,13 @@ impl<H: Harness> Walk<H> {
             self.ask()?;
         }
         if self.stage.ledger.is_shared() {
-            // Those that are ready already, in whatever order they became so.
+            // Those that are ready already, in any order.
             for mut waiter in std::mem::take(&mut self.live) {
                 if !waiter.is_woken() || !self.stage.take(&mut waiter)? {
                     self.live.push(waiter);
                 }
             }
-            // Events that nobody is there for any more.
+            // Events without a waiter.
             while self.stage.ledger.outstanding() > self.live.len() {
                 self.live.extend(self.stage.wait(COUNT)?);
             }
@@ -137,7 +137,7 @@ impl<H: Harness> Walk<H> {
         let mut unowed = Vec::new();
         let mut older = 0;
         for mut waiter in std::mem::take(&mut self.live) {
-            if self.stage.ledger.is_owed(waiter.index, older) {
+            if self.stage.ledger.is_wakeup_deferred(waiter.index, older) {
                 self.stage.expect_event(waiter, Rule::Once)?;
             } else if !self.stage.take(&mut waiter)? {
                 older += 1;

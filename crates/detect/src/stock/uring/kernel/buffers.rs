@@ -11,13 +11,13 @@ use std::{
 use io_uring::types::BufRingEntry;
 
 use crate::{
-    detector::Bell,
+    detector::Notifier,
     fork::ForkGeneration,
     sync::{Arc, AtomicU16, Mutex, Ordering, lock},
 };
 
 /// The provided buffers and the ring in which they are offered to the kernel.
-pub(crate) struct Pool {
+pub(crate) struct BufferPool {
     offers: Pages,
     memory: Pages,
     /// A power of two.
@@ -30,17 +30,17 @@ pub(crate) struct Pool {
 struct PoolState {
     tail: u16,
     lent_count: usize,
-    /// A receive waits for a buffer: rung for when one comes back.
+    /// A receive waits for a buffer: notified when one is returned.
     is_awaited: bool,
-    bell: Option<Bell>,
+    notifier: Option<Notifier>,
 }
 
-impl Pool {
+impl BufferPool {
     pub(super) fn new(count: u16, size_bytes: u32) -> io::Result<Self> {
         assert!(count.is_power_of_two() && size_bytes > 0, "invariant: the builder has rounded");
         let offers = Pages::new(usize::from(count) * size_of::<BufRingEntry>())?;
         let memory = Pages::new(usize::from(count) * size_bytes as usize)?;
-        let state = PoolState { tail: 0, lent_count: 0, is_awaited: false, bell: None };
+        let state = PoolState { tail: 0, lent_count: 0, is_awaited: false, notifier: None };
         let (state, generation) = (Mutex::new(state), ForkGeneration::current());
         let pool = Self { offers, memory, count, size_bytes, state, generation };
         for id in 0..count {
@@ -49,30 +49,30 @@ impl Pool {
         Ok(pool)
     }
 
-    pub(crate) fn set_bell(&self, bell: Option<Bell>) {
-        lock(&self.state).bell = bell;
+    pub(crate) fn set_notifier(&self, notifier: Option<Notifier>) {
+        lock(&self.state).notifier = notifier;
     }
 
     pub(crate) fn lent_count(&self) -> usize {
         lock(&self.state).lent_count
     }
 
-    /// Returns whether the kernel has a buffer to receive into; if not, the bell will be rung.
+    /// Returns whether the kernel has a buffer to receive into; if not, the notifier will be called.
     pub(crate) fn has_offers(&self) -> bool {
         let mut state = lock(&self.state);
         state.is_awaited = state.lent_count >= usize::from(self.count);
         !state.is_awaited
     }
 
-    /// Returns where the kernel finds the offers.
+    /// Returns the address at which the kernel finds the offers.
     pub(super) fn offers_address(&self) -> u64 {
         self.offers.address()
     }
 
-    /// Takes the buffer that a completion names, with so many bytes in it.
+    /// Takes the buffer named by a completion, with `length` bytes in it.
     ///
     /// # Safety
-    /// The completion has been read just now, and only once (uring-3).
+    /// The completion has just been read, and only once (uring-3).
     pub(super) unsafe fn lend(self: &Arc<Self>, id: u16, length: usize) -> ProvidedBuffer {
         assert!(id < self.count, "invariant: the kernel was offered no other buffer");
         assert!(
@@ -85,17 +85,17 @@ impl Pool {
 
     fn give_back(&self, id: u16) {
         if self.generation.is_inherited() {
-            // The kernel knows the parent's pages, and somebody may have held the lock.
+            // The kernel knows the parent's pages, and another thread may have held the lock.
             return;
         }
-        let bell = {
+        let notifier = {
             let mut state = lock(&self.state);
             self.offer(&mut state, id);
             state.lent_count -= 1;
-            if mem::take(&mut state.is_awaited) { state.bell.clone() } else { None }
+            if mem::take(&mut state.is_awaited) { state.notifier.clone() } else { None }
         };
-        if let Some(bell) = bell {
-            bell.ring();
+        if let Some(notifier) = notifier {
+            notifier.notify();
         }
     }
 
@@ -104,7 +104,7 @@ impl Pool {
         let slot = usize::from(state.tail & (self.count - 1));
         // SAFETY: the pages hold `count` entries.
         let entry = unsafe { first.add(slot) };
-        // SAFETY: uring-4: nobody else writes to this entry, nor reads what is set in it.
+        // SAFETY: uring-4: no other thread writes to this entry, nor reads what is set in it.
         let entry = unsafe { &mut *entry };
         let offset = usize::from(id) * self.size_bytes as usize;
         entry.set_addr(self.memory.address() + offset as u64);
@@ -121,11 +121,11 @@ impl Pool {
     }
 }
 
-/// Received bytes, in a buffer that the kernel has filled. Dropping it, on any thread, gives the
-/// buffer back to be received into again.
+/// Received bytes, in a buffer that the kernel has filled. Dropping it, on any thread, returns the
+/// buffer so that it can be received into again.
 #[must_use = "a buffer that is dropped is given back with what was received in it"]
 pub struct ProvidedBuffer {
-    pool: Arc<Pool>,
+    pool: Arc<BufferPool>,
     id: u16,
     length: usize,
 }
@@ -137,8 +137,8 @@ impl Deref for ProvidedBuffer {
         let offset = usize::from(self.id) * self.pool.size_bytes as usize;
         // SAFETY: `lend` has checked that the buffer lies inside the pages.
         let start = unsafe { self.pool.memory.base.add(offset) };
-        // SAFETY: uring-3: the buffer is ours until we give it back, so that nobody writes to it; it
-        // was zeroed at first, and lives as long as the pool, of which we hold a share.
+        // SAFETY: uring-3: the buffer is ours until we give it back, so that it is not written to;
+        // it was zeroed at first, and lives as long as the pool, of which we hold a share.
         unsafe { slice::from_raw_parts(start.as_ptr(), self.length) }
     }
 }
@@ -164,14 +164,14 @@ impl fmt::Debug for ProvidedBuffer {
     }
 }
 
-/// Zeroed memory, aligned to pages of every size that Linux has.
+/// Zeroed memory, aligned to every page size that Linux has.
 struct Pages {
     base: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: the memory has no thread of its own; who may touch which part of it when is said by uring-3
-// and uring-4.
+// SAFETY: the memory is not tied to a thread; uring-3 and uring-4 say which side may access which
+// part, and when.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
@@ -196,8 +196,8 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout; the kernel has forgotten it (uring-2), and who borrows
-        // from it holds a share of the pool.
+        // SAFETY: allocated with this layout; the kernel has forgotten it (uring-2), and every
+        // borrower of it holds a share of the pool.
         unsafe { alloc::dealloc(self.base.as_ptr(), self.layout) };
     }
 }

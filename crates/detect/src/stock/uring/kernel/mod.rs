@@ -1,15 +1,16 @@
-//! What is shared with the kernel: the rings, the provided buffers, the memory of what is in flight.
+//! The state shared with the kernel: the rings, the provided buffers, the memory in flight.
 //!
-//! All `unsafe` code of the io_uring detector stands here, behind an interface that is safe however it
-//! is called: [`Ring::start`] takes what the kernel may touch by value, [`Ring::reap`] gives it back.
+//! All `unsafe` code of the io_uring detector is here, behind an interface that is safe however it is
+//! called: [`Ring::start`] takes the memory that the kernel may access by value, [`Ring::reap`]
+//! returns it.
 //!
 //! # Invariants
 //! - **uring-1**: The memory that a pushed entry names is owned by a [`Flight`](ring::Flight) from
 //!   before the push until the final completion (without `F_MORE`) of its key has been read. A key has
 //!   one flight.
-//! - **uring-2**: The pages of a [`Pool`](buffers::Pool) are freed only after the kernel has forgotten
-//!   them: no flight is left and the buffer group is unregistered. Otherwise they are leaked, as are
-//!   the flights.
+//! - **uring-2**: The pages of a [`BufferPool`](buffers::BufferPool) are freed only after the kernel has
+//!   forgotten them: no flight is left and the buffer group is unregistered. Otherwise they are leaked, as
+//!   are the flights.
 //! - **uring-3**: A provided buffer has one owner: the kernel, from the store of the tail that offers
 //!   it to the completion that names it, or else one [`ProvidedBuffer`].
 //! - **uring-4**: The ring of offers is written only under the pool's lock, at the slot of the tail,

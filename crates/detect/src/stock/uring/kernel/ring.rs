@@ -1,4 +1,4 @@
-//! The rings, and what is in flight: see the invariants of the [module](super).
+//! The rings, and the requests in flight: see the invariants of the [module](super).
 
 use std::{
     io, mem,
@@ -9,10 +9,10 @@ use io_uring::{IoUring, Probe, cqueue, opcode, squeue, types};
 
 use super::{
     super::{
-        operation::{Action, Kind, Verb},
+        operation::{Action, OperationKind, Verb},
         unavailable::{Missing, UringUnavailable},
     },
-    buffers::{Pool, ProvidedBuffer},
+    buffers::{BufferPool, ProvidedBuffer},
 };
 use crate::{detector::Key, sync::Arc};
 
@@ -22,16 +22,16 @@ const GROUP: u16 = 0;
 /// Marks the completion of a cancellation. Free in a key's bits: see [`INDEX_MAX`].
 const CANCEL: u64 = 1 << 31;
 
-/// Keys with a higher index are not taken, so that the table of flights has a bound.
+/// Keys with a higher index are refused, so that the table of flights is bounded.
 pub(crate) const INDEX_MAX: usize = 1 << 20;
 
 /// The most bytes that the kernel moves with one entry (`MAX_RW_COUNT`).
 const MOVE_BYTES_MAX: usize = 0x7FFF_F000;
 
-/// The rings, and everything that the kernel may touch on their behalf.
+/// The rings, and everything that the kernel may access on their behalf.
 pub(crate) struct Ring {
     io: IoUring,
-    pool: Arc<Pool>,
+    pool: Arc<BufferPool>,
     /// By index of the key.
     flights: Vec<Option<Flight>>,
     flight_count: usize,
@@ -43,11 +43,11 @@ pub(super) struct Flight {
     action: Action,
 }
 
-/// What [`Ring::reap`] read.
+/// A completion read by [`Ring::reap`].
 #[derive(Debug)]
 pub(crate) enum Reaped {
     Completed(Completed),
-    /// The kernel has answered a cancellation; `NotFound` if it saw no such request.
+    /// The kernel's answer to a cancellation; `NotFound` if it saw no such request.
     Cancelled(Key, io::Result<usize>),
 }
 
@@ -68,8 +68,8 @@ impl Ring {
         buffer_size_bytes: u32,
     ) -> Result<Self, UringUnavailable> {
         // Neither SINGLE_ISSUER nor DEFER_TASKRUN: any thread that hosts the server may enter. Nor
-        // COOP_TASKRUN: a host thread that is inside a long poll must be interrupted to post the
-        // completions of what it submitted, since another thread may be waiting for them.
+        // COOP_TASKRUN: a host thread inside a long poll must be interrupted to post the
+        // completions of its submissions, since another thread may be waiting for them.
         let io = IoUring::builder()
             .setup_clamp()
             .setup_submit_all()
@@ -78,12 +78,13 @@ impl Ring {
             .map_err(UringUnavailable::from_setup)?;
         let mut probe = Probe::new();
         io.submitter().register_probe(&mut probe).map_err(UringUnavailable::from_setup)?;
-        // Multishot receive has no probe of its own; it came with zero-copy send, in Linux 6.0.
+        // Multishot receive has no probe of its own; it was added with zero-copy send, in Linux
+        // 6.0.
         if !probe.is_supported(opcode::SendZc::CODE) {
             let source = io::ErrorKind::Unsupported.into();
             return Err(UringUnavailable::new(Missing::MultishotReceive, source));
         }
-        let pool = Pool::new(buffer_count, buffer_size_bytes)
+        let pool = BufferPool::new(buffer_count, buffer_size_bytes)
             .map_err(|error| UringUnavailable::new(Missing::Memory, error))?;
         let address = pool.offers_address();
         // SAFETY: uring-2: the pages have a slot for each buffer, and outlive the registration.
@@ -98,7 +99,7 @@ impl Ring {
         unsafe { BorrowedFd::borrow_raw(self.io.as_raw_fd()) }
     }
 
-    pub(crate) const fn pool(&self) -> &Arc<Pool> {
+    pub(crate) const fn pool(&self) -> &Arc<BufferPool> {
         &self.pool
     }
 
@@ -106,7 +107,7 @@ impl Ring {
         self.flight_count
     }
 
-    /// Returns how many bytes of the requests' own buffers the kernel may touch.
+    /// Returns how many bytes of the requests' own buffers the kernel may access.
     pub(crate) const fn owned_bytes(&self) -> usize {
         self.owned_bytes
     }
@@ -116,7 +117,7 @@ impl Ring {
         !self.io.submission().is_full()
     }
 
-    /// Returns how many entries the kernel has not been told of.
+    /// Returns how many entries have not been submitted yet.
     pub(crate) fn unsubmitted(&mut self) -> usize {
         self.io.submission().len()
     }
@@ -131,10 +132,10 @@ impl Ring {
         !self.io.completion().is_empty() || self.has_overflow()
     }
 
-    /// Queues an entry for the kernel; [`enter`](Self::enter) hands it over.
+    /// Queues an entry for the kernel; [`enter`](Self::enter) submits it.
     ///
     /// # Errors
-    /// Gives the action back if there is no room, or the key is in flight already.
+    /// Returns the action if there is no room, or if the key is in flight already.
     pub(crate) fn start(&mut self, key: Key, mut action: Action) -> Result<(), Action> {
         if key.index() >= INDEX_MAX || !self.has_room() {
             return Err(action);
@@ -163,10 +164,10 @@ impl Ring {
         let entry = entry.user_data(key.to_bits() | CANCEL);
         // SAFETY: a cancellation names no memory.
         let pushed = unsafe { self.io.submission().push(&entry) };
-        debug_assert!(pushed.is_ok(), "invariant: the caller has asked for room");
+        debug_assert!(pushed.is_ok(), "invariant: the caller has checked for room");
     }
 
-    /// Hands queued entries over and lets overflown completions in: one system call. Returns how many
+    /// Submits queued entries and collects overflown completions: one system call. Returns how many
     /// entries the kernel took.
     pub(crate) fn enter(&self) -> io::Result<usize> {
         self.io.submit()
@@ -185,15 +186,18 @@ impl Ring {
                 // SAFETY: uring-3: the completion names the buffer, and is read once.
                 unsafe { self.pool.lend(id, length) }
             });
+
             let key = Key::from_bits(entry.user_data() & !CANCEL);
             if entry.user_data() & CANCEL != 0 {
                 return Some(Reaped::Cancelled(key, result));
             }
-            // Every flight has exactly one final completion, so that a stale one cannot be.
+
+            // Every flight has exactly one final completion, so there are no stale ones.
             let Some(flight) = self.flights.get_mut(key.index()) else { continue };
             if flight.as_ref().is_none_or(|flight| flight.key != key) {
                 continue;
             }
+
             let flight = if cqueue::more(entry.flags()) { None } else { flight.take() };
             let action = flight.map(|Flight { mut action, .. }| {
                 self.flight_count -= 1;
@@ -207,8 +211,8 @@ impl Ring {
 }
 
 impl Drop for Ring {
-    /// Frees what the kernel does not use any more. A server waits for that before it drops a
-    /// detector; here it is tried once, without blocking, and what is left is leaked.
+    /// Frees what the kernel no longer uses. A server waits for that before it drops a detector;
+    /// here it is tried once, without blocking, and the rest is leaked.
     fn drop(&mut self) {
         if self.flight_count > 0 {
             let everything = opcode::AsyncCancel2::new(types::CancelBuilder::any()).build();
@@ -238,12 +242,14 @@ impl Drop for Ring {
 fn entry_of(action: &mut Action) -> squeue::Entry {
     let fd = types::Fd(action.fd.as_raw_fd());
     match &mut action.kind {
-        Kind::Receive { multishot: true } => opcode::RecvMulti::new(fd, GROUP).build(),
-        Kind::Receive { multishot: false } => opcode::Recv::new(fd, std::ptr::null_mut(), 0)
-            .buf_group(GROUP)
-            .build()
-            .flags(squeue::Flags::BUFFER_SELECT),
-        Kind::Move(moved) => {
+        OperationKind::Receive { multishot: true } => opcode::RecvMulti::new(fd, GROUP).build(),
+        OperationKind::Receive { multishot: false } => {
+            opcode::Recv::new(fd, std::ptr::null_mut(), 0)
+                .buf_group(GROUP)
+                .build()
+                .flags(squeue::Flags::BUFFER_SELECT)
+        }
+        OperationKind::Move(moved) => {
             // -1 is the file's own position.
             let offset =
                 moved.offset.map_or(u64::MAX, |offset| offset.saturating_add(moved.count as u64));
@@ -256,7 +262,7 @@ fn entry_of(action: &mut Action) -> squeue::Entry {
                 Verb::Recv => opcode::Recv::new(fd, into, into_length).build(),
                 Verb::Write => opcode::Write::new(fd, from, from_length).offset(offset).build(),
                 Verb::Send => {
-                    // The kernel goes on by itself after a short send, where it can.
+                    // The kernel continues on its own after a short send, where it can.
                     let whole = if moved.is_unfinished() { libc::MSG_WAITALL } else { 0 };
                     let flags = libc::MSG_NOSIGNAL | whole;
                     opcode::Send::new(fd, from, from_length).flags(flags).build()
@@ -270,15 +276,15 @@ fn length_of(bytes: usize) -> u32 {
     u32::try_from(bytes.min(MOVE_BYTES_MAX)).expect("invariant: below MOVE_BYTES_MAX")
 }
 
-/// Counts what the kernel has moved, and makes what it has read a part of the buffer.
+/// Counts the bytes that the kernel has moved, and extends the buffer by those that it has read.
 fn fill(action: &mut Action, count: usize) {
-    let Kind::Move(moved) = &mut action.kind else { return };
+    let OperationKind::Move(moved) = &mut action.kind else { return };
     moved.count += count;
     if moved.verb.is_reading() {
         let length = moved.buffer.len() + count;
         assert!(length <= moved.buffer.capacity(), "invariant: the entry named the spare capacity");
         // SAFETY: uring-1: the final completion says that the kernel wrote `count` bytes from the
-        // buffer's end on; nobody else had the buffer since.
+        // buffer's end on; the buffer had no other user since.
         unsafe { moved.buffer.set_len(length) };
     }
 }

@@ -1,7 +1,8 @@
 //! The one place where a host sleeps: epoll with a timerfd, or nothing at all in virtual time.
 //!
-//! The wait point has two sides. The [`Gate`] is shared: any thread may sleep there, watch a descriptor or wake a
-//! sleeper through it. The [`WaitPoint`] itself, with the timer, belongs to the thread that holds the driver's lock.
+//! The poller has two sides. The [`PollerHandle`] is shared: any thread may use it to sleep, watch a descriptor or
+//! wake a
+//! sleeper through it. The [`Poller`] itself, with the timer, belongs to the thread that holds the driver's lock.
 
 mod epoll;
 
@@ -10,31 +11,31 @@ use std::{
     os::fd::{BorrowedFd, RawFd},
 };
 
-pub(crate) use self::epoll::Routed;
+pub(crate) use self::epoll::RoutedEvent;
 use crate::{
     clock::Instant,
-    detector::{Address, Interest},
+    detector::{HandleAddress, Interest},
 };
 
-pub(crate) enum WaitPoint {
+pub(crate) enum Poller {
     Epoll(epoll::Epoll),
     /// The simulator moves the clock instead of sleeping.
     Virtual,
 }
 
-pub(crate) enum Gate {
-    Epoll(epoll::EpollGate),
+pub(crate) enum PollerHandle {
+    Epoll(epoll::EpollHandle),
     Virtual,
 }
 
-/// Makes the two sides of an epoll wait point.
-pub(crate) fn epoll() -> io::Result<(WaitPoint, Gate)> {
-    let (epoll, gate) = epoll::Epoll::new()?;
-    Ok((WaitPoint::Epoll(epoll), Gate::Epoll(gate)))
+/// Creates the two sides of an epoll poller.
+pub(crate) fn epoll() -> io::Result<(Poller, PollerHandle)> {
+    let (epoll, poller_handle) = epoll::Epoll::new()?;
+    Ok((Poller::Epoll(epoll), PollerHandle::Epoll(poller_handle)))
 }
 
-impl WaitPoint {
-    /// Ends sleeps at `deadline`, or earlier.
+impl Poller {
+    /// Makes sleeps end at `deadline` or earlier.
     pub(crate) fn arm(&mut self, deadline: Instant) -> io::Result<()> {
         match self {
             Self::Epoll(epoll) => epoll.arm(deadline),
@@ -42,7 +43,7 @@ impl WaitPoint {
         }
     }
 
-    /// Returns when sleeps end without an announcement, if that is after `now`.
+    /// Returns when sleeps end without a readiness event, if after `now`.
     pub(crate) fn armed_after(&self, now: Instant) -> Option<Instant> {
         match self {
             Self::Epoll(epoll) => epoll.armed_after(now),
@@ -51,28 +52,28 @@ impl WaitPoint {
     }
 }
 
-impl Gate {
-    /// Sleeps until something is announced, the host is woken or a deadline comes that is armed, or looks without sleeping.
-    /// Appends what was announced. Returns early without harm.
-    pub(crate) fn wait(&self, may_sleep: bool, routed: &mut Vec<Routed>) -> io::Result<()> {
+impl PollerHandle {
+    /// Sleeps until there is an announcement, the host is woken or an armed deadline comes, or only looks. Appends the
+    /// announcements to `routed`. May return early.
+    pub(crate) fn wait(&self, may_sleep: bool, routed: &mut Vec<RoutedEvent>) -> io::Result<()> {
         match self {
-            Self::Epoll(gate) => gate.wait(may_sleep, routed),
+            Self::Epoll(poller_handle) => poller_handle.wait(may_sleep, routed),
             Self::Virtual => Ok(()),
         }
     }
 
-    /// Wakes the host from its sleep, or keeps it from the next one.
+    /// Wakes the host from its sleep, or prevents its next one.
     pub(crate) fn wake(&self) {
         match self {
-            Self::Epoll(gate) => gate.wake(),
+            Self::Epoll(poller_handle) => poller_handle.wake(),
             Self::Virtual => {}
         }
     }
 
-    /// Returns whether something was announced that no look has taken yet.
+    /// Returns whether there is an announcement that no look has taken yet.
     pub(crate) fn has_events(&self) -> bool {
         match self {
-            Self::Epoll(gate) => gate.has_events(),
+            Self::Epoll(poller_handle) => poller_handle.has_events(),
             Self::Virtual => false,
         }
     }
@@ -80,7 +81,7 @@ impl Gate {
     /// Returns the descriptor that becomes readable with an event, if there is one.
     pub(crate) fn descriptor(&self) -> Option<RawFd> {
         match self {
-            Self::Epoll(gate) => Some(gate.descriptor()),
+            Self::Epoll(poller_handle) => Some(poller_handle.descriptor()),
             Self::Virtual => None,
         }
     }
@@ -88,7 +89,7 @@ impl Gate {
     /// Like [`wake`](Self::wake), and async-signal-safe.
     pub(crate) fn wake_from_handler(&self) {
         match self {
-            Self::Epoll(gate) => gate.wake_from_handler(),
+            Self::Epoll(poller_handle) => poller_handle.wake_from_handler(),
             Self::Virtual => {}
         }
     }
@@ -96,23 +97,23 @@ impl Gate {
     pub(crate) fn watch(
         &self,
         descriptor: RawFd,
-        address: Address,
+        address: HandleAddress,
         key: u32,
         interest: Interest,
     ) -> io::Result<()> {
         match self {
-            Self::Epoll(gate) => gate.watch(descriptor, address, key, interest),
+            Self::Epoll(poller_handle) => poller_handle.watch(descriptor, address, key, interest),
             Self::Virtual => Err(io::Error::new(
                 io::ErrorKind::Unsupported,
                 "descriptors cannot be watched in virtual time: use simulated sources, or a host \
-                 with a real wait point",
+                 with a real poller",
             )),
         }
     }
 
     pub(crate) fn unwatch(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         match self {
-            Self::Epoll(gate) => gate.unwatch(descriptor),
+            Self::Epoll(poller_handle) => poller_handle.unwatch(descriptor),
             Self::Virtual => Ok(()),
         }
     }

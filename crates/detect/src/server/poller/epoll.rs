@@ -1,4 +1,4 @@
-//! The wait point over mio's epoll: edge-triggered, with a timerfd for deadlines finer than epoll's
+//! The poller over mio's epoll: edge-triggered, with a timerfd for deadlines finer than epoll's
 //! millisecond, and mio's eventfd as the doorbell of other threads.
 
 use std::{
@@ -23,46 +23,46 @@ use rustix::{
 
 use crate::{
     clock::{Instant, monotonic_now},
-    detector::{Address, Interest, Notice, Ready},
+    detector::{HandleAddress, Interest, ReadinessEvent, Ready},
 };
 
 const WAKE: Token = Token(usize::MAX);
 const TIMER: Token = Token(usize::MAX - 1);
 
-/// The most announcements of one look. More wait for the next one, in the kernel's order, so that a
-/// flood of events cannot starve the tasks that the first of them woke.
+/// The most readiness events of one look. The rest wait for the next look, in the kernel's order, so
+/// that a flood of events cannot starve the tasks that the first of them woke.
 const EVENTS_MAX: usize = 256;
 
-/// A timer that fires earlier than is needed, but not within this, is not set again: where time-outs are
-/// given up one after another, each sleep would have to. Setting it costs a microsecond, waking up for
-/// nothing some 35 µs of processor time, a hundred times a second at most.
+/// A timer that fires too early, but not within this time, is not reset: otherwise each sleep would have
+/// to reset it when time-outs are cancelled one after another. Setting it costs a microsecond; a
+/// spurious wake-up costs some 35 µs of processor time, at most a hundred times a second.
 const FAR: Duration = Duration::from_millis(10);
 
-/// A notice and the address of the handle that it is for.
+/// A readiness event and the address of its handle.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Routed {
-    pub(crate) address: Address,
-    pub(crate) notice: Notice,
+pub(crate) struct RoutedEvent {
+    pub(crate) address: HandleAddress,
+    pub(crate) ready_event: ReadinessEvent,
 }
 
-/// The side that belongs to the driver.
+/// The driver's side.
 pub(crate) struct Epoll {
     /// Owns the descriptor.
     _poll: Poll,
     timer: OwnedFd,
-    /// What the timer is set to, so that it is set again only when that must change. A deadline that has
-    /// passed stays here: the timer has fired, and is set anew for the next one.
+    /// The time to which the timer is set, so that it is reset only if that must change. A deadline that
+    /// has passed stays here: the timer has fired, and is set again for the next one.
     armed: Option<Instant>,
 }
 
 /// The shared side.
-pub(crate) struct EpollGate {
+pub(crate) struct EpollHandle {
     registry: Registry,
     waker: Waker,
 }
 
 impl Epoll {
-    pub(crate) fn new() -> io::Result<(Self, EpollGate)> {
+    pub(crate) fn new() -> io::Result<(Self, EpollHandle)> {
         let poll = Poll::new()?;
         let registry = poll.registry().try_clone()?;
         let waker = Waker::new(&registry, WAKE)?;
@@ -71,13 +71,14 @@ impl Epoll {
             TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
         )?;
         registry.register(&mut SourceFd(&timer.as_raw_fd()), TIMER, mio::Interest::READABLE)?;
-        Ok((Self { _poll: poll, timer, armed: None }, EpollGate { registry, waker }))
+        Ok((Self { _poll: poll, timer, armed: None }, EpollHandle { registry, waker }))
     }
 
-    /// Sees to it that the timer fires at `deadline`, or earlier. One that has passed fires at once.
+    /// Makes sure that the timer fires at `deadline` or earlier. If `deadline` has passed, it fires
+    /// at once.
     pub(crate) fn arm(&mut self, deadline: Instant) -> io::Result<()> {
         if let Some(armed) = self.armed.filter(|&armed| armed <= deadline) {
-            // One that has fired fires again for a deadline that has passed.
+            // A timer that has fired fires again for a past deadline.
             let soonest = monotonic_now() + if armed == deadline { Duration::ZERO } else { FAR };
             if armed > soonest {
                 return Ok(());
@@ -99,16 +100,16 @@ impl Epoll {
         Ok(())
     }
 
-    /// Returns when the timer fires, if that is after `now`.
+    /// Returns when the timer fires, if after `now`.
     pub(crate) fn armed_after(&self, now: Instant) -> Option<Instant> {
         self.armed.filter(|&armed| armed > now)
     }
 }
 
-impl EpollGate {
-    /// Waits until something is announced, which it appends to `routed`, or does not wait at all. Several threads may be
-    /// here at once: the kernel wakes one of them for each announcement, the one that came last.
-    pub(crate) fn wait(&self, may_sleep: bool, routed: &mut Vec<Routed>) -> io::Result<()> {
+impl EpollHandle {
+    /// Waits for announcements and appends them to `routed`, or only looks. Several threads may be here at once: for
+    /// each readiness event the kernel wakes one of them, the latest to arrive.
+    pub(crate) fn wait(&self, may_sleep: bool, routed: &mut Vec<RoutedEvent>) -> io::Result<()> {
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
         let timeout = if may_sleep { None } else { Some(&zero) };
         let mut events = [MaybeUninit::<Event>::uninit(); EVENTS_MAX];
@@ -132,12 +133,12 @@ impl EpollGate {
 
     pub(crate) fn wake(&self) {
         if let Err(error) = self.waker.wake() {
-            // An eventfd of our own cannot be full or closed; say so if it is all the same.
+            // Our own eventfd cannot be full or closed; report it if it is.
             tracing::error!(%error, "the host could not be woken");
         }
     }
 
-    /// Like [`wake`](Self::wake), in a signal handler: one `write`, and no word about a failure.
+    /// Like [`wake`](Self::wake), for a signal handler: one `write`; a failure is ignored.
     pub(crate) fn wake_from_handler(&self) {
         let _ = self.waker.wake();
     }
@@ -145,15 +146,15 @@ impl EpollGate {
     pub(crate) fn watch(
         &self,
         descriptor: RawFd,
-        address: Address,
+        address: HandleAddress,
         key: u32,
         interest: Interest,
     ) -> io::Result<()> {
         let interest = match interest {
             Interest::Readable => mio::Interest::READABLE,
             Interest::Writable => mio::Interest::WRITABLE,
-            // Urgent data ends a read that is shorter than asked for, with bytes behind it: whoever takes
-            // a short read for the end of the queue must be told of it.
+            // Urgent data ends a read early, with bytes behind it: a caller that takes a short read for
+            // the end of the queue must be told of it.
             Interest::Both => {
                 mio::Interest::READABLE | mio::Interest::WRITABLE | mio::Interest::PRIORITY
             }
@@ -167,12 +168,12 @@ impl EpollGate {
     }
 }
 
-fn token(address: Address, key: u32) -> Token {
+fn token(address: HandleAddress, key: u32) -> Token {
     Token(usize::from(address.generation) << 56 | (address.index as usize) << 32 | key as usize)
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the parts of the token are wanted")]
-fn route(event: &Event) -> Option<Routed> {
+fn route(event: &Event) -> Option<RoutedEvent> {
     let (flags, data) = (event.flags, event.data);
     let token = data.u64();
     if token == WAKE.0 as u64 || token == TIMER.0 as u64 {
@@ -186,7 +187,7 @@ fn route(event: &Event) -> Option<Routed> {
         (is_in || has(EventFlags::PRI), Ready::READABLE),
         (is_out, Ready::WRITABLE),
         (has(EventFlags::HUP) || is_in && has(EventFlags::RDHUP), Ready::READ_CLOSED),
-        // An error alone is that of the other end of a pipe.
+        // An error alone comes from the other end of a pipe.
         (
             has(EventFlags::HUP) || is_out && is_error || flags == EventFlags::ERR,
             Ready::WRITE_CLOSED,
@@ -198,20 +199,22 @@ fn route(event: &Event) -> Option<Routed> {
             ready = ready | bit;
         }
     }
-    let address =
-        Address { generation: (token >> 56) as u8, index: (token >> 32) as u32 & 0x00FF_FFFF };
-    Some(Routed { address, notice: Notice { key: token as u32, ready } })
+    let address = HandleAddress {
+        generation: (token >> 56) as u8,
+        index: (token >> 32) as u32 & 0x00FF_FFFF,
+    };
+    Some(RoutedEvent { address, ready_event: ReadinessEvent { key: token as u32, ready } })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Goal: the kernel's timer is never later than the deadline, and is not set again for one that is later
-    /// while it is far. Method: deadlines in turn, and what the timer is set to after each.
+    /// Goal: the kernel's timer is never later than the deadline, and is not reset for a later deadline
+    /// while it is far off. Method: deadlines in turn, and the timer's setting after each.
     #[test]
     fn the_timer_is_set_when_it_must_be() {
-        let (mut epoll, _gate) = Epoll::new().expect("an epoll");
+        let (mut epoll, _poller_handle) = Epoll::new().expect("an epoll");
         let now = monotonic_now();
         let hours = |count: u64| now + Duration::from_secs(count * 3600);
         let near = |millis: u64| now + Duration::from_millis(millis);

@@ -1,126 +1,125 @@
-//! One registered detector with its pending requests, history and decision, behind one lock: what a
-//! [`Handle`](crate::Handle) points to and what the server polls.
+//! One registered detector with its pending requests, history and decision, behind one lock: the
+//! target of a [`Handle`](crate::Handle), and the object that the server polls.
 //!
-//! Lock order: driver, then one handle's core, then one slot. Wakers run, and requests and events are
-//! dropped, with none of them held.
+//! Lock order: driver, then one handle's core, then one slot. Wakers run, and requests and events are dropped, with none of them held.
 
 use std::{mem, time::Duration};
 
 use super::{
     helper::{Helper, RETRY_AFTER},
     metrics::{Detection, HandleReport},
-    registered::{BeforeSleep, Cause, Due, Registered},
+    registered::{BeforeSleep, Due, PollCause, Registered},
     registration::Registration,
-    shared::Shared,
-    signals::Listening,
+    shared::ServerShared,
+    signals::SignalRegistration,
     watch_state::WatchState,
 };
 use crate::{
     budget,
     clock::{Instant, nanos},
     detector::{
-        Armed, Arming, Batch, Cancel, Detector, Key, Methods, Mode, Pending, Round, Site, Submitted,
+        Armed, Arming, Cancel, Detector, DriverHandle, Key, Methods, Mode, Pending, PollContext,
+        Submitted, WakeList,
     },
     error::{RegisterError, WaitError, caught, discard, in_callback},
     policy::{
-        Adaptive, Costs, Decision, Frequency, History, Policy, Situation, Stakes, Strategy,
+        Adaptive, Costs, Decision, Frequency, History, Policy, Situation, SpinCosts, Strategy,
         strategies,
     },
-    request::{PendingSet, Slot, Trash},
+    request::{EventSlot, PendingSet, Trash},
     sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering, lock, try_lock},
 };
 
-/// How often a poll is timed: once in so many rounds.
+/// One in this many polls is timed.
 const POLLS_TIMED_ONE_IN: u64 = 16;
 
-pub(crate) struct Inner<D: Detector> {
-    core: Mutex<Core<D>>,
+pub(crate) struct HandleInner<D: Detector> {
+    core: Mutex<HandleCore<D>>,
     watch: WatchState,
     methods: Methods,
     arming: Arming,
-    shared: Arc<Shared>,
-    /// What the detector is given.
-    pub(crate) site: Site,
+    shared: Arc<ServerShared>,
+    /// The detector's connection to the server.
+    pub(crate) driver: DriverHandle,
     pub(crate) name: &'static str,
     max_pending: usize,
     stream_capacity: usize,
     budget: usize,
     policy: Box<dyn Policy>,
-    /// Blocking calls are begun only when nothing else is runnable; polls at switches see events
-    /// meanwhile.
+    /// Blocking calls start only when nothing else is runnable; until then polls at switches see events.
     blocks_when_idle: bool,
     /// There is no thread for blocking calls: the host polls. Written under the core's lock.
     lacks_helper: AtomicBool,
 }
 
-struct Core<D: Detector> {
-    /// Gone once it may no longer be called: the server closed, or a callback panicked.
+struct HandleCore<D: Detector> {
+    /// `None` once it may no longer be called: the server closed, or a callback panicked.
     detector: Option<D>,
     pending: PendingSet<D::Request, D::Event>,
     history: History,
     decision: Decision,
-    stakes: Stakes,
-    /// The last idle period in which the host polled for this handle in vain.
+    spin_costs: SpinCosts,
+    /// The last idle period in which the host polled for this handle and found nothing.
     missed_in: Option<Instant>,
     ended_by: Option<WaitError>,
-    /// The last round found a waiter without room for an event.
+    /// The last poll found a waiter without room for an event.
     is_held_back: bool,
-    /// The last round was full: when the rest is polled, if its deadlines have come. Tasks that this round has woken run
-    /// meanwhile, and other events join them; a host without tasks does not wait for it.
+    /// Set if the last poll was full: when to poll the rest, if their deadlines have come. Meanwhile the tasks woken
+    /// by this poll run, and other events join them; a host without tasks does not wait for this time.
     rest_at: Option<Instant>,
-    /// How many rounds were full in a row.
-    full_rounds: u32,
-    /// Of a detector that can block.
+    /// The number of full polls in a row.
+    full_polls: u32,
+    /// Only for a detector that can block.
     helper: Option<Helper>,
-    /// On its signal, if it has one.
-    listening: Option<Listening>,
-    /// No user holds the handle any more; it goes once nothing is in flight.
+    /// Only for a detector with a signal.
+    signal_registration: Option<SignalRegistration>,
+    /// The handle has no users left; it is removed once nothing is in flight.
     is_draining: bool,
 }
 
-/// What a detector of this crate is told before it gets the request, under the same lock.
+/// A call that a detector of this crate receives before the request, under the same lock.
 pub(crate) type BeforeSubmit<D> = (fn(&mut D, Duration), Duration);
 
-/// What came of a new request.
+/// The outcome of a new request.
 pub(crate) enum Submission<D: Detector> {
     Ready(D::Event),
-    Pending(Key, Arc<Slot<D::Event>>),
+    Pending(Key, Arc<EventSlot<D::Event>>),
 }
 
-impl<D: Detector> Inner<D> {
+impl<D: Detector> HandleInner<D> {
     pub(crate) fn new(
         detector: D,
         (methods, arming): (Methods, Arming),
         registration: Registration,
         policy: Box<dyn Policy>,
-        (shared, site): (&Arc<Shared>, Site),
+        (shared, driver): (&Arc<ServerShared>, DriverHandle),
     ) -> Self {
         let history = History::default();
-        let situation = shared.situation(site.now(), methods, &history, 0);
+        let situation = shared.situation(driver.now(), methods, &history, 0);
         let decision = decide(&*policy, &situation);
-        let stakes = stakes(&*policy, &situation.costs);
-        let blocks_when_idle = strategies(site.flavor(), methods).block_only_when_idle();
+        let spin_costs = spin_costs(&*policy, &situation.costs);
+        let blocks_when_idle = strategies(driver.flavor(), methods).block_only_when_idle();
         let inner = Self {
-            core: Mutex::new(Core {
+            core: Mutex::new(HandleCore {
                 detector: Some(detector),
                 pending: PendingSet::new(),
                 history,
                 decision,
-                stakes,
+                spin_costs,
                 missed_in: None,
                 ended_by: None,
                 is_held_back: false,
                 rest_at: None,
-                full_rounds: 0,
+                full_polls: 0,
                 helper: None,
-                listening: None,
+                signal_registration: None,
                 is_draining: false,
             }),
             watch: WatchState::new(),
             methods,
             arming,
             shared: Arc::clone(shared),
-            site,
+            driver,
             name: registration.name,
             max_pending: registration.max_pending,
             stream_capacity: registration.stream_capacity,
@@ -133,26 +132,29 @@ impl<D: Detector> Inner<D> {
         inner
     }
 
-    pub(crate) fn shared(&self) -> &Shared {
+    pub(crate) fn shared(&self) -> &ServerShared {
         &self.shared
     }
 
     /// Takes the lock that all requests of the handle share.
-    fn lock_core(&self) -> MutexGuard<'_, Core<D>> {
+    fn lock_core(&self) -> MutexGuard<'_, HandleCore<D>> {
         #[cfg(test)]
         lock_count::CORES.with(|count| count.set(count.get() + 1));
         lock(&self.core)
     }
 
-    pub(crate) fn attach(&self, listening: Option<Listening>) -> Result<(), RegisterError> {
+    pub(crate) fn attach(
+        &self,
+        signal_registration: Option<SignalRegistration>,
+    ) -> Result<(), RegisterError> {
         let panicked = |error: WaitError| RegisterError::Panicked { message: error.to_string() };
         let mut guard = self.lock_core();
         let core = &mut *guard;
-        core.listening = listening;
+        core.signal_registration = signal_registration;
         let Some(detector) = core.detector.as_mut() else {
             return Err(RegisterError::ServerClosed);
         };
-        let attached = caught("attach", || detector.attach(&self.site)).map_err(panicked)?;
+        let attached = caught("attach", || detector.attach(&self.driver)).map_err(panicked)?;
         attached.map_err(RegisterError::Attach)?;
         if self.methods.contains(Methods::BLOCK) {
             let blocker = caught("block", || detector.block()).map_err(panicked)?;
@@ -161,8 +163,8 @@ impl<D: Detector> Inner<D> {
         Ok(())
     }
 
-    /// Hands a new request to the detector: inline, on the waiter's thread, so that an event which is
-    /// there already costs no hop to the host.
+    /// Passes a new request to the detector inline, on the waiter's thread, so that an event that is
+    /// already there needs no hop to the host.
     pub(crate) fn submit(
         &self,
         request: D::Request,
@@ -186,7 +188,7 @@ impl<D: Detector> Inner<D> {
         let (Some(detector), None) = (core.detector.as_mut(), &core.ended_by) else {
             return Err(why_ended(core.ended_by.as_ref()));
         };
-        // Those in cancellation count: a device that answers none must not collect them without end.
+        // Requests being cancelled count: with a device that answers none, they must not pile up without bound.
         if core.pending.len() + core.pending.cancelling_count() >= self.max_pending {
             return Err(WaitError::TooManyPending { limit: self.max_pending });
         }
@@ -205,7 +207,7 @@ impl<D: Detector> Inner<D> {
             Ok(Submitted::Pending) => {}
             Ok(Submitted::Queued) => is_queued = true,
             Ok(Submitted::Ready(event)) if mode == Mode::Once && !budget::may_proceed() => {
-                // The waiter gives way: it finds the event in its slot, where nobody waits yet.
+                // The waiter must yield: it finds the event in its slot, which has no waiter yet.
                 core.pending.end(key, event, &mut Vec::new());
                 return Ok(Submission::Pending(key, slot));
             }
@@ -219,7 +221,7 @@ impl<D: Detector> Inner<D> {
                 let mut nobody = Vec::new();
                 let full = slot.push(event, self.stream_capacity, D::merge, &mut nobody);
                 debug_assert!(full.is_ok() && nobody.is_empty(), "invariant: a new slot is empty");
-                // The first event does not say that it is the only one.
+                // There may be more than this first event.
                 is_queued = true;
             }
             Ok(Submitted::Rejected(error)) => {
@@ -236,8 +238,8 @@ impl<D: Detector> Inner<D> {
         let deadline = match core.due() {
             Ok(deadline) => deadline,
             Err(panicked) => {
-                // This request has its error in its slot, like all others.
-                let mut batch = Batch::default();
+                // Like all others, this request finds its error in its slot.
+                let mut batch = WakeList::default();
                 self.give_up(core, &panicked, &mut batch);
                 drop(guard);
                 batch.wake_all();
@@ -247,31 +249,31 @@ impl<D: Detector> Inner<D> {
         // A host that found the handle idle sleeps without it.
         let sleeps_without_it = if was_idle && self.watch.is_active.load(Ordering::Relaxed) {
             let known = core.pending.len() + core.pending.cancelling_count();
-            self.shared().word.raise(&self.watch.known_count, known)
+            self.shared().park_state.raise(&self.watch.known_count, known)
         } else {
             self.publish_known(core);
             false
         };
         self.keep_blocking(core, self.blocks_when_idle);
         drop(guard);
-        self.tell_host(deadline, is_queued, sleeps_without_it);
+        self.notify_host(deadline, is_queued, sleeps_without_it);
         Ok(Submission::Pending(key, slot))
     }
 
-    /// Tells the host of a new request, if it must know before its next look.
-    fn tell_host(&self, deadline: Option<Due>, is_queued: bool, sleeps_without_it: bool) {
+    /// Notifies the host of a new request, if it must know before its next look.
+    fn notify_host(&self, deadline: Option<Due>, is_queued: bool, sleeps_without_it: bool) {
         if let Some(deadline) = deadline {
             self.publish_deadline(deadline);
         }
         if is_queued {
-            self.shared.ring(self.site.address());
+            self.shared.notify(self.driver.address());
         } else if sleeps_without_it {
             self.shared().unpark();
         }
     }
 
-    /// The waiter of `key` goes.
-    pub(crate) fn release(&self, key: Key, slot: &Arc<Slot<D::Event>>) {
+    /// Called when the waiter of `key` leaves.
+    pub(crate) fn release(&self, key: Key, slot: &Arc<EventSlot<D::Event>>) {
         if self.shared.is_inherited() {
             return;
         }
@@ -284,9 +286,9 @@ impl<D: Detector> Inner<D> {
         });
         let mut leftover = slot.reset();
         let mut was_claimed = false;
-        // All of them are dropped outside the lock.
+        // All are dropped outside the lock.
         let mut unwanted = Vec::new();
-        let mut batch = Batch::default();
+        let mut batch = WakeList::default();
         for event in leftover.events.by_ref().rev() {
             let Some(detector) = &mut core.detector else {
                 unwanted.push(event);
@@ -310,12 +312,12 @@ impl<D: Detector> Inner<D> {
         drop(unwanted);
         batch.wake_all();
         if in_flight || was_claimed {
-            // A cancellation to submit and completions to collect, or an event for somebody else.
-            self.shared.ring(self.site.address());
+            // A cancellation to submit and completions to collect, or an event for another waiter.
+            self.shared.notify(self.driver.address());
         }
     }
 
-    /// The last user of the handle goes. Returns whether it may be removed at once.
+    /// Called when the last user of the handle leaves. Returns whether the handle may be removed at once.
     pub(crate) fn drain(&self) -> bool {
         if self.shared.is_inherited() {
             return false;
@@ -330,7 +332,7 @@ impl<D: Detector> Inner<D> {
         (core.history, core.decision.strategy)
     }
 
-    /// Returns why the handle takes no request any more.
+    /// Returns why the handle takes no more requests.
     pub(crate) fn end(&self) -> WaitError {
         why_ended(self.lock_core().ended_by.as_ref())
     }
@@ -339,7 +341,7 @@ impl<D: Detector> Inner<D> {
         self.lock_core().pending.len()
     }
 
-    /// Calls `f` with the detector, or returns `None` once it is gone, and in a forked child.
+    /// Calls `f` with the detector; returns `None` once the detector is gone, and in a forked child.
     pub(crate) fn with_detector<T>(&self, f: impl FnOnce(&mut D) -> T) -> Option<T> {
         if self.shared.is_inherited() {
             return None;
@@ -353,11 +355,11 @@ impl<D: Detector> Inner<D> {
     }
 
     /// Returns whether the detector must be armed before a sleep.
-    fn must_be_armed(&self, core: &Core<D>) -> bool {
+    fn must_be_armed(&self, core: &HandleCore<D>) -> bool {
         self.can_be_armed() && !core.decision.strategy.is_polling()
     }
 
-    fn publish_known(&self, core: &Core<D>) {
+    fn publish_known(&self, core: &HandleCore<D>) {
         let known = core.pending.len() + core.pending.cancelling_count();
         self.watch.known_count.store(known, Ordering::Release);
     }
@@ -384,20 +386,20 @@ impl<D: Detector> Inner<D> {
         }
     }
 
-    /// Sees to it that a call is under way if the strategy wants one: unless it `must_wait` for idleness,
-    /// or there are events already that wait for room. Returns whether there is a thread for it.
-    fn keep_blocking(&self, core: &mut Core<D>, must_wait: bool) -> bool {
+    /// Makes sure that a blocking call is in progress if the strategy wants one, unless it `must_wait`
+    /// for idleness or earlier events still wait for room. Returns whether there is a thread for it.
+    fn keep_blocking(&self, core: &mut HandleCore<D>, must_wait: bool) -> bool {
         let known = core.pending.len() + core.pending.cancelling_count();
         let is_wanted = known > 0 && !must_wait && !core.is_held_back;
         if core.decision.strategy != Strategy::Block || !is_wanted {
             return true;
         }
         let Some(helper) = &mut core.helper else { return true };
-        let has_thread = helper.want(&self.site, self.site.now());
+        let has_thread = helper.want(&self.driver, self.driver.now());
         if self.lacks_helper.swap(!has_thread, Ordering::Relaxed) == has_thread {
             self.publish(Strategy::Block);
-            // The host may sleep by what held before.
-            self.shared.ring(self.site.address());
+            // The host may be sleeping by the earlier state.
+            self.shared.notify(self.driver.address());
         }
         has_thread
     }
@@ -410,13 +412,13 @@ impl<D: Detector> Inner<D> {
         self.shared().publish_deadline(deadline);
     }
 
-    fn ask_policy(&self, core: &mut Core<D>, now: Instant) {
+    fn ask_policy(&self, core: &mut HandleCore<D>, now: Instant) {
         let shared = self.shared();
-        if core.history.spin_balance() > 0 && !core.stakes.spin.is_zero() {
+        if core.history.spin_balance() > 0 && !core.spin_costs.spin.is_zero() {
             shared.load.refresh(now);
         }
         let situation = shared.situation(now, self.methods, &core.history, core.pending.len());
-        core.stakes = stakes(&*self.policy, &situation.costs);
+        core.spin_costs = spin_costs(&*self.policy, &situation.costs);
         let decision = decide(&*self.policy, &situation);
         if decision.strategy != core.decision.strategy {
             tracing::trace!(handle = self.name, strategy = %decision.strategy, "strategy changed");
@@ -425,31 +427,32 @@ impl<D: Detector> Inner<D> {
         core.decision = decision;
     }
 
-    /// Takes note of an event that came while the host had nothing to run. Returns whether the policy
-    /// must be asked at once: the balance of polling first has changed its sign.
-    fn record_idle(&self, core: &mut Core<D>, now: Instant) -> bool {
+    /// Records an event that came while the host had nothing to run. Returns whether the policy must
+    /// be asked at once: the balance of polling first has changed its sign.
+    fn record_idle(&self, core: &mut HandleCore<D>, now: Instant) -> bool {
         let shared = self.shared();
         let Some(since) = shared.idle.since() else { return false };
         if core.missed_in == Some(since) {
-            // Settled when the host gave up polling.
+            // Accounted for when the host gave up polling.
             return false;
         }
         let found = shared.idle.found(shared.costs.costs().wake_delay);
-        core.history.record_idle(now - since, found, &core.stakes)
+        core.history.record_idle(now - since, found, &core.spin_costs)
     }
 
-    /// Polls under the lock and brings all books up to date. Returns how many events were reported.
+    /// Polls under the lock and updates all records. Returns how many events were reported.
     fn poll_core(
         &self,
-        core: &mut Core<D>,
-        cause: Cause<'_>,
+        core: &mut HandleCore<D>,
+        cause: PollCause<'_>,
         now: Instant,
-        batch: &mut Batch,
+        batch: &mut WakeList,
     ) -> usize {
         if let Some(failure) = core.helper.as_ref().and_then(Helper::take_failure) {
             return self.give_up(core, &failure, batch);
         }
-        // Most detectors that are polled announce nothing until they are armed again.
+
+        // Most polled detectors announce nothing until they are armed again.
         self.watch.is_armed.store(false, Ordering::Relaxed);
         let Some(detector) = core.detector.as_mut() else { return 0 };
         if mem::take(&mut core.pending.changed) && self.methods.contains(Methods::GROUP) {
@@ -458,57 +461,62 @@ impl<D: Detector> Inner<D> {
                 return self.give_up(core, &panicked, batch);
             }
         }
+
         let is_cancelling = core.pending.cancelling_count() > 0;
-        let mut round =
-            Round::new(&mut core.pending, batch, now, self.budget, self.stream_capacity);
+        let mut context =
+            PollContext::new(&mut core.pending, batch, now, self.budget, self.stream_capacity);
         let strategy = core.decision.strategy;
         let is_timed =
             strategy.is_polling() && core.history.rounds().is_multiple_of(POLLS_TIMED_ONE_IN);
-        let timed_from = is_timed.then(|| self.site.now());
+        let timed_from = is_timed.then(|| self.driver.now());
         let outcome = match cause {
-            Cause::Notices(notices) => {
-                caught("notified", || detector.notified(notices, &mut round))
+            PollCause::Ready(ready_events) => {
+                caught("notified", || detector.notified(ready_events, &mut context))
             }
-            // A check tests what is pending; only a poll completes what is being cancelled.
-            Cause::Poll if matches!(strategy, Strategy::CheckEach { .. }) && !is_cancelling => {
-                caught("check", || round.check_each(detector))
+            // A check tests pending requests; only a poll completes those being cancelled.
+            PollCause::Poll if matches!(strategy, Strategy::CheckEach { .. }) && !is_cancelling => {
+                caught("check", || context.check_each(detector))
             }
-            Cause::Poll => caught("poll", || detector.poll(&mut round)),
+            PollCause::Poll => caught("poll", || detector.poll(&mut context)),
         };
-        let (reported, more) = (round.reported(), round.wants_more());
-        core.is_held_back = round.is_held_back();
+
+        let (reported, more) = (context.reported(), context.wants_more());
+        core.is_held_back = context.is_held_back();
         if let Err(panicked) = outcome {
             return reported + self.give_up(core, &panicked, batch);
         }
         if let Some(begin) = timed_from {
-            core.history.record_poll_cost(self.site.now() - begin);
+            core.history.record_poll_cost(self.driver.now() - begin);
         }
+
         core.history.record(now, reported);
         let has_turned = reported > 0 && self.record_idle(core, now);
         let is_due = now >= core.decision.until;
-        if is_due && reported > 0 && !has_turned && matches!(cause, Cause::Notices(_)) {
-            // A task waits for this round: see `Driver::stale`.
+        if is_due && reported > 0 && !has_turned && matches!(cause, PollCause::Ready(_)) {
+            // A task waits for this poll: see `DriverState::stale`.
             batch.is_stale = true;
         } else if is_due || has_turned {
             self.ask_policy(core, now);
         }
+
         if self.watch.is_active.load(Ordering::Relaxed) {
             let every = self.watch.every_ns.load(Ordering::Relaxed);
             let next = if every == u64::MAX { 0 } else { now.as_nanos().saturating_add(every) };
             self.watch.next_poll_ns.store(next, Ordering::Relaxed);
         }
+
         core.rest_at = None;
         let mut due = match core.due() {
             Ok(due) => due,
             Err(panicked) => return reported + self.give_up(core, &panicked, batch),
         };
-        core.full_rounds = if more { core.full_rounds.saturating_add(1) } else { 0 };
+        core.full_polls = if more { core.full_polls.saturating_add(1) } else { 0 };
         if more && due.is_some_and(|due| due.soft <= now) {
             let rest = if core.is_flooded() { REST_OF_FLOOD } else { REST_AFTER };
             core.rest_at = Some(now + rest);
             due = due.map(|due| core.after_rest(due));
         } else if more {
-            self.shared.ring(self.site.address());
+            self.shared.notify(self.driver.address());
         }
         if let Some(due) = due {
             self.publish_deadline(due);
@@ -518,10 +526,10 @@ impl<D: Detector> Inner<D> {
         reported
     }
 
-    /// Ends every request and forgets the detector, after one of its callbacks panicked.
-    fn give_up(&self, core: &mut Core<D>, error: &WaitError, batch: &mut Batch) -> usize {
+    /// Ends every request and leaks the detector, after one of its callbacks panicked.
+    fn give_up(&self, core: &mut HandleCore<D>, error: &WaitError, batch: &mut WakeList) -> usize {
         core.ended_by = Some(error.duplicate());
-        core.listening = None;
+        core.signal_registration = None;
         if let Some(helper) = core.helper.take() {
             helper.close();
         }
@@ -535,27 +543,27 @@ impl<D: Detector> Inner<D> {
         known.len()
     }
 
-    fn finish_round(&self, mut guard: MutexGuard<'_, Core<D>>) {
+    fn finish_poll(&self, mut guard: MutexGuard<'_, HandleCore<D>>) {
         let trash: Vec<Trash<D::Request, D::Event>> = mem::take(&mut guard.pending.trash);
         let is_over =
             guard.is_draining && guard.pending.cancelling_count() == 0 && guard.pending.len() == 0;
         drop(guard);
         discard_all(trash);
         if is_over {
-            self.shared().deregister(self.site.address());
+            self.shared().deregister(self.driver.address());
         }
     }
 }
 
-impl<D: Detector> Registered for Inner<D> {
-    fn round(&self, cause: Cause<'_>, now: Instant, batch: &mut Batch) -> usize {
+impl<D: Detector> Registered for HandleInner<D> {
+    fn poll(&self, cause: PollCause<'_>, now: Instant, batch: &mut WakeList) -> usize {
         let mut guard = self.lock_core();
         let reported = self.poll_core(&mut guard, cause, now, batch);
-        self.finish_round(guard);
+        self.finish_poll(guard);
         reported
     }
 
-    fn before_sleep(&self, now: Instant, batch: &mut Batch) -> BeforeSleep {
+    fn before_sleep(&self, now: Instant, batch: &mut WakeList) -> BeforeSleep {
         let mut guard = self.lock_core();
         let core = &mut *guard;
         if core.pending.len() + core.pending.cancelling_count() == 0 {
@@ -569,21 +577,21 @@ impl<D: Detector> Registered for Inner<D> {
                 Ok(Ok(armed)) => armed,
                 Ok(Err(error)) => {
                     let ended = self.give_up(core, &WaitError::Failed(error), batch);
-                    self.finish_round(guard);
+                    self.finish_poll(guard);
                     return BeforeSleep::Events(ended);
                 }
                 Err(panicked) => {
                     let ended = self.give_up(core, &panicked, batch);
-                    self.finish_round(guard);
+                    self.finish_poll(guard);
                     return BeforeSleep::Events(ended);
                 }
             };
-            let mut reported = self.poll_core(core, Cause::Poll, now, batch);
+            let mut reported = self.poll_core(core, PollCause::Poll, now, batch);
             if armed == Armed::Ready {
                 reported = reported.max(1);
             }
             self.watch.is_armed.store(reported == 0, Ordering::Relaxed);
-            self.finish_round(guard);
+            self.finish_poll(guard);
             return if reported > 0 {
                 BeforeSleep::Events(reported)
             } else {
@@ -593,10 +601,10 @@ impl<D: Detector> Registered for Inner<D> {
         }
         let next_poll = self.watch.next_poll_ns.load(Ordering::Relaxed);
         if strategy.is_polling() && now.as_nanos() < next_poll {
-            // Polled by the look before; nothing that was missed then would be announced now.
+            // Polled by the previous look; anything missed then would not be announced now.
             return BeforeSleep::Until(Some(Instant::from_nanos(next_poll)));
         }
-        let reported = self.poll_core(core, Cause::Poll, now, batch);
+        let reported = self.poll_core(core, PollCause::Poll, now, batch);
         let has_helper = self.keep_blocking(core, reported > 0);
         let next = match core.decision.strategy.every() {
             _ if !has_helper => Some(now + RETRY_AFTER),
@@ -604,19 +612,19 @@ impl<D: Detector> Registered for Inner<D> {
             Some(Frequency::Time(every)) => Some(now + every),
             Some(Frequency::Switches(_)) | None => Some(now),
         };
-        self.finish_round(guard);
+        self.finish_poll(guard);
         if reported > 0 { BeforeSleep::Events(reported) } else { BeforeSleep::Until(next) }
     }
 
-    fn watch_for_others(&self, now: Instant, batch: &mut Batch) -> (usize, Option<Instant>) {
+    fn watch_for_others(&self, now: Instant, batch: &mut WakeList) -> (usize, Option<Instant>) {
         let watch = &self.watch;
-        // Whatever comes is announced to those who sleep; a poll might end that.
+        // New events are announced to the sleepers; a poll might disarm the detector.
         if watch.is_armed.load(Ordering::Relaxed) {
             return (0, None);
         }
         if !self.must_be_armed(&self.lock_core()) {
             let is_due = now.as_nanos() >= watch.next_poll_ns.load(Ordering::Relaxed);
-            let reported = if is_due { self.round(Cause::Poll, now, batch) } else { 0 };
+            let reported = if is_due { self.poll(PollCause::Poll, now, batch) } else { 0 };
             let next_poll = watch.next_poll_ns.load(Ordering::Relaxed);
             return (reported, Some(Instant::from_nanos(next_poll)));
         }
@@ -627,22 +635,22 @@ impl<D: Detector> Registered for Inner<D> {
                 BeforeSleep::Until(next) => return (reported, next),
             }
         }
-        // It has more and more to report: one that sleeps goes on.
-        self.shared.ring(self.site.address());
+        // It keeps having events to report: a sleeper takes over.
+        self.shared.notify(self.driver.address());
         (reported, None)
     }
 
-    fn poll_deadline(&self, now: Instant, batch: &mut Batch) -> (usize, Option<Due>) {
+    fn poll_deadline(&self, now: Instant, batch: &mut WakeList) -> (usize, Option<Due>) {
         let mut guard = self.lock_core();
-        // A poll meets a panic again, and ends what is pending.
-        let next = |core: &Core<D>| core.due().unwrap_or(Some(Due { soft: now, hard: now }));
+        // A poll will hit the panic again and end what is pending.
+        let next = |core: &HandleCore<D>| core.due().unwrap_or(Some(Due { soft: now, hard: now }));
         let Some(due) = next(&guard).filter(|_| is_known(&guard)) else { return (0, None) };
         if due.soft > now {
             return (0, Some(due));
         }
-        let reported = self.poll_core(&mut guard, Cause::Poll, now, batch);
+        let reported = self.poll_core(&mut guard, PollCause::Poll, now, batch);
         let due = next(&guard);
-        self.finish_round(guard);
+        self.finish_poll(guard);
         // A detector that leaves its deadline in the past is polled at each look.
         (reported, due)
     }
@@ -665,18 +673,18 @@ impl<D: Detector> Registered for Inner<D> {
         let mut guard = self.lock_core();
         let core = &mut *guard;
         core.missed_in = self.shared().idle.since();
-        if core.history.record_spin_miss(&core.stakes) || now >= core.decision.until {
+        if core.history.record_spin_miss(&core.spin_costs) || now >= core.decision.until {
             self.ask_policy(core, now);
         }
     }
 
-    fn close(&self, batch: &mut Batch) {
+    fn close(&self, batch: &mut WakeList) {
         let mut guard = self.lock_core();
         let core = &mut *guard;
         if core.ended_by.is_none() {
             core.ended_by = Some(WaitError::ServerClosed);
         }
-        core.listening = None;
+        core.signal_registration = None;
         if let Some(helper) = core.helper.take() {
             helper.close();
         }
@@ -684,7 +692,7 @@ impl<D: Detector> Registered for Inner<D> {
         let mut in_flight = Vec::new();
         for key in core.pending.known() {
             if core.pending.is_cancelling(key) {
-                // It was told once; a second answer might take the memory for free.
+                // The detector was told once; a second answer might free the memory.
                 in_flight.push(key);
                 continue;
             }
@@ -694,9 +702,13 @@ impl<D: Detector> Registered for Inner<D> {
                     core.pending.fail(key, WaitError::ServerClosed, false, &mut batch.wakers);
                 }
                 Ok(Cancel::InFlight) => {
-                    // What its completion brings, a buffer, is still delivered; but the end of a
+                    // A buffer that its completion returns is still delivered; but the end of a
                     // stream must not look like that of its peer.
-                    core.pending.doom(key, WaitError::ServerClosed, &mut batch.wakers);
+                    core.pending.cancel_at_shutdown(
+                        key,
+                        WaitError::ServerClosed,
+                        &mut batch.wakers,
+                    );
                     in_flight.push(key);
                 }
                 Err(_) => {
@@ -715,7 +727,7 @@ impl<D: Detector> Registered for Inner<D> {
         if is_clean {
             let _ = caught("drop", || drop(detector));
         } else {
-            tracing::warn!(handle = self.name, "requests were in flight at shutdown: leaked");
+            tracing::warn!(handle = self.name, "requests still in flight at shutdown were leaked");
             mem::forget(detector);
         }
     }
@@ -726,7 +738,7 @@ impl<D: Detector> Registered for Inner<D> {
 
     fn report(&self) -> HandleReport {
         let pending = self.watch.known_count.load(Ordering::Relaxed);
-        // Bounded: whoever asks must not hang with a detector that hangs in a callback.
+        // Bounded: the caller must not hang with a detector that hangs in a callback.
         let core = (0..REPORT_TRIES).find_map(|_| {
             let core = try_lock(&self.core);
             if core.is_none() {
@@ -744,13 +756,13 @@ impl<D: Detector> Registered for Inner<D> {
     }
 }
 
-/// How often a host arms a detector for another one that sleeps, before it wakes that one.
+/// How many times a host arms a detector for a sleeping host before it wakes that host.
 const ARM_TRIES_MAX: u32 = 3;
 
-/// How often a report tries to get at a handle, giving the processor away in between.
+/// How many times a report tries to lock a handle, yielding the processor in between.
 const REPORT_TRIES: u32 = 100;
 
-/// Drops requests and events one by one, since each may panic.
+/// Drops requests and events one by one, since each drop may panic.
 fn discard_all<R, E>(trash: Vec<(R, E)>) {
     for (request, event) in trash {
         discard(request);
@@ -758,20 +770,20 @@ fn discard_all<R, E>(trash: Vec<(R, E)>) {
     }
 }
 
-/// How long a closing server waits for completions of what a device may still write to.
+/// How long a closing server waits for requests whose memory a device may still write to.
 const COLLECT_MAX: Duration = Duration::from_millis(100);
 
-impl<D: Detector> Inner<D> {
-    /// Polls until nothing is in flight any more, for a bounded time. Returns whether that was so.
+impl<D: Detector> HandleInner<D> {
+    /// Polls until nothing is in flight, for a bounded time. Returns whether that succeeded.
     fn collect(
         &self,
-        core: &mut Core<D>,
+        core: &mut HandleCore<D>,
         detector: &mut D,
         in_flight: &mut Vec<Key>,
-        batch: &mut Batch,
+        batch: &mut WakeList,
     ) -> bool {
-        // A virtual clock stands still here, hence the bound in rounds as well.
-        let deadline = self.site.now() + COLLECT_MAX;
+        // A virtual clock stands still here, so the number of polls is bounded too.
+        let deadline = self.driver.now() + COLLECT_MAX;
         if !in_flight.is_empty()
             && mem::take(&mut core.pending.changed)
             && self.methods.contains(Methods::GROUP)
@@ -785,9 +797,10 @@ impl<D: Detector> Inner<D> {
             if in_flight.is_empty() {
                 return true;
             }
-            let now = self.site.now();
-            let mut round = Round::new(&mut core.pending, batch, now, usize::MAX, usize::MAX);
-            if caught("poll", || detector.poll(&mut round)).is_err() {
+            let now = self.driver.now();
+            let mut context =
+                PollContext::new(&mut core.pending, batch, now, usize::MAX, usize::MAX);
+            if caught("poll", || detector.poll(&mut context)).is_err() {
                 return false;
             }
             in_flight.retain(|&key| core.pending.request_mut(key).is_some());
@@ -805,18 +818,17 @@ const COLLECT_ROUNDS_MAX: u32 = 1_000_000;
 /// How often a handle is polled at switches while its blocking call waits for idleness.
 const POLL_MEANWHILE: Duration = Duration::from_micros(50);
 
-/// How long tasks run before the rest of a full round is polled, if it is of deadlines that have come: as long as between two
-/// looks by default.
+/// How long tasks run before the rest of a full poll is polled, if its deadlines have come: the default interval between two looks.
 pub(crate) const REST_AFTER: Duration = Duration::from_micros(50);
 
-/// After so many full rounds in a row, nobody polls the rest sooner than after this time: whoever asks for more deadlines than the
-/// machine can see to gets as many as leave it time for something else. So two thousand timers of 0.1 ms end each 3 ms, and use half
-/// of a core.
-pub(crate) const BURST_ROUNDS: u32 = 32;
+/// After this many full polls in a row, the rest is not polled sooner than after `REST_OF_FLOOD`: if there are more deadlines than
+/// the machine can handle, only as many are handled as leave time for other work. So two thousand timers of 0.1 ms each end every 3
+/// ms, and use half of a core.
+pub(crate) const BURST_POLLS: u32 = 32;
 pub(crate) const REST_OF_FLOOD: Duration = Duration::from_micros(100);
 
-impl<D: Detector> Core<D> {
-    /// Returns from when on, and until when, a deadline wants a poll.
+impl<D: Detector> HandleCore<D> {
+    /// Returns from when on, and until when, a deadline needs a poll.
     fn due(&self) -> Result<Option<Due>, WaitError> {
         let Some(detector) = &self.detector else { return Ok(None) };
         let due = caught("next_deadline", || {
@@ -834,18 +846,18 @@ impl<D: Detector> Core<D> {
         }
     }
 
-    /// Deadlines come faster than they can be seen to, for longer than in a burst.
+    /// Deadlines come faster than they can be handled, for longer than a burst.
     fn is_flooded(&self) -> bool {
-        self.full_rounds > BURST_ROUNDS
+        self.full_polls > BURST_POLLS
     }
 }
 
-/// Returns whether a request is pending, or in cancellation.
-fn is_known<D: Detector>(core: &Core<D>) -> bool {
+/// Returns whether a request is pending or being cancelled.
+fn is_known<D: Detector>(core: &HandleCore<D>) -> bool {
     core.pending.len() + core.pending.cancelling_count() > 0
 }
 
-/// Asks the policy, and the default one if its answer does not fit the methods, or if it panics.
+/// Asks the policy; uses the default policy if the answer does not fit the methods, or if the policy panics.
 fn decide(policy: &dyn Policy, situation: &Situation<'_>) -> Decision {
     match caught("decide", || policy.decide(situation)) {
         Ok(decision)
@@ -854,24 +866,24 @@ fn decide(policy: &dyn Policy, situation: &Situation<'_>) -> Decision {
             return decision;
         }
         Ok(Decision { strategy, .. }) => {
-            tracing::warn!(%strategy, "the policy chose what the detector lacks");
+            tracing::warn!(%strategy, "the policy chose a strategy that the detector lacks");
         }
         Err(_) => {}
     }
     Adaptive::default().decide(situation)
 }
 
-/// Asks the policy what is at stake, and the default one if it panics.
-fn stakes(policy: &dyn Policy, costs: &Costs) -> Stakes {
-    caught("stakes", || policy.stakes(costs)).unwrap_or_else(|_| Adaptive::default().stakes(costs))
+/// Asks the policy for the costs of spinning; uses the default policy if it panics.
+fn spin_costs(policy: &dyn Policy, costs: &Costs) -> SpinCosts {
+    caught("stakes", || policy.spin_costs(costs))
+        .unwrap_or_else(|_| Adaptive::default().spin_costs(costs))
 }
-/// Returns why a handle takes no request any more.
+/// Returns why a handle takes no more requests.
 fn why_ended(ended_by: Option<&WaitError>) -> WaitError {
     ended_by.map_or(WaitError::ServerClosed, WaitError::duplicate)
 }
 
-/// How often the present thread has taken a lock that all requests of a handle share: for tests which show that a wait
-/// does without.
+/// How many times the calling thread has taken a lock that all requests of a handle share: for tests that show that a wait needs none.
 #[cfg(test)]
 pub(crate) mod lock_count {
     use std::cell::Cell;

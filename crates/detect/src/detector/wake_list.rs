@@ -1,19 +1,19 @@
-//! Whom a round of detection wakes.
+//! The wakers that a poll collects.
 
 use std::task::Waker;
 
 use crate::error::caught;
 
-/// The wakers of one round, woken by the host once it holds no lock.
+/// The wakers of one poll, woken by the host once it holds no lock.
 #[derive(Debug, Default)]
-pub(crate) struct Batch {
+pub(crate) struct WakeList {
     pub(crate) wakers: Vec<Waker>,
-    /// The handle's policy is due to be asked, once the tasks are woken.
+    /// The handle's policy must be asked again, once the tasks are woken.
     pub(crate) is_stale: bool,
 }
 
-impl Batch {
-    /// Wakes everyone. The caller holds no lock of the server.
+impl WakeList {
+    /// Wakes all wakers. The caller holds no lock of the server.
     pub(crate) fn wake_all(&mut self) {
         for waker in self.wakers.drain(..) {
             // One waker's panic must not cost the others their wake-up.

@@ -1,11 +1,11 @@
-//! What is announced of a watched descriptor.
+//! Readiness of watched descriptors.
 
 use std::ops::BitOr;
 
-/// One announcement from the wait point for a watched descriptor.
+/// One readiness event from the poller for a watched descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Notice {
+pub struct ReadinessEvent {
     /// The key under which the detector watched the descriptor.
     pub key: u32,
     /// What the descriptor became ready for.
@@ -31,9 +31,9 @@ impl Ready {
     pub const PRIORITY: Self = Self(16);
     /// The descriptor has an error to report.
     pub const ERROR: Self = Self(32);
-    /// All that can end the wait of a reader.
+    /// All bits that can end a reader's wait.
     pub const FOR_READ: Self = Self(1 | 4 | 32);
-    /// All that can end the wait of a writer.
+    /// All bits that can end a writer's wait.
     pub const FOR_WRITE: Self = Self(2 | 8 | 32);
 
     /// Returns whether `self` and `other` have a bit in common.
@@ -48,7 +48,7 @@ impl Ready {
         Self(self.0 | other.0)
     }
 
-    /// Returns the bits of `self` that `other` has too.
+    /// Returns the bits that both have.
     #[must_use]
     pub const fn intersection(self, other: Self) -> Self {
         Self(self.0 & other.0)

@@ -1,37 +1,37 @@
-//! What the handlers of POSIX signals have raised, until the driver takes it.
+//! The signals raised by handlers, until the driver takes them.
 
 use crate::{
-    detector::{Address, Listener},
+    detector::{HandleAddress, SignalListener},
     sync::{
         Arc, Mutex, lock,
         signal_safe::{AtomicBool, Ordering},
     },
 };
 
-/// What the handlers have raised for one server.
+/// The signals that handlers have raised for one server.
 #[derive(Default)]
-pub(crate) struct Raised {
-    /// Some listener is raised. Written by handlers after the listener's own flag; taken by the driver.
+pub(crate) struct RaisedSignals {
+    /// A listener is raised. Written by handlers after the listener's own flag; taken by the driver.
     is_any_raised: AtomicBool,
-    listeners: Mutex<Vec<Arc<Listener>>>,
+    listeners: Mutex<Vec<Arc<SignalListener>>>,
 }
 
-impl Raised {
-    pub(crate) fn add(&self, listener: &Arc<Listener>) {
+impl RaisedSignals {
+    pub(crate) fn add(&self, listener: &Arc<SignalListener>) {
         lock(&self.listeners).push(Arc::clone(listener));
     }
 
-    pub(crate) fn remove(&self, listener: &Arc<Listener>) {
+    pub(crate) fn remove(&self, listener: &Arc<SignalListener>) {
         lock(&self.listeners).retain(|other| !Arc::ptr_eq(other, listener));
     }
 
-    /// Says that some listener is raised. Async-signal-safe: one atomic write.
+    /// Records that a listener is raised. Async-signal-safe: one atomic write.
     pub(crate) fn raise(&self) {
         self.is_any_raised.store(true, Ordering::Release);
     }
 
     /// Appends the handles whose signal arrived since the last call.
-    pub(crate) fn collect(&self, addresses: &mut Vec<Address>) {
+    pub(crate) fn collect(&self, addresses: &mut Vec<HandleAddress>) {
         if !self.is_any_raised.load(Ordering::Relaxed)
             || !self.is_any_raised.swap(false, Ordering::AcqRel)
         {

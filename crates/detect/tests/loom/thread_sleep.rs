@@ -1,4 +1,4 @@
-//! The sleep of a thread that has a wait point of its own, and the alarm that ends it.
+//! The sleep of a thread with its own poller, and the notification that ends it.
 
 use std::sync::Arc;
 
@@ -6,42 +6,42 @@ use loom::{
     sync::atomic::{AtomicU8, AtomicUsize, Ordering},
     thread,
 };
-use vigie_detect::loom_exports::SleepWord;
+use vigie_detect::loom_exports::SleepState;
 
-use crate::{Gate, fails};
+use crate::{PollerHandle, fails};
 
-/// What a word must be able to do; the real one, and its mutants.
+/// The operations of a sleep state: the real one, and its mutants.
 trait Word: Send + Sync + 'static {
     fn new() -> Self;
     fn begin_sleep(&self, polls: bool) -> bool;
-    fn is_rung(&self) -> bool;
+    fn is_notified(&self) -> bool;
     fn end_sleep(&self);
-    fn ring(&self) -> bool;
+    fn notify(&self) -> bool;
 }
 
-impl Word for SleepWord {
+impl Word for SleepState {
     fn new() -> Self {
         Self::new()
     }
     fn begin_sleep(&self, polls: bool) -> bool {
         self.begin_sleep(polls)
     }
-    fn is_rung(&self) -> bool {
-        self.is_rung()
+    fn is_notified(&self) -> bool {
+        self.is_notified()
     }
     fn end_sleep(&self) {
         self.end_sleep();
     }
-    fn ring(&self) -> bool {
-        self.ring()
+    fn notify(&self) -> bool {
+        self.notify()
     }
 }
 
 const AWAKE: u8 = 0;
-const RUNG: u8 = 1;
+const NOTIFIED: u8 = 1;
 const ASLEEP: u8 = 2;
 
-/// What a mutant leaves out.
+/// The step that a mutant omits.
 const IN_TWO_STEPS: u8 = 0;
 const WITHOUT_ORDER: u8 = 1;
 const ASKS_FIRST: u8 = 2;
@@ -57,48 +57,49 @@ impl<const FAULT: u8> Word for Mutant<FAULT> {
     fn begin_sleep(&self, _: bool) -> bool {
         if FAULT == IN_TWO_STEPS {
             let may = self.0.load(Ordering::SeqCst) == AWAKE;
-            // A ring from in between is overwritten.
+            // A notification in between is overwritten.
             self.0.store(ASLEEP, Ordering::SeqCst);
             return may;
         }
         self.0.compare_exchange(AWAKE, ASLEEP, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
-    fn is_rung(&self) -> bool {
-        self.0.load(Ordering::SeqCst) == RUNG
+    fn is_notified(&self) -> bool {
+        self.0.load(Ordering::SeqCst) == NOTIFIED
     }
     fn end_sleep(&self) {
         self.0.swap(AWAKE, Ordering::SeqCst);
         if FAULT == KEEPS_THE_RING {
-            // For whoever rang while the thread was on its way: too often, and without end.
-            self.0.store(RUNG, Ordering::SeqCst);
+            // Reports a notification that came while the thread was going to sleep: too often, and
+            // without end.
+            self.0.store(NOTIFIED, Ordering::SeqCst);
         }
     }
-    fn ring(&self) -> bool {
+    fn notify(&self) -> bool {
         match FAULT {
-            WITHOUT_ORDER => self.0.swap(RUNG, Ordering::Relaxed) == ASLEEP,
+            WITHOUT_ORDER => self.0.swap(NOTIFIED, Ordering::Relaxed) == ASLEEP,
             ASKS_FIRST => {
                 let is_asleep = self.0.load(Ordering::SeqCst) == ASLEEP;
-                self.0.store(RUNG, Ordering::SeqCst);
+                self.0.store(NOTIFIED, Ordering::SeqCst);
                 is_asleep
             }
-            _ => self.0.swap(RUNG, Ordering::SeqCst) == ASLEEP,
+            _ => self.0.swap(NOTIFIED, Ordering::SeqCst) == ASLEEP,
         }
     }
 }
 
 /// A thread that sleeps until it has seen the work of `ringers` others, each of which does its work, then
-/// rings. If it `polls`, its first sleep ends early, as one in `poll(2)` does when a descriptor is ready.
+/// notifies. If it `polls`, its first sleep ends early, as one in `poll(2)` does when a descriptor is ready.
 fn rings<W: Word>(ringers: usize, polls: bool) {
     let word = Arc::new(W::new());
-    let gate = Arc::new(Gate::new());
+    let poller_handle = Arc::new(PollerHandle::new());
     let work = Arc::new(AtomicUsize::new(0));
     let threads: Vec<_> = (0..ringers)
         .map(|_| {
-            let (word, gate, work) = (word.clone(), gate.clone(), work.clone());
+            let (word, poller_handle, work) = (word.clone(), poller_handle.clone(), work.clone());
             thread::spawn(move || {
                 work.fetch_add(1, Ordering::Relaxed);
-                if word.ring() {
-                    gate.wake();
+                if word.notify() {
+                    poller_handle.wake();
                 }
             })
         })
@@ -108,11 +109,11 @@ fn rings<W: Word>(ringers: usize, polls: bool) {
     loop {
         if word.begin_sleep(polls) {
             if !polls {
-                while !word.is_rung() {
-                    gate.sleep();
+                while !word.is_notified() {
+                    poller_handle.sleep();
                 }
             } else if !std::mem::take(&mut ends_early) {
-                gate.sleep();
+                poller_handle.sleep();
             }
         }
         word.end_sleep();
@@ -120,7 +121,7 @@ fn rings<W: Word>(ringers: usize, polls: bool) {
             break;
         }
         turns += 1;
-        // One for each ring and its late wake-up, and the early one.
+        // One for each notification and its late wake-up, and the early one.
         assert!(turns <= 2 * ringers + 1, "the thread does not come to rest");
     }
     for thread in threads {
@@ -130,14 +131,14 @@ fn rings<W: Word>(ringers: usize, polls: bool) {
 
 #[test]
 fn no_ring_is_lost() {
-    loom::model(|| rings::<SleepWord>(1, false));
-    loom::model(|| rings::<SleepWord>(1, true));
+    loom::model(|| rings::<SleepState>(1, false));
+    loom::model(|| rings::<SleepState>(1, true));
 }
 
 #[test]
 fn no_second_ring_is_lost() {
-    loom::model(|| rings::<SleepWord>(2, false));
-    loom::model(|| rings::<SleepWord>(2, true));
+    loom::model(|| rings::<SleepState>(2, false));
+    loom::model(|| rings::<SleepState>(2, true));
 }
 
 #[test]
@@ -162,7 +163,7 @@ fn mutant_keeping_the_ring_is_found() {
     fails(|| rings::<Mutant<KEEPS_THE_RING>>(1, true));
 }
 
-/// Goal: what is found in the mutants is their fault and nothing else. Method: the same without one.
+/// Goal: failures of the mutants come from their fault alone. Method: the same without one.
 #[test]
 fn mutant_without_a_fault_passes() {
     loom::model(|| rings::<Mutant<NOTHING>>(2, false));

@@ -1,34 +1,34 @@
-//! What a detector sees of its requests in one round, and where it reports their events.
+//! A detector's view of its requests in one poll, and the place where it reports their events.
 
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
 
-use super::{batch::Batch, contract::Detector};
+use super::{contract::Detector, wake_list::WakeList};
 use crate::{
     clock::Instant,
     error::{WaitError, caught},
     request::{Key, Mode, PendingSet},
 };
 
-/// What became of an event handed to [`Round::emit`].
+/// The outcome of [`PollContext::emit`].
 #[derive(Debug)]
 #[must_use = "an event that was not taken must be kept or dropped on purpose"]
 #[expect(clippy::exhaustive_enums, reason = "implementers must be able to handle every case")]
 pub enum Emitted<E> {
-    /// The waiter has it, and the request stays pending.
+    /// The waiter has the event; the request stays pending.
     Kept,
-    /// The waiter has it, and the request is over: it wanted one event.
+    /// The waiter has the event; the request is over, since it wanted one event.
     Ended,
-    /// The waiter's queue is full: hold the event back and emit it in a later round. The server polls
+    /// The waiter's queue is full: hold the event back and emit it in a later poll. The server polls
     /// again when the waiter has taken half of its queue.
     Full(E),
-    /// No such request is pending any more.
+    /// The request is no longer pending.
     Gone(E),
 }
 
-/// The pending requests of a handle, as [`Detector::group`] sees them.
+/// The pending requests of a handle, as passed to [`Detector::group`].
 ///
 /// # Source
 /// [bouge02, §3.1]: `thread_IO_for_each_request`.
@@ -47,7 +47,7 @@ impl<'a, D: Detector> Pending<'a, D> {
         self.set.len()
     }
 
-    /// Returns whether nobody waits.
+    /// Returns whether no request is pending.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -68,23 +68,23 @@ impl<D: Detector> fmt::Debug for Pending<'_, D> {
     }
 }
 
-/// One round of detection over one handle: what is pending, what time it is, and where events go.
-pub struct Round<'a, D: Detector> {
+/// One poll over one handle: the pending requests, the time, and the sink for events.
+pub struct PollContext<'a, D: Detector> {
     set: &'a mut PendingSet<D::Request, D::Event>,
-    batch: &'a mut Batch,
+    batch: &'a mut WakeList,
     now: Instant,
     budget: usize,
     stream_capacity: usize,
     reported: usize,
     more: bool,
-    /// A waiter had no room for an event: it rings when it has.
+    /// A waiter had no room for an event: it notifies once it has.
     is_held_back: bool,
 }
 
-impl<'a, D: Detector> Round<'a, D> {
+impl<'a, D: Detector> PollContext<'a, D> {
     pub(crate) fn new(
         set: &'a mut PendingSet<D::Request, D::Event>,
-        batch: &'a mut Batch,
+        batch: &'a mut WakeList,
         now: Instant,
         budget: usize,
         stream_capacity: usize,
@@ -101,7 +101,7 @@ impl<'a, D: Detector> Round<'a, D> {
         }
     }
 
-    /// Returns the time of this round.
+    /// Returns the time of this poll.
     #[must_use]
     pub const fn now(&self) -> Instant {
         self.now
@@ -113,14 +113,15 @@ impl<'a, D: Detector> Round<'a, D> {
         self.set.len()
     }
 
-    /// Returns whether this round has reported as much as it may: leave the rest to the next one
-    /// and say so with [`more`](Self::more), so that events cannot starve the tasks that they wake.
+    /// Returns whether this poll has reported as many events as it may. If so, leave the rest to
+    /// the next poll and call [`more`](Self::more), so that events cannot starve the tasks that
+    /// they wake.
     #[must_use]
     pub const fn is_full(&self) -> bool {
         self.reported >= self.budget
     }
 
-    /// Says that further events are there already: the host polls again soon.
+    /// Reports that there are further events already: the host polls again soon.
     pub const fn more(&mut self) {
         self.more = true;
     }
@@ -142,13 +143,13 @@ impl<'a, D: Detector> Round<'a, D> {
         self.set.request_mut(key)
     }
 
-    /// Reports the last event of a request. Returns whether the request was still known.
+    /// Reports the last event of a request. Returns whether the request still existed.
     pub fn complete(&mut self, key: Key, event: D::Event) -> bool {
         self.complete_with(key, |_| event)
     }
 
-    /// Reports the last event of a request, made out of what the request owned: the way to hand a
-    /// buffer back. Returns whether the request was still known.
+    /// Reports the last event of a request, built from what the request owned: use this to return a
+    /// buffer. Returns whether the request still existed.
     pub fn complete_with(
         &mut self,
         key: Key,
@@ -164,8 +165,8 @@ impl<'a, D: Detector> Round<'a, D> {
         true
     }
 
-    /// Ends a stream without a further event, or a request in flight that was cancelled. Returns
-    /// whether the request was still known.
+    /// Ends a stream without a further event, or a cancelled request in flight. Returns whether the
+    /// request still existed.
     pub fn finish(&mut self, key: Key) -> bool {
         if self.set.finish(key, &mut self.batch.wakers) {
             // Counted: a host that found nothing would sleep before it wakes the waiter.
@@ -199,21 +200,21 @@ impl<'a, D: Detector> Round<'a, D> {
         }
     }
 
-    /// Ends a request with an error of the detector.
+    /// Ends a request with an error.
     pub fn fail(&mut self, key: Key, error: std::io::Error) {
         self.set.fail(key, WaitError::Failed(error), false, &mut self.batch.wakers);
         self.reported += 1;
     }
 
-    /// Wakes somebody whom the detector knows beside its requests.
+    /// Wakes a task that the detector knows apart from its requests.
     pub(crate) fn wake(&mut self, waker: std::task::Waker) {
         self.batch.wakers.push(waker);
         // Counted: a host that found nothing would sleep before it wakes the waiter.
         self.reported += 1;
     }
 
-    /// Calls [`Detector::check`] for each pending request, oldest first: what a poll is without a
-    /// group, at a cost that grows with the number of requests [bouge02, §4.2].
+    /// Calls [`Detector::check`] for each pending request, oldest first. This is a poll without a
+    /// group; its cost grows with the number of requests [bouge02, §4.2].
     pub fn check_each(&mut self, detector: &mut D) {
         let mut cursor = self.oldest();
         while let Some(key) = cursor {
@@ -261,9 +262,9 @@ impl<'a, D: Detector> Round<'a, D> {
     }
 }
 
-impl<D: Detector> fmt::Debug for Round<'_, D> {
+impl<D: Detector> fmt::Debug for PollContext<'_, D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Round")
+        f.debug_struct("PollContext")
             .field("now", &self.now)
             .field("pending_count", &self.set.len())
             .field("reported", &self.reported)

@@ -14,40 +14,40 @@ fn situation(count: u32, cores: u32, cpu: u64, delay: u64) -> WaitSituation {
     WaitSituation::new(Peers { count, cores }, costs)
 }
 
-/// The steps of a wait that finds nothing, with their times: a look takes `look`, the core is away for `away`.
-fn steps(plan: WaitPlan, has_turns: bool, look: u64, away: u64) -> Vec<(Step, Duration)> {
-    let (mut stage, mut step) = Stage::begin(plan, has_turns, 8);
+/// The steps of a wait that finds nothing, with their times: a look takes `spin`, the core is away for `away`.
+fn steps(plan: WaitPlan, has_turns: bool, spin: u64, away: u64) -> Vec<(SpinStep, Duration)> {
+    let (mut spin_wait, mut step) = SpinWait::begin(plan, has_turns, 8);
     let (mut now, mut steps) = (Instant::from_nanos(5), Vec::new());
     loop {
         let took = match step {
-            Step::Look(count) => u64::from(count) * look,
-            Step::GiveAway(count) => u64::from(count) * (away + look),
-            Step::Pause => {
+            SpinStep::Spin(count) => u64::from(count) * spin,
+            SpinStep::Yield(count) => u64::from(count) * (away + spin),
+            SpinStep::Pause => {
                 // Others run.
-                stage.begin_turn();
+                spin_wait.begin_turn();
                 1_000
             }
-            Step::Sleep => 0,
+            SpinStep::Sleep => 0,
         };
         let took = Duration::from_nanos(took);
         now = now + took;
         steps.push((step, took));
-        if step == Step::Sleep {
+        if step == SpinStep::Sleep {
             return steps;
         }
-        step = stage.next(now);
+        step = spin_wait.next(now);
     }
 }
 
 proptest! {
-    /// Goal: a wait ends, does each part in its order and no longer than planned, and inside of a poll no burst is longer than a
-    /// sleep costs or 20 µs, but for the last step; the core is given away once in each turn at least. Method: machines and
-    /// peers at random, in virtual time.
+    /// Goal: a wait ends, does each part in its order and no longer than planned, and inside a poll no burst is longer than a
+    /// sleep costs or 20 µs, except for the last step; the core is yielded at least once per turn. Method: machines and peers at
+    /// random, in virtual time.
     #[test]
     fn turns_are_bounded(
         (count, cores) in (1u32..100, 1u32..9),
         (cpu, delay) in (500u64..20_000, 500u64..100_000),
-        (look, away) in (5u64..500, 100u64..200_000),
+        (spin, away) in (5u64..500, 100u64..200_000),
         has_turns: bool,
     ) {
         let situation = situation(count, cores, cpu, delay);
@@ -55,65 +55,66 @@ proptest! {
             let plan = Adaptive::new(reactivity).plan_wait(&situation);
             let bound = Duration::from_nanos(cpu + delay).min(TURN_MAX);
             prop_assert!(plan.turn <= bound);
-            prop_assert!(plan.look + plan.give_away <= plan.sleep);
-            let steps = steps(plan, has_turns, look, away);
+            prop_assert!(plan.spin + plan.yield_core <= plan.sleep);
+            let steps = steps(plan, has_turns, spin, away);
             let (mut turn, mut gives, mut total) = (Duration::ZERO, 0, Duration::ZERO);
             let (mut has_given, mut steps_of_turn) = (false, 0);
             for &(step, took) in &steps {
                 match step {
-                    Step::Pause => {
+                    SpinStep::Pause => {
                         prop_assert!(has_turns);
                         (turn, gives, steps_of_turn) = (Duration::ZERO, 0, 0);
                     }
-                    Step::Look(_) => prop_assert!(!has_given, "looks come first"),
-                    Step::GiveAway(_) => {
+                    SpinStep::Spin(_) => prop_assert!(!has_given, "looks come first"),
+                    SpinStep::Yield(_) => {
                         gives += 1;
                         has_given = true;
                     }
-                    Step::Sleep => {}
+                    SpinStep::Sleep => {}
                 }
-                if let Step::Look(_) | Step::GiveAway(_) = step {
+                if let SpinStep::Spin(_) | SpinStep::Yield(_) = step {
                     steps_of_turn += 1;
-                    // How dear a step is, is known after the second one; how long the core is away, nobody knows before.
+                    // The cost of a step is known after the second one; how long the core will be away is never known
+                    // before.
                     let fits = turn + took <= bound || steps_of_turn <= 2;
                     prop_assert!(!has_turns || fits || gives == 1, "{steps:?}");
                     prop_assert!(!has_turns || gives <= 1 || turn < bound, "{steps:?}");
                 }
-                if step != Step::Pause {
+                if step != SpinStep::Pause {
                     turn += took;
                 }
                 total += took;
             }
             let longest = steps.iter().map(|&(_, took)| took).max().unwrap_or_default();
-            prop_assert!(total <= plan.look + plan.give_away + 3 * longest, "{total:?} {steps:?}");
-            prop_assert_eq!(steps.last().map(|&(step, _)| step), Some(Step::Sleep));
+            prop_assert!(total <= plan.spin + plan.yield_core + 3 * longest, "{total:?} {steps:?}");
+            prop_assert_eq!(steps.last().map(|&(step, _)| step), Some(SpinStep::Sleep));
         }
     }
 }
 
-/// Goal: who has a core each looks, who has not gives it away at once, and nobody does either where it is in vain. Method: the
-/// first step in each case.
+/// Goal: peers with a core each look, peers without yield at once, and neither happens if it does not pay. Method: the first
+/// step in each case.
 #[test]
 fn the_first_step_suits_the_peers() {
     let first = |situation: &WaitSituation, reactivity| {
         let plan = Adaptive::new(reactivity).plan_wait(situation);
-        Stage::begin(plan, false, 8).1
+        SpinWait::begin(plan, false, 8).1
     };
     let balanced = Reactivity::Balanced;
     let (pair, many) = (situation(2, 2, 3_000, 20_000), situation(32, 2, 3_000, 20_000));
-    assert_eq!(first(&pair, balanced), Step::Look(8));
-    assert_eq!(first(&many, balanced), Step::GiveAway(YIELDS_MAX));
+    assert_eq!(first(&pair, balanced), SpinStep::Spin(8));
+    assert_eq!(first(&many, balanced), SpinStep::Yield(YIELDS_MAX));
     for situation in [pair, many] {
-        assert_eq!(first(&situation, Reactivity::LowCpu), Step::Sleep);
-        let hopeless = WaitSituation { is_hopeful: false, ..situation };
-        assert_eq!(first(&hopeless, balanced), Step::Sleep);
-        let crowded = Load { is_crowded: true, ..Load::default() };
+        assert_eq!(first(&situation, Reactivity::LowCpu), SpinStep::Sleep);
+        let hopeless = WaitSituation { spinning_pays: false, ..situation };
+        assert_eq!(first(&hopeless, balanced), SpinStep::Sleep);
+        let crowded = Load { is_oversubscribed: true, ..Load::default() };
         let situation = WaitSituation { load: crowded, ..situation };
-        assert_eq!(first(&situation, balanced), Step::GiveAway(YIELDS_MAX));
+        assert_eq!(first(&situation, balanced), SpinStep::Yield(YIELDS_MAX));
     }
     let quota = Load { has_quota: true, ..Load::default() };
-    assert_eq!(first(&WaitSituation { load: quota, ..pair }, balanced), Step::Sleep);
-    assert!(matches!(first(&WaitSituation { load: quota, ..many }, balanced), Step::GiveAway(_)));
+    assert_eq!(first(&WaitSituation { load: quota, ..pair }, balanced), SpinStep::Sleep);
+    assert!(matches!(first(&WaitSituation { load: quota, ..many }, balanced), SpinStep::Yield(_)));
 }
 
 /// Goal: a core that comes back late is given away once in a turn, one that comes back at once several times. Method: steps in
@@ -127,7 +128,7 @@ fn yields_fill_a_turn() {
         all[learnt..]
             .iter()
             .filter_map(|&(step, _)| match step {
-                Step::GiveAway(count) => Some(count),
+                SpinStep::Yield(count) => Some(count),
                 _ => None,
             })
             .max()
