@@ -1,8 +1,8 @@
-//! Threads for closures that block.
+//! Threads for blocking closures.
 //!
-//! A closure is an ordinary task cell whose one poll is the call, so that its handle is a
-//! [`JoinHandle`] like any other. Threads are made when all others are busy, up to a bound, and end
-//! when they have had nothing to do for a while.
+//! A closure is an ordinary task cell whose single poll is the call, so its handle is an ordinary
+//! [`JoinHandle`]. A thread is created when all others are busy, up to a limit, and ends after it has been
+//! idle for a while.
 
 use std::{collections::VecDeque, io, panic::Location, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
 };
 
 pub(crate) struct BlockingPool {
-    state: RealMutex<State>,
+    state: RealMutex<PoolState>,
     /// Signalled for a closure in the queue, and for the shutdown.
     has_work: Condvar,
     live: Arc<LiveTasks>,
@@ -22,7 +22,7 @@ pub(crate) struct BlockingPool {
 }
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     queue: VecDeque<Runnable>,
     threads: Vec<thread::JoinHandle<()>>,
     thread_count: usize,
@@ -33,7 +33,7 @@ struct State {
 impl BlockingPool {
     pub(crate) fn new(threads_max: usize, keep_alive: Duration) -> Self {
         Self {
-            state: RealMutex::new(State::default()),
+            state: RealMutex::new(PoolState::default()),
             has_work: Condvar::new(),
             live: Arc::new(LiveTasks::new()),
             threads_max,
@@ -52,10 +52,10 @@ impl BlockingPool {
         F: FnOnce() -> T + Send + 'static,
     {
         let scheduled = Arc::clone(pool);
-        // Wakes come from aborts only: a closure is polled once.
+        // Only aborts wake it: a closure is polled once.
         let woken_for = runtime.clone();
         let schedule = move |runnable| {
-            // It was in the queue, or has run: the pool has had a thread for it.
+            // It was in the queue, or has run: the pool had a thread for it.
             let _ = Self::enqueue(&scheduled, runnable, &woken_for);
         };
         let (runnable, mut handle) =
@@ -68,10 +68,10 @@ impl BlockingPool {
         handle
     }
 
-    /// Queues a closure, and makes a thread if none is idle.
+    /// Queues a closure, and creates a thread if none is idle.
     ///
     /// # Errors
-    /// Why there is no thread at all: the closure is cancelled then.
+    /// The reason why there is no thread at all; the closure is then cancelled.
     fn enqueue(pool: &Arc<Self>, runnable: Runnable, runtime: &impl Enter) -> io::Result<()> {
         let mut state = pool.lock();
         if state.is_shutdown {
@@ -80,6 +80,7 @@ impl BlockingPool {
             drop(runnable);
             return Ok(());
         }
+
         state.queue.push_back(runnable);
         if state.idle_count >= state.queue.len() {
             pool.has_work.notify_one();
@@ -88,6 +89,7 @@ impl BlockingPool {
         if state.thread_count >= pool.threads_max {
             return Ok(());
         }
+
         let (own, runtime) = (Arc::clone(pool), runtime.clone());
         let spawned = thread::Builder::new()
             .name("vigie-blocking".to_owned())
@@ -95,7 +97,7 @@ impl BlockingPool {
         match spawned {
             Ok(thread) => {
                 state.thread_count += 1;
-                // Ended threads were joined by nobody yet: their handles go first.
+                // Ended threads have not been joined yet: drop their handles first.
                 state.threads.retain(|thread| !thread.is_finished());
                 state.threads.push(thread);
             }
@@ -144,7 +146,7 @@ impl BlockingPool {
         state.thread_count -= 1;
     }
 
-    /// Cancels closures that have not begun; running ones end by themselves.
+    /// Cancels closures that have not begun; running ones finish.
     pub(crate) fn begin_shutdown(&self) -> Vec<thread::JoinHandle<()>> {
         let (queue, threads) = {
             let mut state = self.lock();
@@ -157,12 +159,12 @@ impl BlockingPool {
         threads
     }
 
-    fn lock(&self) -> RealGuard<'_, State> {
+    fn lock(&self) -> RealGuard<'_, PoolState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-// The models of `tests/loom.rs` compile this file, too: the tests below are none of them.
+// The models of `tests/loom.rs` compile this file too, but not the tests below.
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
@@ -182,7 +184,7 @@ mod tests {
 
     /// Waits until the pool has `threads` threads, all of them idle.
     fn settle(pool: &BlockingPool, threads: usize) {
-        let is_settled = |state: &State| {
+        let is_settled = |state: &PoolState| {
             state.thread_count == threads && state.idle_count == threads && state.queue.is_empty()
         };
         let begun = vigie_detect::clock::monotonic_now();

@@ -1,4 +1,4 @@
-//! How a runtime is made.
+//! Building a runtime.
 
 use std::{fmt, io, path::PathBuf, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
     kernel_help::KernelHelp,
     metrics::ServeError,
     options::Options,
-    parking::alarm::Alarm,
+    parking::watchdog::Watchdog,
     refusal::{self, Resource},
     runtime::Runtime,
     sync::{Arc, thread},
@@ -23,7 +23,7 @@ use crate::{
 
 type MakeServer = Box<dyn FnOnce(Flavor, Adaptive) -> io::Result<Server>>;
 
-/// Makes a [`Runtime`].
+/// Configures and builds a [`Runtime`].
 #[must_use = "a builder does nothing before `build`"]
 pub struct RuntimeBuilder {
     flavor: Flavor,
@@ -37,10 +37,10 @@ pub struct RuntimeBuilder {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// There must be a worker.
+    /// At least one worker is needed.
     #[error("`workers` is {workers}: it must be between 1 and {limit}")]
     Workers {
-        /// What was asked for.
+        /// The requested number.
         workers: usize,
         /// The largest number of workers.
         limit: usize,
@@ -48,54 +48,54 @@ pub enum BuildError {
     /// The quantum must be long enough to be measured.
     #[error("`quantum` is {quantum:?}: it must be between 10 µs and 10 s")]
     Quantum {
-        /// What was asked for.
+        /// The requested quantum.
         quantum: Duration,
     },
-    /// A long poll must be long enough to be noticed, and short enough to matter.
+    /// A long poll must be long enough to be noticed and short enough to matter.
     #[error("`long_poll` is {long_poll:?}: it must be between 20 µs and 1 s")]
     LongPoll {
-        /// What was asked for.
+        /// The requested length.
         long_poll: Duration,
     },
     /// Too many reserve threads.
     #[error("`reserve_threads` is {count}: it must be at most {limit}")]
     ReserveThreads {
-        /// What was asked for.
+        /// The requested number.
         count: usize,
         /// The largest number of reserve threads.
         limit: usize,
     },
-    /// A host that polls longer than this has forgotten to sleep.
+    /// A worker must not spin for longer than 10 ms before it sleeps.
     #[error("`spin_max` is {spin_max:?}: it must be at most 10 ms")]
     SpinMax {
-        /// What was asked for.
+        /// The requested time.
         spin_max: Duration,
     },
-    /// There must be room for one closure.
+    /// At least one blocking thread is needed.
     #[error("`blocking_threads` is zero: it must be at least 1")]
     BlockingThreads,
-    /// There must be room for one task.
+    /// At least one task thread is needed.
     #[error("`task_threads` is zero: it must be at least 1")]
     TaskThreads,
     /// A task needs some stack.
     #[error("`task_stack_bytes` is {bytes}: it must be at least {least}")]
     TaskStack {
-        /// What was asked for.
+        /// The requested size.
         bytes: usize,
         /// The smallest stack.
         least: usize,
     },
-    /// The detection server could not be made: it needs an epoll, an eventfd and timerfds.
+    /// The detection server could not be created: it needs an epoll instance, an eventfd and timerfds.
     #[error(
-        "the detection server could not be made{}",
+        "the detection server could not be created{}",
         refusal::cause(Resource::Descriptor, .0)
     )]
     Server(#[source] io::Error),
-    /// The metrics cannot be served.
-    #[error("the metrics socket could not be made")]
+    /// The metrics socket could not be created.
+    #[error("the metrics socket could not be created")]
     MetricsSocket(#[source] ServeError),
-    /// The kernel gave no thread.
-    #[error("a worker's thread could not be made{}", refusal::cause(Resource::Thread, .0))]
+    /// The kernel refused to create a thread.
+    #[error("a worker's thread could not be created{}", refusal::cause(Resource::Thread, .0))]
     Thread(#[source] io::Error),
 }
 
@@ -144,144 +144,145 @@ impl RuntimeBuilder {
         self
     }
 
-    /// Sets the number of worker threads of the hybrid flavor, 1 to 1024. Default: the parallelism
-    /// that is available to the process. The user-level flavor has one thread, whatever this says.
+    /// Sets the number of worker threads of the hybrid flavor, 1 to 1024. Default: the parallelism available
+    /// to the process. The user-level flavor ignores it and has one thread.
     pub fn workers(mut self, count: usize) -> Self {
         self.workers = Some(count);
         self
     }
 
-    /// Sets the usual poll, 10 µs to 10 s of processor time, above which a task is known to compute for long.
-    /// Default 1 ms. When every worker computes for longer than four quanta in one poll, reserve threads also run
-    /// tasks of the compute lane that are known to compute for less than one; and a poll of ten quanta is told of as a hog.
+    /// Sets the longest ordinary poll, 10 µs to 10 s of processor time: a task with longer polls counts as a
+    /// long computation. Default 1 ms. When every worker computes for longer than four quanta in one poll,
+    /// reserve threads also run those tasks of the compute lane that are known to compute for less than one
+    /// quantum. A poll of ten quanta is reported as a hog.
     pub fn quantum(mut self, quantum: Duration) -> Self {
         self.options.quantum = quantum;
         self
     }
 
-    /// Sets how long a poll may take, 20 µs to 1 s, before its thread counts as caught in it, and
-    /// another one watches for events and serves the tasks that they wake. Default 200 µs. Unlike the
-    /// [quantum](Self::quantum), which is about tasks and their processor time, this is about threads and
-    /// counts all time. A worker's poll of a task whose polls are usually brief may count later, by 3.2 ms at most,
-    /// while the thread seems only to wait for a processor and another worker runs.
+    /// Sets how long a poll may take, 20 µs to 1 s, before its thread counts as stuck in it and another
+    /// thread watches for events and runs the tasks that they wake. Default 200 µs. The
+    /// [quantum](Self::quantum) is about a task's processor time; this is about a thread's elapsed time.
+    /// While a thread seems only to wait for a processor and another worker runs, a poll of a task that
+    /// usually polls briefly may count up to 3.2 ms later.
     pub fn long_poll(mut self, time: Duration) -> Self {
         self.options.long_poll = time;
         self
     }
 
-    /// Sets how many threads beside the workers of the hybrid flavor may serve tasks woken by events
-    /// while every worker is inside a long poll, 0 to 512. Default 512. One is enough while those tasks
-    /// are short. One more runs for each task that sleeps in the kernel (a lock, a file, `thread::sleep`),
-    /// and takes its thread's place. With none, and where more are needed, tasks wait for the next thread
-    /// that switches; a warning names what all threads are caught in, and an error if that is a deadlock.
+    /// Sets how many threads, besides the workers of the hybrid flavor, may run tasks woken by events while
+    /// every worker is inside a long poll, 0 to 512. Default 512. One is enough while those tasks are short.
+    /// Each task that sleeps in the kernel (a lock, a file, `thread::sleep`) needs one more, which takes its
+    /// thread's place. With zero, or too few, tasks wait for the next thread that switches; a warning names
+    /// what all threads are stuck in, or an error if that is a deadlock.
     ///
-    /// A thread takes 2 MiB of addresses for its stack, and some 12 KiB of memory: 512 tasks that block made the
-    /// resident memory of a small process 9.7 MiB instead of 3.9 MiB.
+    /// A thread takes 2 MiB of address space for its stack and some 12 KiB of memory: 512 blocking tasks
+    /// raised the resident memory of a small process from 3.9 MiB to 9.7 MiB.
     pub fn reserve_threads(mut self, count: usize) -> Self {
         self.options.reserve_threads = count;
         self
     }
 
     /// Sets what a runtime of the hybrid flavor may ask of the kernel's scheduler while a task hogs its
-    /// thread. Default: everything that needs no privilege, see [`KernelHelp`].
+    /// thread. Default: everything that needs no privilege; see [`KernelHelp`].
     pub fn kernel_help(mut self, help: KernelHelp) -> Self {
         self.options.kernel_help = help;
         self
     }
 
-    /// Sets how long dropping the runtime waits for tasks that are inside a poll. Default 10 s. After
-    /// that their threads are left behind, which is reported as an error; see
+    /// Sets how long dropping the runtime waits for tasks that are inside a poll. Default 10 s. Their threads
+    /// are then left behind, and an error is logged; see
     /// [`Runtime::shutdown_timeout`](crate::Runtime::shutdown_timeout).
     pub fn shutdown_timeout(mut self, time: Duration) -> Self {
         self.options.shutdown_timeout = time;
         self
     }
 
-    /// Sets how long a reserve thread that is not needed is kept. Default 1 s. Of the threads that took the places of
-    /// tasks that sleep in the kernel, half go in each such time, down to two, since such tasks often sleep again; other
-    /// ones beyond two go after 10 ms, or after this time if that is less.
+    /// Sets how long an unneeded reserve thread is kept. Default 1 s. Of the threads that replaced tasks
+    /// sleeping in the kernel, half end in each such period, down to two, since such tasks often sleep again.
+    /// Other threads beyond two end after 10 ms, or after this time if it is shorter.
     pub fn reserve_keep_alive(mut self, time: Duration) -> Self {
         self.options.reserve_keep_alive = time;
         self
     }
 
-    /// Sets how long the reaction lane may run on a thread, about, before a waiting computation has its turn.
-    /// Default 1 ms.
+    /// Sets roughly how long the reaction lane may run on a thread before a waiting computation gets its
+    /// turn. Default 1 ms.
     pub fn reaction_slice(mut self, slice: Duration) -> Self {
         self.options.reaction_slice = slice;
         self
     }
 
-    /// Polls the tasks of the user-level flavor in the order in which they became ready, whatever they have used and
-    /// whatever made them ready; the other flavors ignore it. For experiments with the scheduler of the paper
-    /// [bouge02, §4.1]: an event then waits for every task that is ready. Default false.
+    /// Polls the tasks of the user-level flavor in the order in which they became ready, regardless of the
+    /// time they have used and of what woke them; the other flavors ignore it. For experiments with the
+    /// scheduler of the paper [bouge02, §4.1]: an event then waits for every ready task. Default false.
     pub fn first_come_first_served(mut self, yes: bool) -> Self {
         self.options.is_first_come_first_served = yes;
         self
     }
 
-    /// Sets the name of the worker threads, to which their number is added. Default `vigie-worker`.
+    /// Sets the name prefix of the worker threads; the worker's number follows it. Default `vigie-worker`.
     pub fn thread_name(mut self, name: impl Into<String>) -> Self {
         self.options.thread_name = name.into();
         self
     }
 
-    /// Sets the stack of each task's thread in the kernel-level flavor, in bytes, at least 16 KiB. Default:
-    /// that of the standard library, 2 MiB, of which only what is used takes memory.
+    /// Sets the stack size of each task's thread in the kernel-level flavor, in bytes, at least 16 KiB.
+    /// Default: the standard library's 2 MiB, of which only the used part takes memory.
     pub fn task_stack_bytes(mut self, bytes: usize) -> Self {
         self.options.task_stack_bytes = Some(bytes);
         self
     }
 
-    /// Sets how many tasks the kernel-level flavor has at a time, each on a thread, at least 1; further
-    /// ones are cancelled, and their handles say [why](crate::JoinError::is_refused). Default 8192: half
-    /// of what the kernel's default bound on memory mappings allows (`vm.max_map_count`, four for each
-    /// thread), beyond which a thread that starts ends the process.
+    /// Sets how many tasks, each on a thread, the kernel-level flavor may have at once, at least 1. Further
+    /// tasks are cancelled, and their handles say [why](crate::JoinError::is_refused). Default 8192: half of
+    /// what the kernel's default limit on memory mappings allows (`vm.max_map_count`, four per thread).
+    /// Beyond that limit, starting a thread ends the process.
     pub fn task_threads(mut self, count: usize) -> Self {
         self.options.task_threads = count;
         self
     }
 
-    /// Sets how many closures of `spawn_blocking` run at a time, at least 1. Default 512.
+    /// Sets how many closures of `spawn_blocking` may run at once, at least 1. Default 512.
     pub fn blocking_threads(mut self, count: usize) -> Self {
         self.options.blocking_threads = count;
         self
     }
 
-    /// Sets how long a blocking thread without work is kept. Default 10 s.
+    /// Sets how long an idle blocking thread is kept. Default 10 s.
     pub fn blocking_keep_alive(mut self, time: Duration) -> Self {
         self.options.blocking_keep_alive = time;
         self
     }
 
-    /// Sets how much processor time may be spent on being early, for everything that is waited for
-    /// without a policy of its own: sockets, timers, channels. Default [`Reactivity::Balanced`].
+    /// Sets how much processor time may be spent on early detection, for all waits without a policy of their
+    /// own: sockets, timers, channels. Default [`Reactivity::Balanced`].
     ///
-    /// A worker with nothing to run polls before it sleeps for at most 10 µs (`Balanced`), 200 µs
-    /// (`LowLatency`) or not at all (`LowCpu`), if that has paid lately and nobody else has use for
-    /// the core. It never polls twice without an event in between: an idle process sleeps.
+    /// Before it sleeps, an idle worker spins for at most 10 µs (`Balanced`), 200 µs (`LowLatency`) or not at
+    /// all (`LowCpu`), and only if spinning has paid off lately and no other thread needs the core. It never
+    /// spins twice without an event in between: an idle process sleeps.
     pub fn reactivity(mut self, reactivity: Reactivity) -> Self {
         self.adaptive = Adaptive::new(reactivity);
         self
     }
 
-    /// Sets the longest time that a worker polls before it sleeps, 0 to 10 ms; zero never polls.
-    /// Default: that of the [`reactivity`](Self::reactivity), after which this must be called. It
-    /// is not polled for longer than a sleep costs: see [`Adaptive::spin_max`].
+    /// Sets the longest time that a worker spins before it sleeps, 0 to 10 ms; zero never spins. Default:
+    /// that of the [`reactivity`](Self::reactivity); call this after it. A worker never spins for longer than
+    /// a sleep costs: see [`Adaptive::spin_max`].
     pub fn spin_max(mut self, time: Duration) -> Self {
         self.adaptive.spin_max = time;
         self
     }
 
-    /// Serves the runtime's metrics at a Unix socket of this path while it lives, for
-    /// `vigie-bench watch` and the like: see [`metrics::serve`](crate::metrics::serve). Default: none.
+    /// Serves the runtime's metrics at a Unix socket at this path while the runtime lives, for `vigie-bench
+    /// watch` and similar programs: see [`metrics::serve`](crate::metrics::serve). Default: no socket.
     pub fn metrics_socket(mut self, path: impl Into<PathBuf>) -> Self {
         self.options.metrics_socket = Some(path.into());
         self
     }
 
-    /// Sets who chooses the strategy for the readiness of sockets. Default: [`Adaptive`], as
-    /// [`reactivity`](Self::reactivity) says.
+    /// Sets the policy that chooses the strategy for the readiness of sockets. Default: [`Adaptive`], set up
+    /// by [`reactivity`](Self::reactivity).
     pub fn readiness_policy(mut self, policy: impl Policy) -> Self {
         let make = move |flavor, adaptive| Server::with_policies(flavor, adaptive, policy);
         self.readiness_policy = Some(Box::new(make));
@@ -291,12 +292,13 @@ impl RuntimeBuilder {
     /// Makes the runtime and, in the hybrid flavor, its threads.
     ///
     /// # Errors
-    /// [`BuildError`]: an option out of range, or a resource that the kernel did not give.
+    /// [`BuildError`]: an option is out of range, or the kernel refused a resource.
     pub fn build(self) -> Result<Runtime, BuildError> {
         let mut options = self.options;
         options.workers = self
             .workers
             .unwrap_or_else(|| thread::available_parallelism().map_or(1, std::num::NonZero::get));
+
         if !(1..=WORKERS_MAX).contains(&options.workers) {
             return Err(BuildError::Workers { workers: options.workers, limit: WORKERS_MAX });
         }
@@ -326,23 +328,25 @@ impl RuntimeBuilder {
         {
             return Err(BuildError::TaskStack { bytes, least: STACK_BYTES_MIN });
         }
+
         let make_server = self.readiness_policy.unwrap_or_else(|| {
             Box::new(|flavor, adaptive| Server::with_policies(flavor, adaptive, adaptive))
         });
+
         let path = options.metrics_socket.take();
         let mut runtime = match self.flavor {
             Flavor::UserLevel => {
                 let server = make_server(self.flavor, self.adaptive).map_err(BuildError::Server)?;
                 let enter = |shared| Handle::from(Scheduler::UserLevel(shared)).enter();
-                let shared = Arc::new(user_level::Shared::new(server, options, enter));
+                let shared = Arc::new(user_level::UserLevelShared::new(server, options, enter));
                 Runtime::new(Scheduler::UserLevel(shared).into(), Vec::new())
             }
             Flavor::Hybrid => {
                 let server = make_server(self.flavor, self.adaptive).map_err(BuildError::Server)?;
-                let alarm = Alarm::new(options.long_poll).map_err(BuildError::Server)?;
+                let watchdog = Watchdog::new(options.long_poll).map_err(BuildError::Server)?;
                 let enter = |shared| Handle::from(Scheduler::Hybrid(shared)).enter();
                 let (shared, threads) =
-                    hybrid::start(server, alarm, options, enter).map_err(BuildError::Thread)?;
+                    hybrid::start(server, watchdog, options, enter).map_err(BuildError::Thread)?;
                 Runtime::new(Scheduler::Hybrid(shared).into(), threads)
             }
             Flavor::KernelLevel => {
@@ -353,6 +357,7 @@ impl RuntimeBuilder {
                 Runtime::new(Scheduler::KernelLevel(shared).into(), vec![host])
             }
         };
+
         if let Some(path) = path {
             runtime.serve_metrics(&path).map_err(BuildError::MetricsSocket)?;
         }

@@ -1,53 +1,53 @@
-//! The runtime that a thread runs for.
+//! The runtime that the thread belongs to.
 //!
-//! Schedulers make their threads run for a runtime, and know nothing of what refers to one:
-//! [`Handle`](crate::Handle) knows all of them. So it is kept here without its type.
+//! Schedulers enter a runtime on their threads without knowing the type that refers to it,
+//! [`Handle`](crate::Handle), which itself knows all schedulers. So it is stored here type-erased.
 
 use std::{any::Any, cell::RefCell, mem, rc::Rc};
 
 use crate::{
     sync::thread_local,
-    task_cell::poll::{self, SetAside},
+    task_cell::poll::{self, SuspendedPoll},
 };
 
 thread_local! {
     static CURRENT: RefCell<Option<Rc<dyn Any>>> = const { RefCell::new(None) };
 }
 
-/// What refers to a runtime.
+/// A reference to a runtime.
 pub(crate) trait Enter: Clone + Send + Sync + 'static {
     /// Makes it the runtime of this thread, and its server the current one, until the guard drops.
-    fn enter(self) -> Entered;
+    fn enter(self) -> EnteredContext;
 }
 
-/// Calls `f` with what refers to the runtime that this thread runs for, if there is one.
+/// Calls `f` with the reference to this thread's runtime, if there is one.
 pub(crate) fn with_current<H: Enter, T>(f: impl FnOnce(Option<&H>) -> T) -> T {
-    // Outside the borrow: `f` may drop a future that it cannot spawn any more, and with it another
-    // runtime, which is entered for its shutdown. There is none while the thread's variables go.
+    // Outside the borrow: `f` may drop a future that it can no longer spawn, and with it another runtime,
+    // which is entered for its shutdown. `None` while thread-locals are being destroyed.
     let current = CURRENT.try_with(|current| current.borrow().clone()).ok().flatten();
     f(current.as_deref().and_then(<dyn Any>::downcast_ref))
 }
 
-/// Makes the runtime of `handle`, whose server was entered, that of this thread until the guard drops.
-pub(crate) fn enter<H: Enter>(handle: H, server: vigie_detect::Entered) -> Entered {
+/// Makes the runtime of `handle`, whose server was entered, this thread's runtime until the guard drops.
+pub(crate) fn enter<H: Enter>(handle: H, server: vigie_detect::EnterGuard) -> EnteredContext {
     let previous = CURRENT.with(|current| current.borrow_mut().replace(Rc::new(handle)));
     // A task may run another runtime inside its poll.
-    Entered { previous, poll: poll::set_aside(), _server: server }
+    EnteredContext { previous, poll: poll::suspend_poll(), _server: server }
 }
 
 #[derive(Debug)]
 #[must_use = "the runtime is current only until this is dropped"]
-pub(crate) struct Entered {
+pub(crate) struct EnteredContext {
     previous: Option<Rc<dyn Any>>,
-    poll: SetAside,
-    _server: vigie_detect::Entered,
+    poll: SuspendedPoll,
+    _server: vigie_detect::EnterGuard,
 }
 
-impl Drop for Entered {
+impl Drop for EnteredContext {
     fn drop(&mut self) {
         poll::resume(self.poll);
         let previous = self.previous.take();
-        // The handle may be the runtime's last: dropped outside the borrow.
+        // The handle may be the last one of the runtime: drop it outside the borrow.
         let left = CURRENT.try_with(|current| mem::replace(&mut *current.borrow_mut(), previous));
         drop(left);
     }

@@ -1,13 +1,13 @@
-//! A reference to a runtime: what tasks are spawned through.
+//! A reference to a runtime, for spawning tasks.
 
-use std::{fmt, future::Future, panic::Location, time::Duration};
+use std::{fmt, future::Future, marker::PhantomData, panic::Location, time::Duration};
 
 use thiserror::Error;
 use vigie_detect::{Flavor, Server};
 
 use crate::{
     blocking_pool::BlockingPool,
-    context::{self, Enter, Entered},
+    context::{self, Enter, EnteredContext},
     flavor::{hybrid, kernel_level, user_level},
     measure::Metrics,
     sync::Arc,
@@ -24,24 +24,43 @@ pub struct Handle {
 /// The closed set of flavors.
 #[derive(Clone)]
 pub(crate) enum Scheduler {
-    UserLevel(Arc<user_level::Shared>),
-    Hybrid(Arc<hybrid::Shared>),
-    KernelLevel(Arc<kernel_level::Shared>),
+    UserLevel(Arc<user_level::UserLevelShared>),
+    Hybrid(Arc<hybrid::HybridShared>),
+    KernelLevel(Arc<kernel_level::KernelLevelShared>),
 }
 
-/// There is no runtime where the caller runs.
+/// No runtime is running on the calling thread.
 #[derive(Clone, Copy, Debug, Error)]
 #[error("no vigie runtime runs here: call this inside `Runtime::block_on` or a task of a runtime")]
 #[non_exhaustive]
 pub struct NoRuntime;
 
 impl Handle {
-    /// Returns the runtime of the running task.
+    /// Returns the runtime of the calling task.
     ///
     /// # Errors
-    /// [`NoRuntime`] outside of any runtime.
+    /// [`NoRuntime`] outside any runtime.
     pub fn current() -> Result<Self, NoRuntime> {
         Self::with_current(|handle| handle.cloned().ok_or(NoRuntime))
+    }
+
+    /// Makes this the runtime of the calling thread until the guard is dropped: [`spawn`](crate::spawn),
+    /// [`spawn_blocking`](crate::spawn_blocking), sockets and timers then use it. Drop guards in the reverse
+    /// order of their creation. Do not hold one across an `await`: other tasks that the thread polls
+    /// meanwhile would use this runtime too.
+    ///
+    /// # Examples
+    /// ```
+    /// let runtime = vigie_runtime::Runtime::builder().workers(1).build()?;
+    /// let task = {
+    ///     let _guard = runtime.enter();
+    ///     vigie_runtime::spawn(async { 42 })
+    /// };
+    /// assert_eq!(runtime.block_on(task)?, 42);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn enter(&self) -> EnterGuard<'_> {
+        EnterGuard { _entered: Enter::enter(self.clone()), of: PhantomData }
     }
 
     /// Calls `f` with the runtime that this thread runs for, if there is one.
@@ -71,9 +90,9 @@ impl Handle {
         }
     }
 
-    /// Runs a closure that may block on a thread kept for that. At most
-    /// [`RuntimeBuilder::blocking_threads`](crate::RuntimeBuilder::blocking_threads) run at a time;
-    /// more wait for their turn. One that has begun cannot be aborted.
+    /// Runs a closure that may block, on a thread kept for such closures. At most
+    /// [`RuntimeBuilder::blocking_threads`](crate::RuntimeBuilder::blocking_threads) run at once; others
+    /// queue. A closure that has begun cannot be aborted.
     #[track_caller]
     pub fn spawn_blocking<T, F>(&self, work: F) -> JoinHandle<T>
     where
@@ -111,11 +130,11 @@ impl Handle {
         self.server().flavor()
     }
 
-    /// Returns what the runtime has done so far and what it does at this moment.
+    /// Returns what the runtime has done so far and what it is doing now.
     ///
     /// # Cost
-    /// A few microseconds, short locks of the detection server's handles, and two small files of the
-    /// kernel. To be asked now and then, from any thread.
+    /// A few microseconds, short locks of the detection server's handles, and reads of two small kernel
+    /// files. Callable from any thread; call it now and then, not in a loop.
     #[must_use]
     pub fn metrics(&self) -> Metrics {
         let (workers, live_tasks) = (self.worker_count(), self.live_task_count());
@@ -153,7 +172,7 @@ impl Handle {
         }
     }
 
-    /// Returns how many tasks have not ended, closures on blocking threads not counted.
+    /// Returns how many tasks have not ended, not counting closures on blocking threads.
     #[must_use]
     pub fn live_task_count(&self) -> usize {
         match &self.scheduler {
@@ -164,6 +183,14 @@ impl Handle {
     }
 }
 
+/// Keeps the thread inside a runtime while it lives: see [`Handle::enter`].
+#[derive(Debug)]
+#[must_use = "the runtime is that of the thread only until this is dropped"]
+pub struct EnterGuard<'a> {
+    _entered: EnteredContext,
+    of: PhantomData<&'a Handle>,
+}
+
 impl From<Scheduler> for Handle {
     fn from(scheduler: Scheduler) -> Self {
         Self { scheduler }
@@ -171,7 +198,7 @@ impl From<Scheduler> for Handle {
 }
 
 impl Enter for Handle {
-    fn enter(self) -> Entered {
+    fn enter(self) -> EnteredContext {
         let server = self.server().enter();
         context::enter(self, server)
     }

@@ -1,10 +1,10 @@
-//! What the builder tells the flavors.
+//! The options that the builder passes to the flavors.
 
 use std::{path::PathBuf, time::Duration};
 
 use crate::kernel_help::KernelHelp;
 
-/// What the flavors are given.
+/// The options that every flavor gets.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) workers: usize,

@@ -1,8 +1,8 @@
-//! What a user can do about a resource that the kernel refused, by its error.
+//! What a user can do when the kernel refuses a resource, by error.
 
 use std::io;
 
-/// What was asked of the kernel.
+/// A resource requested from the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resource {
     /// An epoll, an eventfd, a timerfd.
@@ -10,8 +10,8 @@ pub(crate) enum Resource {
     Thread,
 }
 
-/// Returns what is known of the cause of `error`, as an addition to a message: with a leading colon, or
-/// nothing.
+/// Returns what is known about the cause of `error`, as a suffix for a message: it begins with a colon, or is
+/// empty.
 pub(crate) fn cause(resource: Resource, error: &io::Error) -> &'static str {
     match (error.raw_os_error(), resource) {
         (Some(libc::EMFILE), _) => {

@@ -1,4 +1,4 @@
-//! A runtime: its life from `build` to the last thread's end.
+//! A runtime: from `build` to the end of its last thread.
 
 use std::{fmt, future::Future, mem, panic::Location, path::Path, process, time::Duration};
 
@@ -7,22 +7,21 @@ use vigie_detect::{Instant, Server, clock::monotonic_now};
 
 use crate::{
     flavor::{hybrid, kernel_level, user_level},
-    handle::{Handle, Scheduler},
+    handle::{EnterGuard, Handle, Scheduler},
     metrics::{self, MetricsSocket, ServeError},
     sync::thread,
     task_cell::JoinHandle,
 };
 
-/// Runs tasks. Dropping it cancels all of them and waits for its threads, and for closures on blocking
-/// threads that have begun, for at most the builder's
-/// [`shutdown_timeout`](crate::RuntimeBuilder::shutdown_timeout), 10 s by default. A hybrid or kernel-level
-/// runtime that is dropped inside a task of a hybrid or kernel-level runtime, its own or another, ends
-/// in the background instead.
+/// Runs tasks. Dropping it cancels all tasks and waits for its threads, and for closures that have begun on
+/// blocking threads, for at most the builder's [`shutdown_timeout`](crate::RuntimeBuilder::shutdown_timeout),
+/// 10 s by default. If a hybrid or kernel-level runtime is dropped inside a task of a hybrid or kernel-level
+/// runtime (itself or another), it shuts down in the background instead.
 ///
-/// A process that has forked without exec must not use the runtime in the child, where none of its threads
-/// exist. Dropping it there leaks it, with a warning, and does not touch what the parent still uses. What the
-/// child has inherited beside it may be dropped as well: handles, sockets, timers, futures, senders that wake
-/// a task. Tasks are neither run nor dropped there.
+/// After a fork without exec, the child must not use the runtime: none of its threads exist there. Dropping
+/// it in the child leaks it, logs a warning, and does not touch what the parent still uses. Whatever else the
+/// child has inherited may be dropped as well: handles, sockets, timers, futures, senders that wake a task.
+/// Tasks are neither run nor dropped in the child.
 ///
 /// # Examples
 /// ```
@@ -44,10 +43,10 @@ use crate::{
 pub struct Runtime {
     handle: Handle,
     threads: Vec<thread::JoinHandle<()>>,
-    /// The process that has made it.
+    /// The process that created the runtime.
     process: u32,
     is_ended: bool,
-    /// Goes last: one may look on while the runtime ends.
+    /// Dropped last: metrics can be read while the runtime shuts down.
     metrics_socket: Option<MetricsSocket>,
 }
 
@@ -61,10 +60,15 @@ impl Runtime {
         Ok(())
     }
 
-    /// Returns a reference for spawning from elsewhere.
+    /// Returns a handle for spawning from elsewhere.
     #[must_use]
     pub fn handle(&self) -> &Handle {
         &self.handle
+    }
+
+    /// Makes this the runtime of the calling thread until the guard is dropped: see [`Handle::enter`].
+    pub fn enter(&self) -> EnterGuard<'_> {
+        self.handle.enter()
     }
 
     /// Returns the detection server of this runtime.
@@ -83,13 +87,13 @@ impl Runtime {
         self.handle.spawn_at(Location::caller().into(), future)
     }
 
-    /// Runs a future to its end on the calling thread. On the user-level flavor, this runs all tasks
-    /// too; a thread that calls it meanwhile, a closure of [`spawn_blocking`](crate::spawn_blocking) for
-    /// example, runs its own future and local tasks alone, and takes the rest over when the first one
-    /// leaves.
+    /// Runs a future to completion on the calling thread. On the user-level flavor, this runs all tasks too.
+    /// A second thread that calls it meanwhile, for example a closure of
+    /// [`spawn_blocking`](crate::spawn_blocking), runs only its own future and local tasks, and takes over
+    /// the other tasks when the first thread leaves.
     ///
     /// # Panics
-    /// Panics if called inside a task of a vigie runtime, which it would stop: spawn instead.
+    /// Panics if called inside a task of a vigie runtime, whose worker it would block: spawn instead.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         assert!(
             !hybrid::is_worker() && !user_level::runs_here(None) && !kernel_level::runs_here(),
@@ -103,23 +107,19 @@ impl Runtime {
     }
 }
 
-/// Tasks or closures were still inside a poll when the time for the shutdown was over. Their threads were
-/// left behind: they end after that poll.
+/// Tasks or closures were still inside a poll when the shutdown timed out. Their threads were left behind and
+/// end after that poll.
 #[derive(Debug, Error)]
-#[error(
-    "{} threads were still running when the time for the shutdown was over{}",
-    threads,
-    Sites(tasks)
-)]
+#[error("the shutdown timed out with {} threads still running{}", threads, Sites(tasks))]
 #[non_exhaustive]
 pub struct ShutdownTimeout {
-    /// How many threads did not end.
+    /// The number of threads that did not end.
     pub threads: usize,
-    /// Where the tasks inside long polls were spawned; closures on blocking threads are not named.
+    /// Where the tasks inside long polls were spawned. Closures on blocking threads are not listed.
     pub tasks: Vec<&'static Location<'static>>,
 }
 
-/// Shows where tasks were spawned, for an error.
+/// Displays where tasks were spawned, for an error.
 struct Sites<'a>(&'a [&'static Location<'static>]);
 
 impl fmt::Display for Sites<'_> {
@@ -132,15 +132,14 @@ impl fmt::Display for Sites<'_> {
 }
 
 impl Runtime {
-    /// Ends the runtime: cancels all tasks, and waits for at most `timeout` until those that are inside
-    /// a poll, and closures on blocking threads that have begun, are over. Dropping the runtime does the
-    /// same with the time that was [set in the builder](crate::RuntimeBuilder::shutdown_timeout), and reports
-    /// the error to `tracing`.
+    /// Shuts the runtime down: cancels all tasks, and waits up to `timeout` for those inside a poll and for
+    /// closures that have begun on blocking threads. Dropping the runtime does the same with the time [set in
+    /// the builder](crate::RuntimeBuilder::shutdown_timeout), and logs the error with `tracing`.
     ///
-    /// In a forked child nothing is ended: see [`Runtime`].
+    /// Does nothing in a forked child: see [`Runtime`].
     ///
     /// # Errors
-    /// [`ShutdownTimeout`] names the tasks that were not over. Their threads are left behind.
+    /// [`ShutdownTimeout`] names the tasks that did not end. Their threads are left behind.
     pub fn shutdown_timeout(mut self, timeout: Duration) -> Result<(), ShutdownTimeout> {
         self.is_ended = true;
         self.end(timeout)
@@ -151,20 +150,23 @@ impl Runtime {
             self.leak();
             return Ok(());
         }
+
         let deadline = monotonic_now() + timeout;
         let mut left = 0;
         let mut tasks = Vec::new();
+
         match &self.handle.scheduler {
             Scheduler::UserLevel(shared) => shared.shutdown(),
             Scheduler::Hybrid(shared) => {
                 shared.shutdown();
                 if hybrid::is_worker() || kernel_level::runs_here() {
-                    // Perhaps one of our own, which cannot wait for itself: the last worker clears up.
+                    // Possibly one of our own threads, which cannot wait for itself: the last worker cleans
+                    // up.
                     drop(shared.pool().begin_shutdown());
                     return Ok(());
                 }
                 left += join_until(mem::take(&mut self.threads), deadline);
-                // The supervisor was among them: nobody makes a reserve thread any more.
+                // The supervisor was among them: no reserve thread is created any more.
                 left += join_until(shared.take_reserve_threads(), deadline);
                 if left > 0 {
                     tasks = shared.polled_sites();
@@ -191,21 +193,22 @@ impl Runtime {
                 left += join_until(mem::take(&mut self.threads), deadline);
             }
         }
+
         left += join_until(self.handle.pool().begin_shutdown(), deadline);
         if left == 0 { Ok(()) } else { Err(ShutdownTimeout { threads: left, tasks }) }
     }
 }
 
 impl Runtime {
-    /// Leaves everything as it is, in a forked child. Threads that are not there would be waited for, locks
-    /// that they held would never be released, and the wait point is still the parent's: what is closed or
-    /// removed there by the child is gone for the parent.
+    /// Leaves everything as it is, in a forked child: it would wait for threads that do not exist there, the
+    /// locks that they held would never be released, and the poller is still shared with the parent, so
+    /// whatever the child closes or removes there is gone for the parent too.
     fn leak(&mut self) {
         tracing::warn!(
             parent = self.process,
             "a runtime was inherited by fork: it is leaked in the child, where it has no threads"
         );
-        // One reference more than are dropped.
+        // One extra reference, which keeps the count above zero.
         mem::forget(self.handle.clone());
         mem::take(&mut self.threads).into_iter().for_each(mem::forget);
     }
@@ -226,7 +229,7 @@ fn join_until(threads: Vec<thread::JoinHandle<()>>, deadline: Instant) -> usize 
         if !thread.is_finished() {
             left += 1;
         } else if thread.join().is_err() {
-            // Threads catch the panics of tasks; what is left would be a bug of ours.
+            // Threads catch the panics of tasks, so this would be a bug of ours.
             tracing::error!("a worker panicked");
         }
     }

@@ -1,21 +1,22 @@
-//! The only door to atomics, locks and threads: std, or loom under `--cfg loom`.
+//! The only way to atomics, locks and threads: std, or loom under `--cfg loom`.
 //!
-//! Code that is model-checked must not reach around this module; a test of the workspace looks.
+//! Model-checked code must not bypass this module; a workspace test checks that.
 
-/// For a reference that others may look at, which no order depends on.
+/// For a reference that other threads may read and that no ordering depends on.
 pub(crate) use crossbeam::atomic::AtomicCell;
 #[cfg(loom)]
 pub(crate) use loom::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
-/// For what signal handlers share, which is never part of a model.
+/// For data shared with signal handlers, which is never part of a model.
 pub(crate) use std::sync::atomic::{
     AtomicBool as RealAtomicBool, AtomicI32 as RealAtomicI32, AtomicU64 as RealAtomicU64,
 };
-/// For what blocks whole threads and is never part of a model.
+/// For blocking whole threads, which is never part of a model.
 pub(crate) use std::sync::{Condvar, Mutex as RealMutex, MutexGuard as RealGuard, TryLockError};
-/// For counters that one thread writes and anybody reads, which no order depends on: loom need not know.
+/// For counters that one thread writes and any thread reads, and that no ordering depends on: loom need not
+/// know them.
 pub(crate) mod count {
     pub(crate) use std::sync::atomic::{AtomicU8, AtomicU64};
 
@@ -41,8 +42,8 @@ pub(crate) mod parking {
 
 /// Locks `mutex`, whether or not a thread panicked while it held the lock.
 ///
-/// Every panic of foreign code is caught before it can cross a lock of ours, so that a poisoned
-/// lock says nothing about the data behind it.
+/// Every panic of foreign code is caught before it can unwind through one of our locks, so a poisoned lock
+/// says nothing about the data behind it.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

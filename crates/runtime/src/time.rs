@@ -1,4 +1,4 @@
-//! Sleeping, time-outs and periods, over the timers of the detection server.
+//! Sleeps, time-outs and intervals, on the timers of the detection server.
 
 use std::{
     fmt,
@@ -14,18 +14,17 @@ use vigie_detect::{Server, Timers, Wait, budget};
 
 pub use vigie_detect::Instant;
 
-/// Waits for `duration`, counted from this call. Without a wait if that is over, as zero is at once.
+/// Waits for `duration` from this call on. Does not wait if that time has passed already, as with zero.
 ///
 /// # Cost
-/// Wakes late by what the kernel's timer takes, some 50 µs on an idle machine, and by its
-/// [slack](Sleep::slack) at most; never early. No allocation, unless more timers are pending than were
-/// lately.
+/// Wakes late by the latency of the kernel's timer (some 50 µs on an idle machine) plus at most the
+/// [slack](Sleep::slack); never early. No allocation, unless more timers are pending than at any recent time.
 ///
 /// # Cancel safety
 /// Cancel safe.
 ///
 /// # Panics
-/// The future panics if it has to wait where no detection server is, or after its shutdown.
+/// The future panics if it has to wait where there is no detection server, or after the server's shutdown.
 pub fn sleep(duration: Duration) -> Sleep {
     sleep_until(Instant::now() + duration)
 }
@@ -39,9 +38,9 @@ pub fn sleep_until(deadline: Instant) -> Sleep {
 #[must_use = "nothing is waited for before the future is polled"]
 pub struct Sleep {
     deadline: Instant,
-    /// That of the runtime if there is none.
+    /// `None`: the runtime's default.
     slack: Option<Duration>,
-    /// While it waits.
+    /// `Some` while the sleep waits.
     wait: Option<Wait<Timers>>,
 }
 
@@ -52,12 +51,12 @@ impl Sleep {
         self.deadline
     }
 
-    /// Sets how much later than the deadline the sleep may end, apart from the delays of the machine, so
-    /// that one wake-up serves several timers. Default [`Reactivity::timer_slack`] of the runtime: 50 µs, none
-    /// for low latency, 1 ms for low use of the processor.
+    /// Sets how much later than the deadline the sleep may end, besides delays of the machine, so that one
+    /// wake-up can serve several timers. The default is [`Reactivity::timer_slack`] of the runtime: 50 µs by
+    /// default, zero for low latency, 1 ms for low processor use.
     ///
-    /// The more of it there is, the less many timers cost; a timer that is alone is not put off, nor is one
-    /// that would end while tasks run and events are looked for anyway.
+    /// With more slack, many timers cost less. A lone timer is not delayed, nor is one that expires while
+    /// tasks run and the scheduler looks for events anyway.
     ///
     /// [`Reactivity::timer_slack`]: crate::Reactivity::timer_slack
     pub fn slack(mut self, slack: Duration) -> Self {
@@ -70,7 +69,7 @@ impl Sleep {
         self.wait = None;
     }
 
-    /// Moves the end of the sleep, also of one that has ended.
+    /// Moves the end of the sleep, even if it has ended already.
     pub fn reset(&mut self, deadline: Instant) {
         self.deadline = deadline;
         self.wait = None;
@@ -83,7 +82,7 @@ impl Future for Sleep {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let this = &mut *self;
         if this.wait.is_none() && this.deadline <= Instant::now() {
-            // A loop of such sleeps waits for nothing: it gives way at the end of its budget.
+            // A loop of such sleeps never waits: it yields at the end of its budget.
             return budget::poll_proceed(cx);
         }
         let wait = this.wait.get_or_insert_with(|| match Server::current_timers() {
@@ -111,9 +110,9 @@ impl fmt::Debug for Sleep {
     }
 }
 
-/// The time was over before the future was ready.
+/// The time ran out before the future was ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("the time was over before the future was ready")]
+#[error("the time ran out before the future was ready")]
 #[non_exhaustive]
 pub struct Elapsed;
 
@@ -123,21 +122,21 @@ impl From<Elapsed> for std::io::Error {
     }
 }
 
-/// Gives `future` the time `duration` to be ready.
+/// Limits `future` to `duration`.
 ///
 /// # Cancel safety
-/// As `future`, which is dropped with the time-out.
+/// As cancel safe as `future`, which is dropped with the time-out.
 ///
 /// # Errors
-/// [`Elapsed`] if the time is over first.
+/// [`Elapsed`] if the time runs out first.
 pub fn timeout<F: Future>(duration: Duration, future: F) -> Timeout<F> {
     timeout_at(Instant::now() + duration, future)
 }
 
-/// Gives `future` time until `deadline`: see [`timeout`].
+/// Limits `future` to the time until `deadline`: see [`timeout`].
 ///
 /// # Errors
-/// [`Elapsed`] if the deadline is first.
+/// [`Elapsed`] if the deadline comes first.
 pub fn timeout_at<F: Future>(deadline: Instant, future: F) -> Timeout<F> {
     Timeout { future, sleep: sleep_until(deadline) }
 }
@@ -154,7 +153,7 @@ pin_project! {
 }
 
 impl<F> Timeout<F> {
-    /// Sets how much later than its deadline the time may be over: see [`Sleep::slack`].
+    /// Sets how much later than the deadline the time-out may fire: see [`Sleep::slack`].
     pub fn slack(mut self, slack: Duration) -> Self {
         self.sleep.set_slack(Some(slack));
         self
@@ -173,39 +172,39 @@ impl<F: Future> Future for Timeout<F> {
     }
 }
 
-/// Makes a period: the first tick is at once, the next ones every `period`.
+/// Makes an interval: the first tick is immediate, the next ones follow every `period`.
 ///
 /// # Panics
 /// Panics if `period` is zero.
-#[must_use = "an interval ticks only for whom it is asked"]
+#[must_use = "an interval ticks only when it is polled"]
 pub fn interval(period: Duration) -> Interval {
     interval_at(Instant::now(), period)
 }
 
-/// Makes a period whose first tick is at `start`.
+/// Makes an interval whose first tick is at `start`.
 ///
 /// # Panics
 /// Panics if `period` is zero.
-#[must_use = "an interval ticks only for whom it is asked"]
+#[must_use = "an interval ticks only when it is polled"]
 pub fn interval_at(start: Instant, period: Duration) -> Interval {
     assert!(!period.is_zero(), "the period of an interval must not be zero");
     Interval { sleep: sleep_until(start), period, missed: MissedTicks::Burst }
 }
 
-/// What an [`Interval`] does about ticks that nobody waited for in time.
+/// What an [`Interval`] does about ticks that were missed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MissedTicks {
-    /// Makes up for them at once, so that their number is right.
+    /// Delivers missed ticks at once, so that the total number is right.
     #[default]
     Burst,
-    /// Counts the period from the late tick.
+    /// Counts the next period from the late tick.
     Delay,
-    /// Leaves them out and keeps the rhythm.
+    /// Skips missed ticks and keeps the rhythm.
     Skip,
 }
 
-/// Ticks in a steady rhythm: made by [`interval`].
+/// Ticks in a steady rhythm, from [`interval`].
 #[derive(Debug)]
 pub struct Interval {
     sleep: Sleep,
@@ -214,14 +213,14 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// Sets what is done about missed ticks. Default [`MissedTicks::Burst`].
+    /// Sets how missed ticks are handled. Default [`MissedTicks::Burst`].
     #[must_use]
     pub const fn missed_ticks(mut self, missed: MissedTicks) -> Self {
         self.missed = missed;
         self
     }
 
-    /// Sets how much later than it is due each tick may come: see [`Sleep::slack`]. The rhythm stays the same.
+    /// Sets how late each tick may come: see [`Sleep::slack`]. The rhythm stays the same.
     #[must_use]
     pub fn slack(mut self, slack: Duration) -> Self {
         self.sleep.set_slack(Some(slack));
@@ -234,10 +233,10 @@ impl Interval {
         self.period
     }
 
-    /// Waits for the next tick and returns when it was due.
+    /// Waits for the next tick and returns the time at which it was due.
     ///
     /// # Cancel safety
-    /// Cancel safe: a tick is returned or still to come.
+    /// Cancel safe: no tick is lost.
     pub async fn tick(&mut self) -> Instant {
         std::future::poll_fn(|cx| self.poll_tick(cx)).await
     }
@@ -293,7 +292,7 @@ mod tests {
         assert_eq!(with(MissedTicks::Delay).next_after(at(100), at(150)), at(200));
     }
 
-    /// Goal: what is over needs no wait, no registration and no server, and may be polled again. Method: polls
+    /// Goal: a sleep that is over needs no wait, no registration and no server, and may be polled again. Method: polls
     /// outside any runtime, then of a sleep in virtual time after its end.
     #[test]
     fn a_sleep_that_is_over_is_ready_at_once() {
@@ -344,7 +343,7 @@ mod tests {
         });
         let ended = simulation.block_on(async { (ticks.await, late.await, exact.await) });
         let ended = ended.expect("all of them end");
-        // The first tick waits for the sleep, the others for nobody.
+        // The first tick waits for the sleep, the others for nothing.
         assert_eq!(ended.0, [(100, 115), (200, 220), (300, 300)]);
         assert_eq!((ended.1, ended.2), (at(115_000), at(220_000)));
     }

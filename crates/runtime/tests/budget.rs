@@ -25,7 +25,7 @@ use vigie_runtime::{
     yield_now,
 };
 
-/// What a greedy task does at most: so that a test without budgets fails instead of hanging.
+/// The most that a greedy task does, so that a test without budgets fails instead of hanging.
 const GREEDY_MAX: u64 = 2_000_000;
 
 /// How often the other task must have run.
@@ -78,7 +78,7 @@ fn a_reader_gives_way() {
     });
 }
 
-/// Goal: the same for who waits for what is over: sleeps, time-outs, and ticks of a period that are late. Method: as above.
+/// Goal: the same for a task that waits for what is over already: sleeps, time-outs, and ticks of a period that are late. Method: as above.
 #[test]
 fn timers_that_are_over_give_way() {
     user_level().block_on(async {
@@ -100,7 +100,7 @@ fn byte(count: u64) -> u8 {
     count.to_le_bytes()[0]
 }
 
-/// Goal: the same for who receives from a channel that is always full. Method: each value received is
+/// Goal: the same for a task that receives from a channel that is always full. Method: each value received is
 /// followed by one sent.
 #[test]
 fn a_receiver_gives_way() {
@@ -163,7 +163,7 @@ fn a_worker_gives_budgets() {
     });
 }
 
-/// Goal: what is unconstrained never gives way. Method: far more reads than a budget allows, in one
+/// Goal: an unconstrained future never yields. Method: far more reads than a budget allows, in one
 /// poll of the future.
 #[test]
 fn an_unconstrained_reader_does_not_give_way() {
@@ -180,7 +180,7 @@ fn an_unconstrained_reader_does_not_give_way() {
     });
 }
 
-/// Goal: an executor that runs inside of a poll, and polls again without leaving it, makes progress.
+/// Goal: an executor that runs inside a poll, and polls again without leaving it, makes progress.
 /// Method: a loop that polls a reader many times over what one budget allows, inside one poll of a task.
 #[test]
 fn an_executor_inside_a_poll_makes_progress() {
@@ -234,7 +234,7 @@ async fn exhaust() {
     .await;
 }
 
-/// Goal: who ignores the `Pending` of one source for another loses nothing of either. Method: a select
+/// Goal: a task that ignores the `Pending` of one source for another loses nothing of either. Method: a select
 /// of two sockets that are always readable, polled in turn within each poll; all bytes arrive in order.
 #[test]
 fn a_select_loses_nothing() {

@@ -1,4 +1,4 @@
-//! What other crates bring works in vigie's tasks as it is: tokio's channels, locks and I/O helpers.
+//! Other crates' primitives work unchanged in vigie's tasks: tokio's channels, locks and I/O helpers.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -110,7 +110,7 @@ fn select_drops_the_loser() {
             let (sender, receiver) = oneshot::channel();
             spawn(async move { sender.send(()).expect("awaited") }).detach();
             tokio::select! {
-                accepted = listener.accept() => panic!("nobody connects: {accepted:?}"),
+                accepted = listener.accept() => panic!("no client connects: {accepted:?}"),
                 received = receiver => received.expect("sent"),
             }
         }

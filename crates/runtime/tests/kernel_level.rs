@@ -1,4 +1,4 @@
-//! What is particular about the kernel-level flavor: a thread for each task, which the kernel wakes for
+//! Features of the kernel-level flavor only: a thread for each task, which the kernel wakes for
 //! its own descriptors, and the bounds of that.
 
 #[path = "guard/mod.rs"]
@@ -103,7 +103,7 @@ fn tasks_may_block() {
     });
 }
 
-/// Goal: one task may wait for more descriptors than its thread watches by itself. Method: 200 sockets in
+/// Goal: one task may wait for more descriptors than its own thread watches. Method: 200 sockets in
 /// one task, written to in reverse order.
 #[test]
 fn many_descriptors_in_one_task() {

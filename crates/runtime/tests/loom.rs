@@ -19,8 +19,6 @@ use loom::{
     thread,
 };
 
-#[path = "../src/flavor/hybrid/baton.rs"]
-mod baton;
 #[path = "../src/blocking_pool.rs"]
 mod blocking_pool;
 #[path = "../src/sync.rs"]
@@ -29,22 +27,24 @@ mod door;
 mod lane;
 #[path = "../src/flavor/hybrid/order.rs"]
 mod order;
+#[path = "../src/flavor/hybrid/sentinel.rs"]
+mod sentinel;
 #[path = "../src/parking"]
 mod parking {
     pub(crate) use super::timerfd;
 
-    pub(crate) mod alarm;
     pub(crate) mod idle;
     pub(crate) mod parker;
+    pub(crate) mod watchdog;
 }
-#[path = "../src/flavor/hybrid/seat.rs"]
-mod seat;
+#[path = "../src/flavor/hybrid/worker_slot.rs"]
+mod worker_slot;
 #[path = "loom"]
 mod hybrid {
     pub(crate) use super::reserves::worker;
 
     pub(crate) mod shared {
-        pub(crate) use crate::reserves::Shared;
+        pub(crate) use crate::reserves::HybridShared;
     }
 
     #[path = "../../src/flavor/hybrid/reserve.rs"]
@@ -63,7 +63,7 @@ mod threads;
 #[path = "loom/whole.rs"]
 mod whole;
 
-/// What the modules name of others, and no model looks at.
+/// Stubs for names that the modules import and that no model checks.
 mod measure {
     use std::{panic::Location, sync::Arc, time::Duration};
 
@@ -95,9 +95,9 @@ mod measure {
         }
     }
 
-    pub(crate) struct Counters;
+    pub(crate) struct ThreadCounters;
 
-    impl Counters {
+    impl ThreadCounters {
         pub(crate) fn begin_poll(&self, _ready: u64, _now: u64) {}
         pub(crate) fn end_poll(&self, _: Lane, _nanos: u64) {}
         pub(crate) fn count_long_poll(&self, _is_hog: bool) {}
@@ -115,10 +115,10 @@ mod measure {
 
 /// The same, of the runtime that a thread runs for.
 mod context {
-    pub(crate) struct Entered;
+    pub(crate) struct EnteredContext;
 
     pub(crate) trait Enter: Clone + Send + Sync + 'static {
-        fn enter(self) -> Entered;
+        fn enter(self) -> EnteredContext;
     }
 }
 
@@ -256,7 +256,7 @@ mod task_cell {
         (Some(runnable), JoinHandle(std::marker::PhantomData))
     }
 
-    /// Nobody waits for the output.
+    /// The output is not awaited.
     pub(crate) struct JoinHandle<T>(std::marker::PhantomData<T>);
 
     impl<T> JoinHandle<T> {
@@ -378,7 +378,7 @@ fn sleep_against_push(looks_once_more: bool) {
     assert!(found || was_woken, "a task is queued, and everybody sleeps");
 }
 
-/// Goal: no task lies still while all workers sleep.
+/// Goal: no task is left behind while all workers sleep.
 #[test]
 fn work_is_never_left_lying() {
     loom::model(|| sleep_against_push(true));
@@ -399,7 +399,7 @@ fn without_fences_work_is_left_lying() {
     must_fail(|| sleep_against_push(true));
 }
 
-/// Goal: what is moved between compute lanes is neither lost nor doubled, and each lane's counts are right
+/// Goal: tasks moved between compute lanes are neither lost nor doubled, and each lane's counts are right
 /// at the end. Method: two thieves rob each other, while a third thread takes a short task.
 #[test]
 fn thieves_lose_nothing() {
@@ -452,7 +452,7 @@ fn burst(hands_on: bool) {
         })
         .collect();
     let mut woken: usize = producers.into_iter().map(|p| p.join().expect("it ends")).sum();
-    // Whoever was woken takes one task and wakes the next worker.
+    // The worker that was woken takes one task and wakes the next worker.
     let mut taken = 0;
     while woken > taken {
         taken += 1;
@@ -470,39 +470,39 @@ fn a_burst_wakes_one_after_the_other() {
     loom::model(|| burst(true));
 }
 
-/// Goal: the model of `a_burst_wakes_one_after_the_other` can fail. Method: nobody hands on.
+/// Goal: the model of `a_burst_wakes_one_after_the_other` can fail. Method: no worker hands on.
 #[test]
 fn without_handing_on_a_burst_lies_still() {
     must_fail(|| burst(false));
 }
 
-/// The wait point, as far as a parker knows it: rings, and one sleeper. As in the real one, a ring may
+/// The poller, as far as a parker knows it: notifications, and one sleeper. As in the real one, a notification may
 /// be taken by another host that only looks. The sleep does not block: whether it would have ended is
 /// seen when all threads have.
-struct WaitPoint {
+struct Poller {
     state: Mutex<Sleeper>,
 }
 
 #[derive(Default)]
 struct Sleeper {
-    is_rung: bool,
+    is_notified: bool,
     is_announced: bool,
     sleeps: bool,
 }
 
-impl WaitPoint {
-    /// Rings: wakes the sleeper, or is remembered.
-    fn ring(&self) {
+impl Poller {
+    /// Notifies: wakes the sleeper, or is remembered.
+    fn notify(&self) {
         let mut state = self.state.lock().expect("not poisoned");
-        state.is_rung = true;
+        state.is_notified = true;
         state.sleeps = false;
     }
 
-    /// Another host takes the ring for its own, unless somebody is about to sleep here.
+    /// Another host takes the notification for its own, unless a thread is about to sleep here.
     fn steal_ring(&self) {
         let mut state = self.state.lock().expect("not poisoned");
         if !state.is_announced {
-            state.is_rung = false;
+            state.is_notified = false;
         }
     }
 
@@ -511,11 +511,11 @@ impl WaitPoint {
         self.state.lock().expect("not poisoned").is_announced = true;
         let must_stay_awake = is_awaited();
         let mut state = self.state.lock().expect("not poisoned");
-        state.sleeps = !state.is_rung && !must_stay_awake;
+        state.sleeps = !state.is_notified && !must_stay_awake;
     }
 }
 
-/// Goal: an unpark is never lost in the wait point, even if another host takes the ring.
+/// Goal: an unpark is never lost in the poller, even if another host takes the notification.
 #[test]
 fn an_unpark_reaches_the_wait_point() {
     loom::model(|| in_wait_point(true));
@@ -530,28 +530,28 @@ fn without_asking_an_unpark_is_lost() {
 
 fn in_wait_point(asks: bool) {
     let parker = Arc::new(Parker::new());
-    let wait_point = Arc::new(WaitPoint { state: Mutex::new(Sleeper::default()) });
+    let poller = Arc::new(Poller { state: Mutex::new(Sleeper::default()) });
     parker.bind();
     let unparker = {
-        let (parker, wait_point) = (Arc::clone(&parker), Arc::clone(&wait_point));
-        thread::spawn(move || parker.unpark(|| wait_point.ring()))
+        let (parker, poller) = (Arc::clone(&parker), Arc::clone(&poller));
+        thread::spawn(move || parker.unpark(|| poller.notify()))
     };
     let other = {
-        let wait_point = Arc::clone(&wait_point);
-        thread::spawn(move || wait_point.steal_ring())
+        let poller = Arc::clone(&poller);
+        thread::spawn(move || poller.steal_ring())
     };
     parker.park(|is_awaited| {
-        wait_point.wait(&|| asks && is_awaited());
+        poller.wait(&|| asks && is_awaited());
         // It sleeps, or not, until the others have ended: then it must be awake.
         unparker.join().expect("it ends");
         other.join().expect("it ends");
-        let sleeps = wait_point.state.lock().expect("not poisoned").sleeps;
+        let sleeps = poller.state.lock().expect("not poisoned").sleeps;
         assert!(!sleeps, "the worker sleeps although it was woken");
         true
     });
 }
 
-/// Goal: an unpark is never lost on the thread. Method: the wait point is always occupied.
+/// Goal: an unpark is never lost on the thread. Method: the poller is always occupied.
 #[test]
 fn an_unpark_reaches_the_thread() {
     loom::model(|| {
@@ -576,7 +576,7 @@ fn an_early_unpark_counts_once() {
     loom::model(|| {
         let parker = Parker::new();
         parker.bind();
-        parker.unpark(|| panic!("nobody is in the wait point"));
+        parker.unpark(|| panic!("no thread is in the poller"));
         parker.park(|_| panic!("must not sleep"));
         let mut slept = false;
         parker.park(|_| {

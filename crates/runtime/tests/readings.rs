@@ -62,7 +62,7 @@ async fn turns() {
 /// How often a host looks by default while tasks run, and reads the clock after that: `Adaptive::every`.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 
-/// What begins and ends each run.
+/// The readings at the beginning and the end of each run.
 const READINGS_BESIDE: u64 = 500;
 
 /// Goal: a switch reads the clock twice at most: at the end of the poll, and when the first task is woken in it. Method:

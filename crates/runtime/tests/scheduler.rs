@@ -1,5 +1,5 @@
 //! The hybrid flavor's own decisions in virtual time: lanes, credit, order of tasks, idle workers, the
-//! alarm, the supervisor's census and orders are compiled into this test as they stand. The kernel, the
+//! watchdog, the supervisor's census and orders are compiled into this test as they stand. The kernel, the
 //! threads' bodies and the tasks are models (folder `scheduler`); clock, timers and chance are those of
 //! [`vigie_detect::Simulation`].
 //!
@@ -26,23 +26,23 @@ mod lane;
 mod parking {
     pub(crate) use super::timerfd;
 
-    pub(crate) mod alarm;
     pub(crate) mod idle;
+    pub(crate) mod watchdog;
 }
 #[path = "../src/sync.rs"]
 mod sync;
 #[path = "scheduler"]
 mod hybrid {
-    #[path = "../../src/flavor/hybrid/baton.rs"]
-    pub(crate) mod baton;
     #[path = "../../src/flavor/hybrid/census.rs"]
     pub(crate) mod census;
     #[path = "../../src/flavor/hybrid/need.rs"]
     pub(crate) mod need;
     #[path = "../../src/flavor/hybrid/order.rs"]
     pub(crate) mod order;
-    #[path = "../../src/flavor/hybrid/seat.rs"]
-    pub(crate) mod seat;
+    #[path = "../../src/flavor/hybrid/sentinel.rs"]
+    pub(crate) mod sentinel;
+    #[path = "../../src/flavor/hybrid/worker_slot.rs"]
+    pub(crate) mod worker_slot;
 }
 #[path = "scheduler/census.rs"]
 mod census;
@@ -73,7 +73,7 @@ fn with_kernel<T>(ask: impl FnOnce(&Kernel) -> T) -> T {
     KERNEL.with(|kernel| ask(kernel.borrow().as_ref().expect("a run")))
 }
 
-/// What the modules name of others, and no run looks at.
+/// Stubs for names that the modules import and that no run checks.
 mod measure {
     use std::{panic::Location, sync::Arc, time::Duration};
 
@@ -145,7 +145,7 @@ mod thread_state {
     }
 }
 
-/// The alarm's timer.
+/// The watchdog's timer.
 mod timerfd {
     use std::{
         cell::{Cell, RefCell},
@@ -167,9 +167,9 @@ mod timerfd {
 
     type Wait = Pin<Box<dyn Future<Output = ()>>>;
 
-    pub(crate) struct Timer;
+    pub(crate) struct TimerFd;
 
-    impl Timer {
+    impl TimerFd {
         #[expect(clippy::unnecessary_wraps, reason = "as the real one")]
         pub(crate) fn new() -> io::Result<Self> {
             DUE.set(None);
@@ -186,10 +186,10 @@ mod timerfd {
             set(None);
         }
 
-        /// The simulated supervisor sleeps in the simulated kernel: this is for the alarm's own tests.
+        /// The simulated supervisor sleeps in the simulated kernel: this is for the watchdog's own tests.
         #[expect(clippy::unnecessary_wraps, reason = "as the real one")]
         pub(crate) fn sleep(&self) -> io::Result<()> {
-            assert!(self.is_over(), "nobody would wake it");
+            assert!(self.is_over(), "no thread would wake it");
             set(None);
             Ok(())
         }
@@ -250,7 +250,7 @@ mod timerfd {
     }
 }
 
-/// What came of a run.
+/// The results of a run.
 #[derive(Debug)]
 struct Report {
     options: Options,
@@ -368,14 +368,14 @@ async fn end(world: &World) -> usize {
 const FEW: Range<u64> = 0..64;
 
 /// Goal: under any load no event with credit waits longer than its bound, no lane starves, and there is no
-/// thread without need (see `scheduler/checks.rs`). Method: loads and machines drawn by seed, in virtual time;
+/// needless thread (see `scheduler/checks.rs`). Method: loads and machines drawn by seed, in virtual time;
 /// one run in eight twice, with the same trace.
 #[test]
 fn any_load_keeps_the_promise() {
     judge(FEW);
 }
 
-/// Seeds that broke what is stated, and what was wrong then.
+/// Seeds that once failed, and the cause.
 const REGRESSIONS: [u64; 5] = [
     // Workers whose compute lane was empty owed nothing to what waited in others'.
     326, 461,
@@ -426,7 +426,7 @@ fn judge(seeds: Range<u64>) {
     assert!(failed.is_empty(), "{} seeds break the promise: {failed:?}", failed.len());
 }
 
-/// What came of many runs.
+/// The results of many runs.
 #[derive(Default)]
 struct Sums {
     runs: u64,
@@ -514,15 +514,15 @@ impl Waits {
 }
 
 /// Goal: a kind is told once of an early poll that has computed for longer than half a quantum, with twice its time so
-/// far; not of other polls, nor of none. Method: a seat whose thread is taken to compute, on both sides of the bound.
+/// far; not of other polls, nor of none. Method: a slot whose thread is taken to compute, on both sides of the bound.
 #[test]
 fn long_early_polls_teach_their_kind_once() {
-    let (seat, quantum) = (hybrid::seat::Seat::new(), Duration::from_millis(1));
-    let lesson = |nanos| seat.lesson(vigie_detect::Instant::from_nanos(nanos), quantum);
+    let (worker_slot, quantum) = (hybrid::worker_slot::WorkerSlot::new(), Duration::from_millis(1));
+    let lesson = |nanos| worker_slot.lesson(vigie_detect::Instant::from_nanos(nanos), quantum);
     let begin = |nanos, early_word| {
         let site = std::panic::Location::caller();
         let task = task_cell::TaskInfo { site, name_key: 0, early_word };
-        seat.begin(vigie_detect::Instant::from_nanos(nanos), &task);
+        worker_slot.begin(vigie_detect::Instant::from_nanos(nanos), &task);
     };
     assert_eq!(lesson(9_000_000), None, "nothing is polled");
     begin(1_000, 7);
@@ -533,7 +533,8 @@ fn long_early_polls_teach_their_kind_once() {
     assert_eq!(lesson(9_000_000), None, "it is none of the first");
     begin(10_000_000, 8);
     assert_eq!(lesson(12_000_000), Some((8, 4_000_000)), "another poll");
-    let is_alike =
-        |word, nanos| seat.is_long_like(word, vigie_detect::Instant::from_nanos(nanos), 200_000);
+    let is_alike = |word, nanos| {
+        worker_slot.is_long_like(word, vigie_detect::Instant::from_nanos(nanos), 200_000)
+    };
     assert!(is_alike(8, 12_000_000) && !is_alike(7, 12_000_000) && !is_alike(8, 10_200_000));
 }

@@ -109,7 +109,7 @@ fn blocking_closures_do_not_stop_tasks() {
     });
 }
 
-/// Goal: sleeps end in the order of their deadlines, time-outs and periods work. Method: as said.
+/// Goal: sleeps end in the order of their deadlines, time-outs and periods work. Method: one of each.
 #[test]
 fn time_passes() {
     each_flavor(|runtime| {

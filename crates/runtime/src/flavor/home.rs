@@ -8,20 +8,21 @@
 //! ```text
 //!         enter                  core is free
 //!  Away ────────▶ Waiting ─────────────────────▶ Driving
-//!   ▲               │ future is ready               │ future is ready: every waiting thread is rung
+//!   ▲               │ future is ready               │ future is ready: every waiting thread is notified
 //!   └───────────────┴───────────────────────────────┘
 //! ```
 //!
-//! No ring is lost (home-1): whoever rings sets `is_rung`, or what it rings for, and then reads `stay`; the
-//! thread writes `stay` and then reads those, all of them `SeqCst`. So the ring reaches the place where the
-//! thread is about to sleep, or the thread sees what it was rung for.
+//! No notification is lost (home-1): the notifying thread sets `is_notified`, or what it notifies of, and
+//! then reads `block_on_state`; the home thread writes `block_on_state` and then reads those, all of them
+//! `SeqCst`. So the notification reaches the place where the thread is about to sleep, or the thread sees
+//! what it was notified of.
 
 use std::{collections::VecDeque, mem};
 
 use vigie_detect::Server;
 
 use crate::{
-    measure::{Counters, Metrics},
+    measure::{Metrics, ThreadCounters},
     sync::{
         Arc, AtomicBool, AtomicU8, Ordering, PoisonError, RealGuard, RealMutex,
         thread::{self, Thread},
@@ -29,27 +30,27 @@ use crate::{
     task_cell::Runnable,
 };
 
-/// A thread that has entered the runtime, and may again.
+/// A thread that has entered the runtime, and may do so again.
 pub(crate) struct HomeThread {
     thread: Thread,
-    /// One of [`Stay`]. Written by the thread, read by whoever rings.
-    stay: AtomicU8,
-    /// Somebody wants the thread to look around. Set by anybody, taken by the thread.
-    is_rung: AtomicBool,
+    /// One of [`BlockOnState`]. Written by the thread, read by threads that notify it.
+    block_on_state: AtomicU8,
+    /// The thread should check for work. Set by any thread, cleared by its own.
+    is_notified: AtomicBool,
     /// Local tasks that other threads made ready, or that the thread left behind.
     inbox: RealMutex<VecDeque<Runnable>>,
-    /// Of what the thread does while it waits. Written by the thread.
-    pub(crate) counters: Counters,
+    /// Counts the thread's work while it waits. Written by the thread.
+    pub(crate) counters: ThreadCounters,
 }
 
-/// What a thread does for the runtime.
+/// The thread's part in the runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stay {
+pub(crate) enum BlockOnState {
     /// It is not inside `block_on`.
     Away = 0,
-    /// It has the core, and sleeps in the server's wait point.
+    /// It has the core, and sleeps in the server's poller.
     Driving = 1,
-    /// It has no core, and sleeps by itself.
+    /// It does not have the core, and sleeps on its own thread.
     Waiting = 2,
 }
 
@@ -57,50 +58,50 @@ impl HomeThread {
     fn of_this_thread() -> Self {
         Self {
             thread: thread::current(),
-            stay: AtomicU8::new(Stay::Away as u8),
-            is_rung: AtomicBool::new(false),
+            block_on_state: AtomicU8::new(BlockOnState::Away as u8),
+            is_notified: AtomicBool::new(false),
             inbox: RealMutex::default(),
-            counters: Counters::new(),
+            counters: ThreadCounters::new(),
         }
     }
 
-    /// The thread is about to sleep elsewhere: `is_rung` must be read after this (home-1).
-    pub(crate) fn set_stay(&self, stay: Stay) {
-        self.stay.store(stay as u8, Ordering::SeqCst);
+    /// The thread is about to sleep elsewhere: `is_notified` must be read after this (home-1).
+    pub(crate) fn set_block_on_state(&self, block_on_state: BlockOnState) {
+        self.block_on_state.store(block_on_state as u8, Ordering::SeqCst);
     }
 
-    /// Makes the thread look around soon, if it is inside `block_on`.
-    pub(crate) fn ring(&self, server: &Server) {
-        self.is_rung.store(true, Ordering::SeqCst);
-        let stay = self.stay.load(Ordering::SeqCst);
-        if stay == Stay::Driving as u8 {
+    /// Makes the thread check for work soon, if it is inside `block_on`.
+    pub(crate) fn notify(&self, server: &Server) {
+        self.is_notified.store(true, Ordering::SeqCst);
+        let block_on_state = self.block_on_state.load(Ordering::SeqCst);
+        if block_on_state == BlockOnState::Driving as u8 {
             server.unpark();
-        } else if stay == Stay::Waiting as u8 {
+        } else if block_on_state == BlockOnState::Waiting as u8 {
             self.thread.unpark();
         }
     }
 
     /// Returns whether [`take_posted`](Self::take_posted) must be called.
-    pub(crate) fn is_rung(&self) -> bool {
-        self.is_rung.load(Ordering::SeqCst)
+    pub(crate) fn is_notified(&self) -> bool {
+        self.is_notified.load(Ordering::SeqCst)
     }
 
-    /// Gives the thread a task of its own to poll.
+    /// Posts a ready task to its home thread.
     pub(crate) fn post(&self, task: Runnable, server: &Server) {
         self.inbox().push_back(task);
-        self.ring(server);
+        self.notify(server);
     }
 
-    /// Keeps tasks of its own that the thread leaves unpolled.
+    /// Keeps local tasks that the thread leaves unpolled.
     pub(crate) fn keep(&self, tasks: impl Iterator<Item = Runnable>) {
         self.inbox().extend(tasks);
-        // For the thread's next stay.
-        self.is_rung.store(true, Ordering::SeqCst);
+        // For the next time the thread is in `block_on`.
+        self.is_notified.store(true, Ordering::SeqCst);
     }
 
-    /// Takes what was posted, and the ring.
+    /// Takes the posted tasks, and clears the notification.
     pub(crate) fn take_posted(&self) -> VecDeque<Runnable> {
-        self.is_rung.store(false, Ordering::SeqCst);
+        self.is_notified.store(false, Ordering::SeqCst);
         mem::take(&mut self.inbox())
     }
 
@@ -117,13 +118,13 @@ pub(crate) struct HomeThreads {
 
 struct List {
     threads: Vec<Arc<HomeThread>>,
-    /// What those have counted that are not in the list any more. Written under the lock.
-    gone: Counters,
+    /// The counts of threads that are no longer in the list. Written under the lock.
+    gone: ThreadCounters,
 }
 
 impl Default for List {
     fn default() -> Self {
-        Self { threads: Vec::new(), gone: Counters::new() }
+        Self { threads: Vec::new(), gone: ThreadCounters::new() }
     }
 }
 
@@ -153,7 +154,7 @@ impl HomeThreads {
         home
     }
 
-    /// Adds what threads have counted while they waited. Returns how often they polled and slept.
+    /// Adds the counts of threads while they waited. Returns how often they polled and slept.
     pub(crate) fn add_to(&self, metrics: &mut Metrics) -> (u64, u64) {
         let list = self.lock();
         let all = list.threads.iter().map(|home| &home.counters).chain([&list.gone]);
@@ -163,16 +164,17 @@ impl HomeThreads {
         })
     }
 
-    /// Rings for every thread that waits for the core, which was released before.
-    pub(crate) fn ring_waiting(&self, server: &Server) {
+    /// Notifies every thread that waits for the core. The core must be released before.
+    pub(crate) fn notify_waiting(&self, server: &Server) {
         let waiting: Vec<_> = {
             let list = self.lock();
-            let is_waiting =
-                |home: &&Arc<HomeThread>| home.stay.load(Ordering::SeqCst) == Stay::Waiting as u8;
+            let is_waiting = |home: &&Arc<HomeThread>| {
+                home.block_on_state.load(Ordering::SeqCst) == BlockOnState::Waiting as u8
+            };
             list.threads.iter().filter(is_waiting).map(Arc::clone).collect()
         };
         for home in waiting {
-            home.ring(server);
+            home.notify(server);
         }
     }
 

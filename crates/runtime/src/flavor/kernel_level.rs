@@ -1,12 +1,12 @@
-//! The kernel-level flavor: a kernel thread for each task, and the kernel's own scheduler among them.
+//! The kernel-level flavor: a kernel thread for each task, scheduled by the kernel.
 //!
-//! A task's thread polls it, sleeps while it is pending, and ends with it. A *seat* stands between the
-//! two sides: whoever wakes the task puts it there, the thread takes it from there. What no task's thread
-//! watches by itself (timers, bells, signals, descriptors of foreign threads) is watched by one more
-//! thread, which hosts the server and runs no task.
+//! A task's thread polls it, sleeps while it is pending, and ends with it. A *slot* connects the two sides: a
+//! wake-up puts the task there, and the thread takes it from there. One more thread, which hosts the server
+//! and runs no task, watches whatever the tasks' threads do not watch (timers, bells, signals, descriptors of
+//! foreign threads).
 //!
 //! ```text
-//!  waker ──▶ schedule ──▶ seat ──▶ thread: poll ──▶ pending: sleep at the seat
+//!  waker ──▶ schedule ──▶ slot ──▶ thread: poll ──▶ pending: sleep at the slot
 //!                           ▲                  └──▶ over: the thread ends
 //!  shutdown ── wakes all ───┘ and each thread ends; then all tasks are dropped
 //! ```
@@ -22,11 +22,11 @@ use std::{
 
 use pin_project_lite::pin_project;
 use slab::Slab;
-use vigie_detect::{Alarm, OwnWaitPoint, Server};
+use vigie_detect::{Server, ThreadPoller, Unparker};
 
 use crate::{
     blocking_pool::BlockingPool,
-    context::Entered,
+    context::EnteredContext,
     options::Options,
     panics::contained,
     sync::{
@@ -36,54 +36,54 @@ use crate::{
     task_cell::{self, JoinHandle, Label, LiveTasks, Runnable, drop_task},
 };
 
-pub(crate) struct Shared {
+pub(crate) struct KernelLevelShared {
     server: Server,
     live: Arc<LiveTasks>,
     pool: Arc<BlockingPool>,
     options: Options,
-    /// Makes a thread run for this runtime.
-    enter: fn(Arc<Self>) -> Entered,
+    /// Enters this runtime on a thread.
+    enter: fn(Arc<Self>) -> EnteredContext,
     /// Tasks are dropped instead of being polled.
     is_shutdown: AtomicBool,
     threads: RealMutex<Threads>,
-    /// Tasks whose threads have ended at the shutdown. Dropped when all polls are over, so that no task
-    /// sees another one cancelled.
+    /// Tasks whose threads have ended at the shutdown. Dropped when all polls are over, so that no task sees
+    /// another one cancelled.
     orphans: RealMutex<Vec<Runnable>>,
 }
 
 #[derive(Default)]
 struct Threads {
-    /// A place for each thread that has a task; its handle, until somebody joins it.
+    /// An entry for each thread that has a task: its handle, until it is joined.
     running: Slab<Option<thread::JoinHandle<()>>>,
-    /// Threads whose task is over: joined by whoever spawns next, or at the end.
+    /// Threads whose task is over: joined at the next spawn, or at the end.
     ended: Vec<thread::JoinHandle<()>>,
-    /// No thread is made any more.
+    /// No more threads are created.
     is_shutdown: bool,
-    /// Nobody waits for the end: the last thread clears up.
+    /// The shutdown does not wait for the threads: the last one cleans up.
     ends_in_background: bool,
 }
 
 thread_local! {
-    /// Which runtime this thread works for: compared, never followed.
-    static OWNER: Cell<*const Shared> = const { Cell::new(ptr::null()) };
+    /// The runtime of this thread: compared, never dereferenced.
+    static OWNER: Cell<*const KernelLevelShared> = const { Cell::new(ptr::null()) };
 }
 
-/// Makes a runtime and the thread that hosts its server.
+/// Creates a runtime and the thread that hosts its server.
 pub(crate) fn start(
     server: Server,
     options: Options,
-    enter: fn(Arc<Shared>) -> Entered,
-) -> io::Result<(Arc<Shared>, thread::JoinHandle<()>)> {
+    enter: fn(Arc<KernelLevelShared>) -> EnteredContext,
+) -> io::Result<(Arc<KernelLevelShared>, thread::JoinHandle<()>)> {
     let pool = BlockingPool::new(options.blocking_threads, options.blocking_keep_alive);
-    let mut lookout = server.lookout();
+    let mut driver = server.driver();
     let hosted = server.clone();
-    let host = thread::Builder::new().name("vigie-lookout".to_owned()).spawn(move || {
+    let host = thread::Builder::new().name("vigie-driver".to_owned()).spawn(move || {
         let _entered = hosted.enter();
         while !hosted.is_closed() {
-            contained("a sleep", || lookout.park(None));
+            contained("a sleep", || driver.park(None));
         }
     })?;
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(KernelLevelShared {
         server,
         live: Arc::new(LiveTasks::new()),
         pool: Arc::new(pool),
@@ -96,7 +96,7 @@ pub(crate) fn start(
     Ok((shared, host))
 }
 
-impl Shared {
+impl KernelLevelShared {
     pub(crate) fn server(&self) -> &Server {
         &self.server
     }
@@ -117,13 +117,13 @@ impl Shared {
         self.orphans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the task at `seat` a thread.
-    fn give_thread(self: &Arc<Self>, seat: &Arc<Seat>) -> io::Result<()> {
+    /// Gives the task at `slot` a thread.
+    fn give_thread(self: &Arc<Self>, slot: &Arc<ThreadSlot>) -> io::Result<()> {
         let mut threads = self.threads();
         if threads.is_shutdown {
             drop(threads);
             // Cancels the task.
-            seat.take().into_iter().for_each(drop_task);
+            slot.take().into_iter().for_each(drop_task);
             return Ok(());
         }
         if threads.running.len() >= self.options.task_threads {
@@ -136,8 +136,8 @@ impl Shared {
         if let Some(bytes) = self.options.task_stack_bytes {
             builder = builder.stack_size(bytes);
         }
-        let (shared, seated) = (Arc::clone(self), Arc::clone(seat));
-        let spawned = builder.spawn(move || shared.run(&seated, place));
+        let (shared, slotted) = (Arc::clone(self), Arc::clone(slot));
+        let spawned = builder.spawn(move || shared.run(&slotted, place));
         let made = match spawned {
             Ok(thread) => {
                 threads.running[place] = Some(thread);
@@ -153,14 +153,14 @@ impl Shared {
         made
     }
 
-    /// The life of a task's thread.
-    fn run(self: Arc<Self>, seat: &Seat, place: usize) {
+    /// Runs a task's thread.
+    fn run(self: Arc<Self>, slot: &ThreadSlot, place: usize) {
         let entered = (self.enter)(Arc::clone(&self));
         OWNER.with(|owner| owner.set(Arc::as_ptr(&self)));
-        let point = OwnWaitPoint::new(&self.server);
-        // Set once: a seat has one thread.
-        let _ = seat.alarm.set(point.alarm());
-        while let Some(task) = seat.wait(&point) {
+        let point = ThreadPoller::new(&self.server);
+        // Set once: a slot has one thread.
+        let _ = slot.unparker.set(point.unparker());
+        while let Some(task) = slot.wait(&point) {
             if self.is_shutdown.load(Ordering::SeqCst) {
                 self.orphans().push(task);
                 break;
@@ -168,7 +168,7 @@ impl Shared {
             if task.metadata().is_aborted() {
                 drop_task(task);
             } else {
-                // The future's panics are caught inside; what may come out is that of a waker.
+                // The future's panics are caught inside; only a waker's panic can get here.
                 contained("a poll", || task.run());
             }
         }
@@ -177,7 +177,7 @@ impl Shared {
         self.leave(place);
     }
 
-    /// A task's thread ends.
+    /// Ends a task's thread.
     fn leave(self: &Arc<Self>, place: usize) {
         let mut threads = self.threads();
         let handle = threads.running.remove(place);
@@ -189,8 +189,8 @@ impl Shared {
         }
     }
 
-    /// Cancels every task, waits for all threads and closes the server; inside a task, which cannot wait
-    /// for itself, lets the last thread do that.
+    /// Cancels every task, waits for all threads and closes the server. Inside a task, which cannot wait for
+    /// itself, leaves that to the last thread.
     pub(crate) fn shutdown(self: &Arc<Self>, in_background: bool) {
         self.is_shutdown.store(true, Ordering::SeqCst);
         let is_empty = {
@@ -214,8 +214,8 @@ impl Shared {
         &self.options
     }
 
-    /// Returns the threads of tasks, to be joined after the shutdown has begun. Asked again until there
-    /// are none.
+    /// Returns the threads of tasks, to be joined after the shutdown has begun. Call it until it returns
+    /// none.
     pub(crate) fn take_threads(&self) -> Vec<thread::JoinHandle<()>> {
         let mut threads = self.threads();
         let mut handles = mem::take(&mut threads.ended);
@@ -231,7 +231,7 @@ impl Shared {
             match task {
                 Some(task) => drop_task(task),
                 None if self.live.count() == 0 => break,
-                // Another thread drops a task that it could give no thread any more.
+                // Another thread is dropping a task that it could not give a thread.
                 None => thread::yield_now(),
             }
         }
@@ -246,14 +246,15 @@ impl Shared {
     /// Runs `future` on the calling thread, and sleeps while it is pending.
     pub(crate) fn block_on<F: Future>(self: &Arc<Self>, future: F) -> F::Output {
         let _entered = (self.enter)(Arc::clone(self));
-        let point = OwnWaitPoint::new(&self.server);
-        let main = Arc::new(MainWaker { is_woken: AtomicBool::new(true), alarm: point.alarm() });
+        let point = ThreadPoller::new(&self.server);
+        let main =
+            Arc::new(MainWaker { is_woken: AtomicBool::new(true), unparker: point.unparker() });
         let waker = Waker::from(Arc::clone(&main));
         let mut future = pin!(future);
         loop {
             if main.is_woken.swap(false, Ordering::AcqRel) {
-                contained("a look", || point.look_if_due());
-                OwnWaitPoint::begin_poll(&waker);
+                contained("a look", || point.poll_if_due());
+                ThreadPoller::begin_poll(&waker);
                 let polled = future.as_mut().poll(&mut Context::from_waker(&waker));
                 if let Poll::Ready(value) = polled {
                     return value;
@@ -267,7 +268,7 @@ impl Shared {
 
 fn join_all(threads: Vec<thread::JoinHandle<()>>) {
     for thread in threads {
-        // Its own thread may hold the last reference to what is dropped here.
+        // The thread itself may hold the last reference to what is dropped here.
         if thread.thread().id() != thread::current().id() && thread.join().is_err() {
             tracing::error!("a task's thread panicked");
         }
@@ -279,53 +280,57 @@ pub(crate) fn runs_here() -> bool {
     OWNER.try_with(|owner| !owner.get().is_null()).unwrap_or(false)
 }
 
-pub(crate) fn spawn<F>(shared: &Arc<Shared>, label: Label, future: F) -> JoinHandle<F::Output>
+pub(crate) fn spawn<F>(
+    shared: &Arc<KernelLevelShared>,
+    label: Label,
+    future: F,
+) -> JoinHandle<F::Output>
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
     let site = label.site;
-    let seat = Arc::new(Seat::new());
-    let scheduler = Arc::clone(&seat);
-    let future = Seating { future, _end: End(Arc::clone(&seat)) };
+    let slot = Arc::new(ThreadSlot::new());
+    let scheduler = Arc::clone(&slot);
+    let future = Slotted { future, _end: ThreadSlotGuard(Arc::clone(&slot)) };
     let (runnable, mut handle) =
         task_cell::spawn(&shared.live, label, future, move |task| scheduler.put(task));
     let Some(runnable) = runnable else { return handle };
     runnable.schedule();
-    if let Err(error) = shared.give_thread(&seat) {
+    if let Err(error) = shared.give_thread(&slot) {
         tracing::warn!(task = %site, %error, "no thread for the task: it is cancelled");
         handle.refuse(error);
         // Cancels the task.
-        seat.take().into_iter().for_each(drop_task);
+        slot.take().into_iter().for_each(drop_task);
     }
     handle
 }
 
-/// Where a task waits for its thread, and the thread for its task.
-struct Seat {
-    state: RealMutex<Seated>,
-    /// Of the task's thread, which looks at the state after it has left it here.
-    alarm: OnceLock<Alarm>,
+/// Where a woken task waits for its thread, and the thread for its task.
+struct ThreadSlot {
+    state: RealMutex<SlotState>,
+    /// Of the task's thread, which checks the state after setting this.
+    unparker: OnceLock<Unparker>,
 }
 
 #[derive(Default)]
-struct Seated {
+struct SlotState {
     task: Option<Runnable>,
     is_over: bool,
 }
 
-impl Seat {
+impl ThreadSlot {
     fn new() -> Self {
-        Self { state: RealMutex::new(Seated::default()), alarm: OnceLock::new() }
+        Self { state: RealMutex::new(SlotState::default()), unparker: OnceLock::new() }
     }
 
-    fn lock(&self) -> RealGuard<'_, Seated> {
+    fn lock(&self) -> RealGuard<'_, SlotState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn put(&self, task: Runnable) {
-        if self.alarm.get().is_some_and(Alarm::is_inherited) {
-            // Neither run nor dropped: the seat, and what its future holds, are the parent's.
+        if self.unparker.get().is_some_and(Unparker::is_inherited) {
+            // Neither run nor dropped: the slot and the future's contents belong to the parent.
             mem::forget(task);
             return;
         }
@@ -339,24 +344,24 @@ impl Seat {
     }
 
     fn wake(&self) {
-        if let Some(alarm) = self.alarm.get() {
-            alarm.ring();
+        if let Some(unparker) = self.unparker.get() {
+            unparker.unpark();
         }
     }
 
-    /// Waits for the task to be ready; `None` once it is over.
-    fn wait(&self, point: &OwnWaitPoint) -> Option<Runnable> {
+    /// Waits until the task is ready; `None` once it is over.
+    fn wait(&self, point: &ThreadPoller) -> Option<Runnable> {
         loop {
             {
-                let mut seated = self.lock();
-                if let Some(task) = seated.task.take() {
-                    drop(seated);
-                    // Woken while it ran, perhaps again and again: its descriptors must not wait for the
-                    // next sleep.
-                    contained("a look", || point.look_if_due());
+                let mut slotted = self.lock();
+                if let Some(task) = slotted.task.take() {
+                    drop(slotted);
+                    // Woken while it ran, perhaps repeatedly: its descriptors must not wait for the next
+                    // sleep.
+                    contained("a look", || point.poll_if_due());
                     return Some(task);
                 }
-                if seated.is_over {
+                if slotted.is_over {
                     return None;
                 }
             }
@@ -366,39 +371,39 @@ impl Seat {
 }
 
 pin_project! {
-    /// A task's future, whose end its seat learns of.
-    struct Seating<F> {
+    /// A task's future, which tells its slot when it ends.
+    struct Slotted<F> {
         #[pin]
         future: F,
         // Dropped after the future.
-        _end: End,
+        _end: ThreadSlotGuard,
     }
 }
 
-impl<F: Future> Future for Seating<F> {
+impl<F: Future> Future for Slotted<F> {
     type Output = F::Output;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
-        OwnWaitPoint::begin_poll(cx.waker());
+        ThreadPoller::begin_poll(cx.waker());
         self.project().future.poll(cx)
     }
 }
 
-/// Goes with the task's future, and lets its thread end.
-struct End(Arc<Seat>);
+/// Dropped with the task's future; lets its thread end.
+struct ThreadSlotGuard(Arc<ThreadSlot>);
 
-impl Drop for End {
+impl Drop for ThreadSlotGuard {
     fn drop(&mut self) {
         self.0.lock().is_over = true;
         self.0.wake();
     }
 }
 
-/// Wakes the thread that sits in `block_on`.
+/// Wakes the thread that is inside `block_on`.
 struct MainWaker {
-    /// Set by whoever wakes (release), taken by the thread (acquire).
+    /// Set by the waking thread (release), cleared by the woken one (acquire).
     is_woken: AtomicBool,
-    alarm: Alarm,
+    unparker: Unparker,
 }
 
 impl Wake for MainWaker {
@@ -408,7 +413,7 @@ impl Wake for MainWaker {
 
     fn wake_by_ref(self: &Arc<Self>) {
         if !self.is_woken.swap(true, Ordering::AcqRel) {
-            self.alarm.ring();
+            self.unparker.unpark();
         }
     }
 }

@@ -1,9 +1,9 @@
-//! The user-level flavor: one kernel thread runs every task, and the detection server at its switches.
+//! The user-level flavor: one kernel thread runs every task, and the detection server between polls.
 //!
-//! The thread is the one that calls `block_on`, and drives. Between two polls it looks at the clock; when
-//! a look at the detection server is due, or somebody rang, it takes one. With nothing to run it sleeps in
-//! the wait point. Threads that call `block_on` meanwhile poll their own futures and local tasks, and one
-//! of them takes over when the driver leaves: see [`home`](super::home).
+//! The thread that calls `block_on` drives. Between two polls it reads the clock; when a look at the
+//! detection server is due, or it was notified, it takes one. With nothing to run it sleeps in the poller.
+//! Threads that call `block_on` meanwhile poll their own futures and local tasks, and one of them takes over
+//! when the driver leaves: see [`home`](super::home).
 
 use std::{
     cell::{Cell, RefCell},
@@ -17,45 +17,45 @@ use std::{
 
 use async_task::{ScheduleInfo, WithInfo};
 use crossbeam::deque::{Injector, Steal};
-use vigie_detect::{Lookout, Server, budget, clock::monotonic_now};
+use vigie_detect::{Driver, Server, budget, clock::monotonic_now};
 
-use super::home::{HomeThread, HomeThreads, Stay};
+use super::home::{BlockOnState, HomeThread, HomeThreads};
 use crate::{
     blocking_pool::BlockingPool,
-    context::Entered,
-    lane::{Cause, Lane, Rank, Ranked, Share, SharedCredit},
-    measure::{Counters, Hogs, Metrics, Sampler, ThreadMetrics, foreign_ready_time},
+    context::EnteredContext,
+    lane::{Cause, Lane, Rank, RankedQueue, Share, SharedCredit},
+    measure::{Hogs, Metrics, Sampler, ThreadCounters, ThreadMetrics, foreign_ready_time},
     options::Options,
     panics::contained,
     sync::{
         Arc, AtomicBool, Ordering, PoisonError, RealGuard, RealMutex, TryLockError, fence, thread,
         thread_local,
     },
-    task_cell::{self, JoinHandle, Kind, Label, LiveTasks, Runnable, drop_task, poll},
+    task_cell::{self, JoinHandle, Label, LiveTasks, Runnable, TaskKind, drop_task, poll},
 };
 
-pub(crate) struct Shared {
+pub(crate) struct UserLevelShared {
     server: Server,
     live: Arc<LiveTasks>,
     pool: Arc<BlockingPool>,
     options: Options,
-    /// Makes a thread run for this runtime.
-    enter: fn(Arc<Self>) -> Entered,
+    /// Enters this runtime on a thread.
+    enter: fn(Arc<Self>) -> EnteredContext,
     /// Tasks that other threads made ready.
     injected: Injector<Runnable>,
-    /// What pays the tasks that no task spawns.
+    /// Credit for tasks that are not spawned by a task.
     foreign_credit: SharedCredit,
-    /// What `block_on` works with, one caller at a time.
+    /// The driving thread's data, held by one `block_on` at a time.
     core: RealMutex<Core>,
     /// The threads that have called `block_on`.
     homes: HomeThreads,
     hogs: Hogs,
-    /// Written by whoever has the core.
-    counters: Counters,
+    /// Written by the thread that has the core.
+    counters: ThreadCounters,
 }
 
 struct Core {
-    lookout: Lookout,
+    driver: Driver,
     lanes: Lanes,
     share: Share,
 }
@@ -63,8 +63,8 @@ struct Core {
 #[derive(Default)]
 struct Lanes {
     reaction: VecDeque<Queued>,
-    compute: Ranked<Queued>,
-    /// Everything is in the compute lane, in the order of arrival.
+    compute: RankedQueue<Queued>,
+    /// All tasks are in the compute lane, in order of arrival.
     is_first_come_first_served: bool,
 }
 
@@ -75,12 +75,12 @@ struct Queued {
     is_local: bool,
 }
 
-/// What the thread in `block_on` knows; schedule functions find it here.
+/// The data of a thread in `block_on`; schedule functions find it here.
 struct Local {
-    /// Which runtime this thread runs.
-    owner: Arc<Shared>,
+    /// The runtime that this thread runs.
+    owner: Arc<UserLevelShared>,
     home: Arc<HomeThread>,
-    /// It has the core. Else only its own local tasks are in its lanes.
+    /// It has the core. Otherwise, only its own local tasks are in its lanes.
     drives: Cell<bool>,
     lanes: RefCell<Lanes>,
     cause: Cell<Cause>,
@@ -93,10 +93,14 @@ thread_local! {
     static LOCAL: RefCell<Option<Rc<Local>>> = const { RefCell::new(None) };
 }
 
-impl Shared {
-    pub(crate) fn new(server: Server, options: Options, enter: fn(Arc<Self>) -> Entered) -> Self {
+impl UserLevelShared {
+    pub(crate) fn new(
+        server: Server,
+        options: Options,
+        enter: fn(Arc<Self>) -> EnteredContext,
+    ) -> Self {
         let pool = BlockingPool::new(options.blocking_threads, options.blocking_keep_alive);
-        let lookout = server.lookout();
+        let driver = server.driver();
         let share = Share::new(options.reaction_slice);
         let is_first_come_first_served = options.is_first_come_first_served;
         let lanes = Lanes { is_first_come_first_served, ..Lanes::default() };
@@ -109,10 +113,10 @@ impl Shared {
             enter,
             injected: Injector::new(),
             foreign_credit: SharedCredit::new(),
-            core: RealMutex::new(Core { lookout, lanes, share }),
+            core: RealMutex::new(Core { driver, lanes, share }),
             homes: HomeThreads::default(),
             hogs,
-            counters: Counters::new(),
+            counters: ThreadCounters::new(),
         }
     }
 
@@ -132,10 +136,10 @@ impl Shared {
         &self.live
     }
 
-    /// Queues a task that became ready: on this thread's own lanes if it drives this runtime.
+    /// Queues a task that became ready: in this thread's own lanes if it drives this runtime.
     fn schedule(&self, task: Runnable, info: &ScheduleInfo) {
         if self.server.is_inherited() {
-            // Neither run nor dropped: the queues, and what its future holds, are the parent's.
+            // Neither run nor dropped: the queues and the future's contents belong to the parent.
             mem::forget(task);
             return;
         }
@@ -145,7 +149,7 @@ impl Shared {
         self.server.unpark();
     }
 
-    /// Queues a local task that became ready: for its own thread, wherever that is.
+    /// Queues a local task that became ready, for its home thread.
     fn schedule_local(&self, home: &Arc<HomeThread>, task: Runnable, info: &ScheduleInfo) {
         if self.server.is_inherited() {
             mem::forget(task);
@@ -156,8 +160,8 @@ impl Shared {
         home.post(task, &self.server);
     }
 
-    /// Queues a task on this thread's own lanes, if it may run here; else gives it back. A task that has
-    /// a home runs there, any other on the thread that drives.
+    /// Queues a task in this thread's own lanes if it may run here; otherwise returns it. A task with a home
+    /// runs there, any other on the thread that drives.
     fn push_here(
         &self,
         task: Runnable,
@@ -165,7 +169,7 @@ impl Shared {
         home: Option<&Arc<HomeThread>>,
     ) -> Option<Runnable> {
         let mut task = Some(task);
-        // The thread's variables may be gone already while it ends.
+        // The thread-local may already be destroyed while the thread ends.
         let _ = LOCAL.try_with(|local| {
             let local = local.borrow();
             let Some(local) = local.as_ref().filter(|local| std::ptr::eq(&*local.owner, self))
@@ -220,7 +224,7 @@ impl Shared {
         }
     }
 
-    /// Polls the main future and the thread's local tasks until the future is ready or the core free.
+    /// Polls the main future and the thread's local tasks until the future is ready or the core is free.
     fn wait_for_core<T>(
         &self,
         local: &Local,
@@ -230,7 +234,7 @@ impl Shared {
         if let Some(core) = self.try_core() {
             return Waited::Core(core);
         }
-        local.home.set_stay(Stay::Waiting);
+        local.home.set_block_on_state(BlockOnState::Waiting);
         loop {
             if main.is_woken.swap(false, Ordering::SeqCst) {
                 local.cause.set(Cause::Poll);
@@ -238,8 +242,8 @@ impl Shared {
                     return Waited::Ready(value);
                 }
             }
-            // Paired with the one of whoever releases the core: it sees that this thread waits, or this
-            // thread that the core is free.
+            // Paired with the fence of the thread that releases the core: it sees that this thread waits, or
+            // this thread sees that the core is free.
             fence(Ordering::SeqCst);
             if let Some(core) = self.try_core() {
                 return Waited::Core(core);
@@ -250,7 +254,7 @@ impl Shared {
                 let now = monotonic_now();
                 local.note_time(now);
                 self.poll(local, &local.home.counters, task, lane, now.as_nanos());
-            } else if !main.is_woken.load(Ordering::SeqCst) && !local.home.is_rung() {
+            } else if !main.is_woken.load(Ordering::SeqCst) && !local.home.is_notified() {
                 local.home.counters.count_sleep();
                 thread::park();
             }
@@ -268,12 +272,13 @@ impl Shared {
         let mut now = monotonic_now();
         local.note_time(now);
         loop {
-            if core.lookout.is_due(now) {
+            if core.driver.is_due(now) {
                 local.cause.set(Cause::Detection);
-                contained("a look", || core.lookout.detect());
+                contained("a look", || core.driver.detect());
                 now = monotonic_now();
                 local.note_time(now);
             }
+
             if main.is_woken.swap(false, Ordering::SeqCst) {
                 local.cause.set(Cause::Poll);
                 budget::begin(now);
@@ -284,6 +289,7 @@ impl Shared {
                 }
                 now = monotonic_now();
             }
+
             self.take_injected(local);
             local.take_posted();
             let next = local.lanes.borrow_mut().pop(core.share.first());
@@ -296,9 +302,9 @@ impl Shared {
                 self.counters.count_sleep();
                 local.cause.set(Cause::Detection);
                 contained("a sleep", || {
-                    core.lookout.park_unless(None, || {
+                    core.driver.park_unless(None, || {
                         main.is_woken.load(Ordering::SeqCst)
-                            || local.home.is_rung()
+                            || local.home.is_notified()
                             || self.has_injected()
                     })
                 });
@@ -308,11 +314,11 @@ impl Shared {
         }
     }
 
-    /// Polls a task, or drops it if it is aborted. Returns the time in nanoseconds.
+    /// Polls a task, or drops it if it is aborted. Returns the poll's time in nanoseconds.
     fn poll(
         &self,
         local: &Local,
-        counters: &Counters,
+        counters: &ThreadCounters,
         task: Runnable,
         lane: Lane,
         now: u64,
@@ -326,7 +332,7 @@ impl Shared {
         }
         counters.begin_poll(info.ready_time(), now);
         poll::begin_poll(now, info.account.credit(), info.is_proven(), self.options.long_poll);
-        // The future's panics are caught inside; what may come out is that of a waker.
+        // The future's panics are caught inside; only a waker's panic can get here.
         contained("a poll", || task.run());
         let end = poll::take_poll_end().unwrap_or_else(|| monotonic_now().as_nanos());
         let nanos = end.saturating_sub(now);
@@ -340,7 +346,7 @@ impl Shared {
         end
     }
 
-    /// Fills in what this flavor knows of itself.
+    /// Fills in what this flavor knows about itself.
     pub(crate) fn fill_metrics(&self, metrics: &mut Metrics) {
         let counters = &self.counters;
         counters.add_to(metrics);
@@ -358,7 +364,7 @@ impl Shared {
             return;
         }
         let mut lanes = local.lanes.borrow_mut();
-        // Bounded by what is there now, so that other threads cannot keep us here.
+        // Bounded by the present length, so that other threads cannot keep us here.
         for _ in 0..self.injected.len() {
             match self.injected.steal() {
                 Steal::Success(task) => {
@@ -405,12 +411,16 @@ fn steal(inject: &Injector<Runnable>) -> Option<Runnable> {
     }
 }
 
-pub(crate) fn spawn<F>(shared: &Arc<Shared>, mut label: Label, future: F) -> JoinHandle<F::Output>
+pub(crate) fn spawn<F>(
+    shared: &Arc<UserLevelShared>,
+    mut label: Label,
+    future: F,
+) -> JoinHandle<F::Output>
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
-    let kind = Kind::of::<F>();
+    let kind = TaskKind::of::<F>();
     label.kind = Some(kind);
     label.credit = poll::credit_of_new(kind, &shared.foreign_credit);
     let (runnable, handle) = task_cell::spawn(&shared.live, label, future, schedule(shared));
@@ -421,7 +431,7 @@ where
 }
 
 pub(crate) fn spawn_local<F>(
-    shared: &Arc<Shared>,
+    shared: &Arc<UserLevelShared>,
     mut label: Label,
     future: F,
 ) -> JoinHandle<F::Output>
@@ -429,7 +439,7 @@ where
     F: Future + 'static,
     F::Output: 'static,
 {
-    let kind = Kind::of::<F>();
+    let kind = TaskKind::of::<F>();
     label.kind = Some(kind);
     label.credit = poll::credit_of_new(kind, &shared.foreign_credit);
     let home = LOCAL.with(|local| local.borrow().as_ref().map(|local| Arc::clone(&local.home)));
@@ -446,13 +456,13 @@ where
 }
 
 fn schedule(
-    shared: &Arc<Shared>,
+    shared: &Arc<UserLevelShared>,
 ) -> impl async_task::Schedule<task_cell::TaskInfo> + Send + Sync + 'static {
     let shared = Arc::clone(shared);
     WithInfo(move |task: Runnable, info: ScheduleInfo| shared.schedule(task, &info))
 }
 
-/// Returns whether an event waits for this thread; none if it runs no runtime of this flavor.
+/// Returns whether an event waits for this thread; `None` if it runs no runtime of this flavor.
 pub(crate) fn is_awaited(now: vigie_detect::Instant) -> Option<bool> {
     let local = LOCAL.try_with(|local| local.borrow().clone()).ok().flatten()?;
     if !local.lanes.borrow().reaction.is_empty() {
@@ -464,8 +474,8 @@ pub(crate) fn is_awaited(now: vigie_detect::Instant) -> Option<bool> {
     Some(others_wait || shared.has_injected() || shared.server.has_events(now))
 }
 
-/// Returns whether this thread is inside a `block_on` of this flavor, of `shared` if that is given.
-pub(crate) fn runs_here(shared: Option<&Shared>) -> bool {
+/// Returns whether this thread is inside a `block_on` of this flavor, and of `shared` if given.
+pub(crate) fn runs_here(shared: Option<&UserLevelShared>) -> bool {
     let runs = LOCAL.try_with(|local| {
         let local = local.borrow();
         let local = local.as_ref();
@@ -478,7 +488,7 @@ impl Lanes {
     /// Queues a task that becomes ready at `now`.
     fn push(&mut self, queued: Queued, was_running: bool, now: u64) {
         if self.is_first_come_first_served {
-            // All in one place: then they go by their arrival.
+            // All at the same place, so that they run in order of arrival.
             let rank = Rank { place: 0, needs_ns: 0, is_short: false };
             return self.compute.push(queued, rank);
         }
@@ -494,7 +504,7 @@ impl Lanes {
         }
     }
 
-    /// Takes the next task, and the lane that it was in: `first`, if there is one.
+    /// Takes the next task, from lane `first` if it has one, and returns its lane.
     fn pop(&mut self, first: Lane) -> Option<(Runnable, Lane)> {
         let computes_first = first == Lane::Compute;
         if computes_first && let Some(queued) = self.compute.pop() {
@@ -524,7 +534,7 @@ impl Lanes {
 }
 
 impl Local {
-    /// Takes note of a time that was read.
+    /// Records a time that was read.
     fn note_time(&self, now: vigie_detect::Instant) {
         self.switched_at.set(now.as_nanos());
         poll::sample_processor_time(now.as_nanos());
@@ -532,7 +542,7 @@ impl Local {
 
     /// Takes local tasks that other threads made ready.
     fn take_posted(&self) {
-        if self.home.is_rung() {
+        if self.home.is_notified() {
             let now = self.switched_at.get();
             let mut lanes = self.lanes.borrow_mut();
             for task in self.home.take_posted() {
@@ -555,7 +565,7 @@ struct Installed {
 }
 
 impl Installed {
-    fn new(shared: &Arc<Shared>) -> Self {
+    fn new(shared: &Arc<UserLevelShared>) -> Self {
         let local = Rc::new(Local {
             owner: Arc::clone(shared),
             home: shared.homes.of_this_thread(),
@@ -573,7 +583,7 @@ impl Installed {
 impl Drop for Installed {
     fn drop(&mut self) {
         let _ = LOCAL.try_with(|current| current.borrow_mut().take());
-        self.local.home.set_stay(Stay::Away);
+        self.local.home.set_block_on_state(BlockOnState::Away);
         let now = self.local.switched_at.get();
         let left = self.local.lanes.borrow_mut().split_off_local(now);
         if !left.is_empty() {
@@ -582,8 +592,8 @@ impl Drop for Installed {
     }
 }
 
-/// The core while the thread has it, with its lanes in the thread's variable; they go back even if the main
-/// future panics.
+/// The core while the thread has it, with its lanes in the thread-local; they go back even if the main future
+/// panics.
 struct Driving<'a> {
     core: RealGuard<'a, Core>,
     local: &'a Local,
@@ -592,8 +602,8 @@ struct Driving<'a> {
 }
 
 impl<'a> Driving<'a> {
-    fn new(shared: &'a Shared, local: &'a Local, mut core: RealGuard<'a, Core>) -> Self {
-        local.home.set_stay(Stay::Driving);
+    fn new(shared: &'a UserLevelShared, local: &'a Local, mut core: RealGuard<'a, Core>) -> Self {
+        local.home.set_block_on_state(BlockOnState::Driving);
         local.drives.set(true);
         let mut lanes = mem::take(&mut core.lanes);
         {
@@ -608,7 +618,7 @@ impl<'a> Driving<'a> {
 
 impl Drop for Driving<'_> {
     fn drop(&mut self) {
-        // Left open by a panic of the main future alone.
+        // Only a panic of the main future leaves it open.
         budget::end();
         self.local.drives.set(false);
         let mut lanes = self.local.lanes.take();
@@ -622,23 +632,23 @@ impl Drop for Driving<'_> {
     }
 }
 
-/// Lets a thread that waits for the core know that it is free.
-struct Successor<'a>(&'a Shared);
+/// Tells a thread that waits for the core that it is free.
+struct Successor<'a>(&'a UserLevelShared);
 
 impl Drop for Successor<'_> {
     fn drop(&mut self) {
         // Paired with the one in `wait_for_core`.
         fence(Ordering::SeqCst);
-        self.0.homes.ring_waiting(&self.0.server);
+        self.0.homes.notify_waiting(&self.0.server);
     }
 }
 
 /// Wakes the future that `block_on` runs.
 struct MainWaker {
-    /// Set by whoever wakes, before it rings; taken by the loop (home-1).
+    /// Set by the waking thread before it notifies; cleared by the loop (home-1).
     is_woken: AtomicBool,
     home: Arc<HomeThread>,
-    shared: Arc<Shared>,
+    shared: Arc<UserLevelShared>,
 }
 
 impl Wake for MainWaker {
@@ -654,7 +664,7 @@ impl Wake for MainWaker {
         });
         let is_here = is_here.unwrap_or(false);
         if !self.is_woken.swap(true, Ordering::SeqCst) && !is_here {
-            self.home.ring(&self.shared.server);
+            self.home.notify(&self.shared.server);
         }
     }
 }

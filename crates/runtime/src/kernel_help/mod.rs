@@ -1,21 +1,21 @@
-//! What the kernel's scheduler does for the reaction, while some thread hogs a processor.
+//! How the kernel's scheduler helps reactions while a thread hogs a processor.
 //!
-//! Two things, without privilege:
-//! - **A short slice** (`sched_setattr`, Linux 6.12 and later): a reserve thread asks for turns of
-//!   0.1 ms, so that the kernel lets it go first when it wakes up. It is reset in what the thread forks.
-//! - **A signal** into a thread that is caught in a long poll, after each millisecond in which it has computed: its
-//!   handler asks with `poll(2)` whether an event waits at the wait point, and gives up the processor only
-//!   if one does, or if a thread was [called](note_call) that has not run yet. So a thread that woke up
-//!   for an event need not wait for the kernel's next tick, up to 4 ms; and a program that computes keeps
-//!   its share against others, which an unconditional `sched_yield` would give away.
+//! It does two things, without privilege:
+//! - **A short slice** (`sched_setattr`, Linux 6.12 and later): a reserve thread asks for turns of 0.1 ms, so
+//!   that the kernel lets it run first when it wakes up. Forked children do not inherit it.
+//! - **A signal** to a thread that is stuck in a long poll, after each millisecond of computing: its handler
+//!   asks with `poll(2)` whether an event waits at the poller, and yields the processor only if one does, or
+//!   if a thread was [called](note_call) that has not run yet. So a thread that woke up for an event need not
+//!   wait for the kernel's next tick, up to 4 ms; and a computing program keeps its share against others,
+//!   which an unconditional `sched_yield` would give away.
 //!
-//! The signal comes from a perf event that counts the thread's processor time and fires in user mode alone
-//! (`task_clock.rs`), so it never meets a thread that sleeps in the kernel: no call of foreign code ends
-//! with `EINTR`. Where perf events are refused there is no signal. No other source is used instead:
-//! timers of the wall, and signals by a supervisor, interrupt calls; clocks of threads have the grain of
-//! the kernel's tick, which is what the signal is to beat (`vigie-bench interrupts` measures them all).
+//! The signal comes from a perf event that counts the thread's processor time and fires in user mode only
+//! (`task_clock.rs`), so it never reaches a thread that sleeps in the kernel: no system call of foreign code
+//! ends with `EINTR`. Where perf events are refused there is no signal. No other source is used instead:
+//! wall-clock timers, and signals sent by a supervisor, interrupt system calls; threads' clocks are as coarse
+//! as the kernel's tick, which is what the signal has to beat (`vigie-bench interrupts` measures them all).
 //!
-//! The handler runs on the alternative stack if there is one, and keeps `errno`. The signal is SIGURG by
+//! The handler runs on the alternate stack if there is one, and preserves `errno`. The signal is SIGURG by
 //! default, which is ignored where no handler is installed: so nothing happens to a program that a task
 //! executes while the signal is pending.
 
@@ -43,30 +43,30 @@ use crate::sync::{
     thread_local,
 };
 
-/// Which help of the kernel a runtime of the hybrid flavor may use. The other flavors use none.
+/// The kernel features that a runtime of the hybrid flavor may use. The other flavors use none.
 ///
-/// What the machine does not allow is left out, and a warning names the reason, once for the process.
-/// Nothing of it interrupts code that sleeps in the kernel: `nanosleep`, `poll`, a `read` with
-/// `SO_RCVTIMEO` and the like never end with `EINTR` because of it.
+/// Features that the machine does not allow are left out; a warning names the reason, once per process. None
+/// of them interrupts code that sleeps in the kernel: `nanosleep`, `poll`, a `read` with `SO_RCVTIMEO` and
+/// the like never end with `EINTR` because of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "callers must be able to make one")]
 pub struct KernelHelp {
-    /// Reserve threads ask for turns of 0.1 ms. Default `true`. They keep the scheduling policy and the nice
-    /// value of the process; under `SCHED_FIFO`, `SCHED_RR`, `SCHED_IDLE` and `SCHED_DEADLINE`, and with a
-    /// nice value below zero, they do not ask. Kernels before Linux 6.12 ignore it.
+    /// Whether reserve threads ask for turns of 0.1 ms. Default `true`. They keep the scheduling policy and
+    /// the nice value of the process; under `SCHED_FIFO`, `SCHED_RR`, `SCHED_IDLE` and `SCHED_DEADLINE`, and
+    /// with a nice value below zero, they do not ask. Kernels before Linux 6.12 ignore it.
     pub short_slices: bool,
-    /// The signal that makes a thread inside a long poll look whether it holds somebody up. Default
+    /// The signal that makes a thread inside a long poll check whether it delays another thread. Default
     /// SIGURG; `None` for no signal.
     ///
-    /// It is raised by a perf event, after each millisecond that the thread has computed in user mode. It needs
-    /// `kernel.perf_event_paranoid` of 2 or less (or `CAP_PERFMON`), and a process without seccomp filter. Where
-    /// that is refused, as in most containers, there is no signal, and short slices alone remain: then an
-    /// event may wait for the kernel's next tick (1 to 10 ms, by the kernel's `HZ`) while every
-    /// processor computes.
+    /// It is raised by a perf event, after each millisecond that the thread has computed in user mode. It
+    /// needs `kernel.perf_event_paranoid` of 2 or less (or `CAP_PERFMON`), and a process without a seccomp
+    /// filter. Where that is refused, as in most containers, there is no signal, and only short slices
+    /// remain: an event may then wait for the kernel's next tick (1 to 10 ms, by the kernel's `HZ`) while
+    /// every processor computes.
     ///
-    /// A signal that the program handles is left to it: when the runtime is built, and also if the
-    /// handler is installed later. Real-time signals are refused, since the kernel replaces one
-    /// that it cannot queue by SIGIO, which ends a process.
+    /// A signal that the program handles itself is left alone, whether its handler was there when the runtime
+    /// was built or is installed later. Real-time signals are refused, since the kernel replaces one that it
+    /// cannot queue by SIGIO, which ends a process.
     pub signal: Option<i32>,
 }
 
@@ -76,7 +76,7 @@ impl Default for KernelHelp {
     }
 }
 
-/// Why no signal goes into threads that hog.
+/// Why no signal is sent to threads that hog.
 #[derive(Debug, Error)]
 enum NoSignal {
     #[error("the program handles signal {0} itself: choose another one in `KernelHelp`")]
@@ -90,7 +90,7 @@ enum NoSignal {
 }
 
 impl NoSignal {
-    /// Says so, once for the process: every thread and every runtime finds the same.
+    /// Logs the reason, once per process: every thread and every runtime meets the same one.
     fn report(&self) {
         static IS_TOLD: RealAtomicBool = RealAtomicBool::new(false);
         if !IS_TOLD.swap(true, Ordering::Relaxed) {
@@ -107,7 +107,7 @@ impl KernelHelp {
     /// No help at all.
     pub const NONE: Self = Self { short_slices: false, signal: None };
 
-    /// Installs the handler of the signal, if something can raise it. Returns its number then.
+    /// Installs the signal's handler, if something can raise the signal. Returns the signal's number then.
     pub(crate) fn usable_signal(self) -> Option<i32> {
         let signal = self.signal?;
         let usable = if signal >= libc::SIGRTMIN() {
@@ -119,34 +119,35 @@ impl KernelHelp {
     }
 }
 
-/// Returns how long the thread with the kernel's number `thread` has run on a processor, in nanoseconds;
-/// `None` if there is no such thread in this process. A system call, 0.3 µs.
+/// Returns how long the thread with the kernel thread id `thread` has run on a processor, in nanoseconds;
+/// `None` if this process has no such thread. A system call, 0.3 µs.
 pub(crate) fn processor_time(thread: u32) -> Option<u64> {
-    // clock_getcpuclockid(3): the complement of the number, and "the scheduler's clock of a thread".
+    // clock_getcpuclockid(3): the complement of the id, and "the scheduler's clock of a thread".
     let clock = !i32::try_from(thread).ok()? << 3 | 6;
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel writes the time to where the pointer leads, and refuses clocks that it does not know.
+    // SAFETY: the kernel writes the time to where the pointer points, and refuses clocks that it does not
+    // know.
     let result = unsafe { libc::clock_gettime(clock, &raw mut time) };
     let nanos =
         u64::try_from(time.tv_sec).ok()? * 1_000_000_000 + u64::try_from(time.tv_nsec).ok()?;
     (result == 0).then_some(nanos)
 }
 
-/// Returns the calling thread's number.
+/// Returns the calling thread's kernel thread id.
 pub(crate) fn thread_number() -> u32 {
     // SAFETY: the call has no arguments and cannot fail.
     u32::try_from(unsafe { libc::gettid() }).unwrap_or(0)
 }
 
-/// How long a call counts: longer than the kernel lets a thread wait where few compute, and so short that
-/// one which is never answered costs nobody his share.
+/// How long a call counts: longer than the kernel makes a thread wait where few compute, and short enough
+/// that a call which is never answered costs no thread its share.
 const CALL_LASTS: Duration = Duration::from_millis(10);
 
-/// When a thread was called that has not run since, in nanoseconds; zero if none was. A hint, by which
+/// When a thread was called that has not run since, in nanoseconds; zero if none was. A hint: if it is wrong,
 /// hogs yield once too often or too rarely.
 struct Call(RealAtomicU64);
 
-/// One for all runtimes of the process.
+/// Shared by all runtimes of the process.
 static CALL: Call = Call(RealAtomicU64::new(0));
 
 impl Call {
@@ -166,13 +167,13 @@ impl Call {
     }
 }
 
-/// Takes note that a thread which sleeps outside of the wait point is woken for an event. No event waits
-/// in the wait point for it, by which hogs would know that they hold it up.
+/// Records that a thread which sleeps outside the poller is woken for an event. No event waits in the poller
+/// for it, so hogs could not otherwise know that they delay it.
 pub(crate) fn note_call() {
     CALL.begin(monotonic_now());
 }
 
-/// The thread that was called runs.
+/// The called thread is running.
 pub(crate) fn note_answer() {
     CALL.end();
 }
@@ -183,28 +184,27 @@ pub(crate) fn is_somebody_called() -> bool {
 }
 
 thread_local! {
-    /// The descriptor of the wait point that is asked when this thread gets the signal; below zero if none.
+    /// The descriptor of the poller that the handler asks on this thread; negative if none.
     static WAIT_POINT: RealAtomicI32 = const { RealAtomicI32::new(-1) };
 }
 
-/// Yields if an event waits, or a thread that was called.
+/// Yields if an event waits, or a called thread.
 extern "C" fn on_signal(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     // SAFETY: `errno` of this thread; valid in a handler.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     let saved = unsafe { *errno };
-    // SAFETY: the kernel gives a valid `siginfo_t` to a handler that was installed with SA_SIGINFO.
+    // SAFETY: the kernel passes a valid `siginfo_t` to a handler that was installed with SA_SIGINFO.
     let code = unsafe { (*info).si_code };
-    // Sent by somebody else, the signal has another code.
+    // A signal sent by another source has another code.
     if matches!(code, CODE_PERIODIC | CODE_LAST) {
-        // A thread variable without destructor, initialised at compile time: an address. `bind` has
-        // touched it in this thread.
+        // A thread-local without destructor, initialised at compile time: a plain address. `bind` has touched
+        // it on this thread.
         let fd = WAIT_POINT.with(|descriptor| descriptor.load(Ordering::Relaxed));
-        // Below zero, `poll` leaves it out.
+        // `poll` ignores a negative descriptor.
         let mut descriptor = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        // SAFETY: `poll` is async-signal-safe and writes to `descriptor` alone. If the descriptor was
-        // closed meanwhile, it says so in `revents`; if it stands for something else by now, nothing
-        // is done with that but asking.
+        // SAFETY: `poll` is async-signal-safe and writes only to `descriptor`. If the descriptor was closed
+        // meanwhile, it says so in `revents`; if it now refers to something else, that is merely polled.
         let ready = unsafe { libc::poll(&raw mut descriptor, 1, 0) };
         let has_event = ready > 0 && descriptor.revents & libc::POLLIN != 0;
         if has_event || is_somebody_called() {
@@ -216,9 +216,9 @@ extern "C" fn on_signal(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     unsafe { *errno = saved };
 }
 
-/// Returns what the process does at `signal`.
+/// Returns the process's action for `signal`.
 fn action(signal: i32) -> io::Result<libc::sighandler_t> {
-    // SAFETY: zeroes are valid for this plain structure.
+    // SAFETY: all zeroes is a valid value of this plain structure.
     let mut present: libc::sigaction = unsafe { mem::zeroed() };
     // SAFETY: no new action is given; the old one is written to valid memory.
     if unsafe { libc::sigaction(signal, ptr::null(), &raw mut present) } != 0 {
@@ -227,13 +227,12 @@ fn action(signal: i32) -> io::Result<libc::sighandler_t> {
     Ok(present.sa_sigaction)
 }
 
-/// Returns whether the process handles `signal` by our handler.
+/// Returns whether the process handles `signal` with our handler.
 fn is_ours(signal: i32) -> bool {
     action(signal).is_ok_and(|action| action == on_signal as *const () as usize)
 }
 
-/// Installs the handler, once for the process and each signal. A program that has replaced it since
-/// keeps its own.
+/// Installs the handler, once per process and signal. A program that has replaced it since keeps its own.
 fn install(signal: i32) -> Result<(), NoSignal> {
     static INSTALLING: RealMutex<()> = RealMutex::new(());
     let _installing = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -244,32 +243,32 @@ fn install(signal: i32) -> Result<(), NoSignal> {
     if present != libc::SIG_DFL && present != libc::SIG_IGN {
         return Err(NoSignal::Handled(signal));
     }
-    // SAFETY: zeroes are valid for this plain structure.
+    // SAFETY: all zeroes is a valid value of this plain structure.
     let mut action: libc::sigaction = unsafe { mem::zeroed() };
     action.sa_sigaction = on_signal as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
     // SAFETY: the mask is ours and valid for writes.
     unsafe { libc::sigemptyset(&raw mut action.sa_mask) };
-    // SAFETY: the handler is async-signal-safe: it polls, yields, and keeps `errno`.
+    // SAFETY: the handler is async-signal-safe: it polls, yields, and preserves `errno`.
     if unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) } != 0 {
         return Err(NoSignal::Refused(signal, io::Error::last_os_error()));
     }
     Ok(())
 }
 
-/// How much a thread that is caught in a long poll computes between two signals.
+/// How long a thread stuck in a long poll computes between two signals.
 const EVERY: Duration = Duration::from_millis(1);
 
-/// How much it computes before the signal that should come at once. The kernel allows no less than 10 µs.
+/// How long it computes before a signal that should come at once. The kernel allows no less than 10 µs.
 const SOON: Duration = Duration::from_micros(10);
 
-/// What sends the signal to one thread. Any thread can start it.
+/// Sends the signal to one thread. Any thread can start it.
 #[derive(Debug)]
 pub(crate) struct HogTimer {
-    /// Gone when its thread ends.
+    /// `None` once its thread has ended.
     bound: RealMutex<Option<Bound>>,
-    /// The process that has bound it. One that is forked has a copy that does nothing: the events
-    /// are those of a thread of its parent.
+    /// The process that has bound it. A forked child has a copy that does nothing: the events belong to a
+    /// thread of its parent.
     process: RealAtomicU64,
     is_set: AtomicBool,
 }
@@ -278,10 +277,10 @@ pub(crate) struct HogTimer {
 struct Bound {
     signal: i32,
     thread: u32,
-    /// The event that fires every millisecond, from the first start on: a thread with an event costs a
+    /// The event that fires every millisecond, created at the first start: a thread with an event costs a
     /// little more at each of the kernel's switches.
     every: Option<TaskClock>,
-    /// The event that fires once, from the first use on.
+    /// The event that fires once, created at the first use.
     soon: Option<TaskClock>,
     /// It cannot be started any more.
     is_refused: bool,
@@ -297,8 +296,8 @@ impl HogTimer {
         }
     }
 
-    /// Makes it the timer of the calling thread: `signal` asks about `descriptor`, and yields the processor
-    /// to the thread that serves it.
+    /// Makes it the timer of the calling thread: the handler of `signal` polls `descriptor`, and yields the
+    /// processor to the thread that serves it.
     pub(crate) fn bind(&self, signal: i32, descriptor: RawFd) {
         WAIT_POINT.with(|place| place.store(descriptor, Ordering::Relaxed));
         let (every, soon) = (None, None);
@@ -324,8 +323,8 @@ impl HogTimer {
         self.is_set.load(Ordering::Relaxed)
     }
 
-    /// Starts the timer, unless it runs. If the program has installed a handler of its own meanwhile, the timer
-    /// stops for good instead; so it is worth calling now and then while it runs.
+    /// Starts the timer, unless it runs. If the program has installed a handler of its own meanwhile, this
+    /// stops the timer for good instead, so call it now and then while the timer runs.
     pub(crate) fn start(&self) {
         self.with(|bound| {
             if bound.is_usable() && !self.is_set() {
@@ -337,7 +336,7 @@ impl HogTimer {
         });
     }
 
-    /// Lets the signal come as soon as the thread computes, once. The timer goes on as it did.
+    /// Makes the signal come once, as soon as the thread computes. The timer is not affected.
     pub(crate) fn ask_now(&self) {
         self.with(|bound| {
             if bound.is_usable() {
@@ -358,7 +357,7 @@ impl HogTimer {
         }
     }
 
-    /// Not in a process that was forked, in which another thread may hold the lock for ever.
+    /// Does nothing in a forked process, in which another thread may hold the lock for ever.
     fn with(&self, change: impl FnOnce(&mut Bound)) {
         if self.is_of_this_process()
             && let Some(bound) = &mut *self.lock()
@@ -377,7 +376,7 @@ impl HogTimer {
 }
 
 impl Bound {
-    /// Returns whether the signal may be sent by now; if it is not ours any more, it never is again.
+    /// Returns whether the signal may be sent; once it is not ours any more, it never may again.
     fn is_usable(&mut self) -> bool {
         if !self.is_refused && !is_ours(self.signal) {
             self.close();
@@ -419,7 +418,7 @@ impl Bound {
         event.as_ref()
     }
 
-    /// Stops what runs, before its descriptor is closed.
+    /// Stops running events, before their descriptors are closed.
     fn close(&mut self) {
         for event in [self.every.take(), self.soon.take()].into_iter().flatten() {
             event.stop();
@@ -521,7 +520,7 @@ mod tests {
         assert_eq!(processor_time(u32::MAX), None);
     }
 
-    /// Goal: who was called is known until it answers. Method: a call and its answer, again if another test has
+    /// Goal: a called thread is known until it answers. Method: a call and its answer, again if another test has
     /// answered meanwhile.
     #[test]
     fn calls_are_known() {
@@ -618,13 +617,13 @@ mod tests {
         timer.unbind();
     }
 
-    /// Uses so much processor time.
+    /// Uses that much processor time.
     fn compute(time: Duration) {
         let end = vigie_detect::clock::thread_cpu_time() + time;
         while vigie_detect::clock::thread_cpu_time() < end {}
     }
 
-    /// Goal: hogs give way to a thread that was called until it runs, and not for ever to one that never
+    /// Goal: hogs yield to a called thread until it runs, and not for ever to one that never
     /// does. Method: calls at given times.
     #[test]
     fn calls_are_answered_or_forgotten() {

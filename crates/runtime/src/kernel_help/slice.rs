@@ -1,10 +1,10 @@
-//! The turns that the kernel's scheduler gives to a thread.
+//! The time slices that the kernel's scheduler gives to a thread.
 
 #![expect(unsafe_code, reason = "scheduling attributes have no safe interface")]
 
 use std::{io, time::Duration};
 
-/// The kernel's `struct sched_attr`, as of its first version.
+/// The kernel's `struct sched_attr`, in its first version.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 struct SchedAttr {
@@ -26,14 +26,14 @@ const SCHED_FLAG_RESET_ON_FORK: u64 = 1;
 /// The shortest slice that the kernel grants.
 const SLICE: Duration = Duration::from_micros(100);
 
-/// Asks for short turns for the calling thread. Its policy and its nice value stay as they are. A thread that
-/// is neither `SCHED_OTHER` nor `SCHED_BATCH`, or has a nice value below zero, is left alone, and so does a
-/// kernel that does not know slices.
+/// Asks for short slices for the calling thread. Its policy and its nice value stay as they are. Does nothing
+/// for a thread that is neither `SCHED_OTHER` nor `SCHED_BATCH`, or has a nice value below zero, or on a
+/// kernel without slices.
 pub(crate) fn shorten_slice() {
     set_slice(0, u64::try_from(SLICE.as_nanos()).unwrap_or(0));
 }
 
-/// Gives the thread `thread` the kernel's default turns again.
+/// Restores the kernel's default slice for the thread `thread`.
 pub(crate) fn restore_slice(thread: u32) {
     set_slice(thread, 0);
 }
@@ -47,13 +47,13 @@ fn set_slice(thread: u32, nanos: u64) {
     }
 }
 
-/// Returns `present` with a slice of `nanos`, the kernel's default for zero; `None` if the thread has to be
+/// Returns `present` with a slice of `nanos`, the kernel's default for zero; `None` if the thread must be
 /// left alone.
 fn with_slice(present: SchedAttr, nanos: u64) -> Option<SchedAttr> {
     let has_slices = [libc::SCHED_OTHER, libc::SCHED_BATCH]
         .iter()
         .any(|policy| present.sched_policy == policy.cast_unsigned());
-    // The flag that resets the slice of what the thread forks would reset the nice value there as well.
+    // The flag that resets the slice in forked children would reset their nice value as well.
     if !has_slices || present.sched_nice < 0 {
         return None;
     }
@@ -87,7 +87,7 @@ fn set_attributes(thread: u32, attributes: &SchedAttr) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Goal: a thread's slice is shortened by itself, and restored by whoever knows its number. Method: what the kernel says
+    /// Goal: a thread shortens its own slice, and any thread that knows its id can restore it. Method: what the kernel says
     /// of a thread of its own. A kernel before Linux 6.12 tells of no slice.
     #[test]
     fn a_slice_is_short_until_it_is_restored() {

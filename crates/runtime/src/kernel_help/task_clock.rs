@@ -1,8 +1,8 @@
-//! Perf events on the clock of one thread: a signal to it whenever it has computed for some time.
+//! Perf events on the clock of one thread: a signal to it each time it has computed for some time.
 //!
-//! The kernel counts while the thread runs, and lets the event fire only if it runs in user mode at that
-//! moment. The signal is sent before the thread goes on, so it never meets one that sleeps. That needs no
-//! privilege up to `perf_event_paranoid` 2.
+//! The kernel counts while the thread runs, and lets the event fire only if the thread is in user mode at
+//! that moment. The signal is sent before the thread goes on, so it never reaches a sleeping thread. Up to
+//! `perf_event_paranoid` 2, this needs no privilege.
 
 #![expect(unsafe_code, reason = "perf events have no safe interface")]
 
@@ -17,17 +17,17 @@ use thiserror::Error;
 
 use crate::sync::{OnceLock, Ordering, RealAtomicBool, thread};
 
-/// Why there can be no such event.
+/// Why such an event is not possible.
 #[derive(Debug, Error)]
 pub(crate) enum NoTaskClock {
     #[error(
-        "a seccomp filter is in force, which may end a process that makes perf events; they are not tried"
+        "perf events are not tried: a seccomp filter is in force, which may kill a process that creates one"
     )]
     Filtered,
     #[error("/proc/self/status does not tell whether a seccomp filter is in force")]
     Unknown(#[source] io::Error),
     #[error(
-        "perf events are refused to this user: kernel.perf_event_paranoid is {level}, and up to 2 it works \
+        "perf events are refused to this user: kernel.perf_event_paranoid is {level}, and must be at most 2 \
          without CAP_PERFMON"
     )]
     Paranoid { level: i32 },
@@ -37,7 +37,7 @@ pub(crate) enum NoTaskClock {
     Unsupported,
     #[error("there is no descriptor left for a perf event: raise the limit with `ulimit -n`")]
     NoDescriptor(#[source] io::Error),
-    #[error("the kernel makes no perf event")]
+    #[error("the kernel refused to create a perf event")]
     Other(#[source] io::Error),
 }
 
@@ -65,7 +65,7 @@ fn paranoid_level() -> Option<i32> {
     fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").ok()?.trim().parse().ok()
 }
 
-/// Returns whether the text of `/proc/self/status` tells of a filter. A kernel without filters has no such
+/// Returns whether the text of `/proc/self/status` reports a filter. A kernel without filters has no such
 /// line.
 fn is_filtered(status: &str) -> bool {
     status
@@ -74,13 +74,13 @@ fn is_filtered(status: &str) -> bool {
         .is_some_and(|mode| mode.trim() != "0")
 }
 
-/// A number that no thread has: the kernel's bound is 2^22.
+/// An id that no thread has: the kernel's maximum is 2^22.
 const NOBODY: u32 = i32::MAX.cast_unsigned();
 
-/// Makes sure that events can be made, by asking for one of a thread that does not exist: the kernel checks
+/// Checks that events can be created, by asking for one of a thread that does not exist: the kernel checks
 /// the permission first, and this is quick.
 pub(crate) fn probe() -> Result<(), NoTaskClock> {
-    // A filter refuses the call, or ends the process: systemd's `SystemCallFilter=` does.
+    // A filter refuses the call, or kills the process: systemd's `SystemCallFilter=` does.
     let status = fs::read_to_string("/proc/self/status").map_err(NoTaskClock::Unknown)?;
     if is_filtered(&status) {
         return Err(NoTaskClock::Filtered);
@@ -91,14 +91,14 @@ pub(crate) fn probe() -> Result<(), NoTaskClock> {
     }
 }
 
-/// Whether events can be made quickly.
+/// Whether events can be created quickly.
 ///
-/// The first event of a machine switches the kernel's own hooks on, and waits until every processor
-/// knows (`synchronize_rcu`): 7 to 16 ms, against 13 µs for the next ones. So a thread of its own makes one,
-/// which stays for as long as the process lives; meanwhile nobody waits.
+/// The first event of a machine switches on the kernel's own hooks, and waits until every processor knows
+/// (`synchronize_rcu`): 7 to 16 ms, against 13 µs for later ones. So a separate thread creates one, which
+/// stays as long as the process lives; meanwhile no other thread waits.
 static KEPT: OnceLock<Option<OwnedFd>> = OnceLock::new();
 
-/// Returns whether events can be made quickly. The first call sees to it that this becomes so.
+/// Returns whether events can be created quickly. The first call starts the preparation.
 pub(crate) fn is_ready() -> bool {
     static HAS_BEGUN: RealAtomicBool = RealAtomicBool::new(false);
     if let Some(kept) = KEPT.get() {
@@ -112,7 +112,7 @@ pub(crate) fn is_ready() -> bool {
         };
         let spawned = thread::Builder::new().name("vigie-perf".into()).spawn(keep);
         if let Err(error) = spawned {
-            // Asked again at the next start.
+            // Retried at the next start.
             HAS_BEGUN.store(false, Ordering::Relaxed);
             tracing::debug!(%error, "no thread to prepare perf events");
         }
@@ -156,18 +156,18 @@ const F_SETOWN_EX: c_int = 15;
 const F_OWNER_TID: c_int = 0;
 
 #[repr(C)]
-struct Owner {
+struct OwnerEx {
     kind: c_int,
     number: libc::pid_t,
 }
 
-/// The signal of an event that goes on; its `si_code`.
+/// The `si_code` of the signal of a recurring event.
 pub(crate) const CODE_PERIODIC: c_int = 1;
 
-/// The signal of an event that fired for the last time; its `si_code`.
+/// The `si_code` of the signal of an event that fired for the last time.
 pub(crate) const CODE_LAST: c_int = 6;
 
-/// Makes an event of the thread `thread`, which is off and sends no signal.
+/// Creates an event for the thread `thread`, disabled and without a signal.
 fn open(thread: u32, period: Duration) -> io::Result<OwnedFd> {
     let flags = FLAG_DISABLED | FLAG_EXCLUDE_KERNEL | FLAG_EXCLUDE_HV;
     let attributes = Attributes {
@@ -177,7 +177,7 @@ fn open(thread: u32, period: Duration) -> io::Result<OwnedFd> {
         sample_period: u64::try_from(period.as_nanos()).unwrap_or(u64::MAX),
         sample_type: 0,
         read_format: 0,
-        // Bit fields of C, which begin at the other end there.
+        // C bit fields, which begin at the other end there.
         flags: if cfg!(target_endian = "big") { flags.reverse_bits() } else { flags },
         wakeup_events: 0,
         bp_type: 0,
@@ -197,21 +197,22 @@ fn open(thread: u32, period: Duration) -> io::Result<OwnedFd> {
         )
     };
     let descriptor = checked(c_int::try_from(descriptor).unwrap_or(-1))?;
-    // SAFETY: the kernel has just made it for us.
+    // SAFETY: the kernel has just created it for us.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// An event, which is off at first. It stands for its thread and not for the process: a process that is
-/// forked has its descriptor, and must not use it.
+/// An event, disabled at first. It belongs to its thread, not to the process: a forked process inherits its
+/// descriptor, and must not use it.
 #[derive(Debug)]
 pub(crate) struct TaskClock(OwnedFd);
 
 impl TaskClock {
-    /// Makes the event of the thread `thread` of this process.
+    /// Creates the event of the thread `thread` of this process.
     pub(crate) fn open(thread: u32, signal: c_int, period: Duration) -> io::Result<Self> {
         let event = Self(open(thread, period)?);
         let descriptor = event.0.as_raw_fd();
-        let owner = Owner { kind: F_OWNER_TID, number: libc::pid_t::try_from(thread).unwrap_or(0) };
+        let owner =
+            OwnerEx { kind: F_OWNER_TID, number: libc::pid_t::try_from(thread).unwrap_or(0) };
         // SAFETY: the descriptor is open, and `owner` is valid for reads.
         checked(unsafe { libc::fcntl(descriptor, F_SETOWN_EX, &raw const owner) })?;
         // SAFETY: the descriptor is open, and the command takes a number.
@@ -231,12 +232,12 @@ impl TaskClock {
         self.control(IOC_REFRESH, 1);
     }
 
-    /// Switches it off. Closing does not, while a forked process has the descriptor.
+    /// Disables it. Closing does not, while a forked process has the descriptor.
     pub(crate) fn stop(&self) {
         self.control(IOC_DISABLE, 0);
     }
 
-    /// Returns how many nanoseconds it has counted while it was on.
+    /// Returns how many nanoseconds it has counted while it was enabled.
     #[cfg(test)]
     pub(crate) fn count(&self) -> io::Result<u64> {
         let mut bytes = [0; 8];
@@ -271,7 +272,7 @@ mod tests {
         }
         assert!(text(libc::ENOSYS, Some(2)).contains("no perf events"));
         assert!(text(libc::EMFILE, Some(3)).contains("ulimit -n"));
-        assert!(text(libc::EINVAL, Some(2)).contains("makes no perf event"));
+        assert!(text(libc::EINVAL, Some(2)).contains("refused to create a perf event"));
     }
 
     /// Goal: the question whether events can be made is answered as the kernel does. Method: an event of this thread.

@@ -1,11 +1,11 @@
-//! What the kernel says of a thread of this process.
+//! The kernel's view of a thread of this process.
 
 use std::{ffi::CStr, io::Write};
 
 use rustix::fs::{Mode, OFlags};
 
-/// Returns whether the thread with the kernel's number `thread` sleeps in the kernel: for a file, a lock, a
-/// time. One that only waits for a processor does not. `false` where /proc is not mounted.
+/// Returns whether the thread with the kernel thread id `thread` sleeps in the kernel: for a file, a lock, a
+/// time. `false` for one that only waits for a processor, and where /proc is not mounted.
 ///
 /// # Cost
 /// Three system calls, some 5 µs; no allocation.
@@ -27,13 +27,13 @@ fn read<'a>(thread: u32, file: &str, text: &'a mut [u8; TEXT_MAX]) -> Option<&'a
     Some(&text[..length])
 }
 
-/// The state follows the name, which is in parentheses and may hold some itself.
+/// The state follows the name, which is in parentheses and may itself contain some.
 fn state_in(text: &[u8]) -> Option<u8> {
     let end = text.iter().rposition(|&byte| byte == b')')?;
     text.get(end + 2).copied()
 }
 
-/// Returns where in the kernel the thread sleeps, by the name of the function, if the kernel tells.
+/// Returns the name of the kernel function in which the thread sleeps, if the kernel tells.
 pub(crate) fn sleeps_in(thread: u32) -> Option<String> {
     let mut text = [0; TEXT_MAX];
     let name = str::from_utf8(read(thread, "wchan", &mut text)?).ok()?;

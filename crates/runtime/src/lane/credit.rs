@@ -1,12 +1,12 @@
 //! Credit: how much processor time a task may still use before it counts as computing.
 //!
-//! Each task has a bucket of processor time. Polls are paid from it, it refills slowly, and a new task
-//! is paid from the bucket of the task that spawned it. Operating systems give priority to threads that
-//! have used less than their share (virtual time, lag: [duda99]); this is the same rule for tasks.
+//! Each task has a bucket of processor time. Polls are paid from it, it refills slowly, and a new task is
+//! paid from the bucket of the task that spawned it. Operating systems give priority to threads that have
+//! used less than their share (virtual time, lag: [duda99]); this is the same rule for tasks.
 //!
-//! A bucket is one number, the time at which it will be full again: using `t` of processor time moves it
-//! by `t * REFILL_NS` into the future. So refilling costs nothing, and the tasks that have used least are
-//! those whose buckets are full first.
+//! A bucket is one number, the time at which it will be full again: using `t` of processor time moves it `t *
+//! REFILL_NS` into the future. So refilling costs nothing, and the tasks that have used least are those whose
+//! buckets are full first.
 
 use crate::sync::{
     AtomicU8, AtomicU32, AtomicU64, Ordering,
@@ -15,30 +15,31 @@ use crate::sync::{
 
 use super::Lane;
 
-/// What a full bucket holds, in nanoseconds of processor time. Half or twice of it makes no difference
+/// The capacity of a bucket, in nanoseconds of processor time. Halving or doubling it makes no difference
 /// that the simulation could show.
 const CAPACITY_NS: u64 = 1_000_000;
 
-/// In how many nanoseconds one nanosecond of credit comes back: a twentieth of a processor for each task.
+/// The number of nanoseconds in which one nanosecond of credit comes back: a twentieth of a processor per
+/// task.
 const REFILL_NS: u64 = 20;
 
-/// How far below zero a bucket goes: what has used more is not remembered for longer than 0.4 s.
+/// How far below zero a bucket can go: overuse is remembered for at most 0.4 s.
 const DEBT_NS: u64 = 20_000_000;
 
-/// What a bucket must hold for its task to be in the reaction lane: about one switch with its system
-/// calls.
+/// The least that a bucket must hold for its task to be in the reaction lane: about one switch with its
+/// system calls.
 const LEAST_NS: u64 = 20_000;
 
-/// A task whose usual poll is no longer than this may begin it with less.
+/// A task whose usual poll is no longer than this may begin it with a smaller credit.
 const OVERDRAFT_NS: u64 = CAPACITY_NS / 2;
 
 /// The most that a kind pays for a new task.
 const CHILDS_MOST_NS: u64 = 100_000;
 
-/// For how many polls like the expected one a short new task is paid.
+/// The number of polls of the expected length for which a short new task is paid.
 const CHILDS_POLLS: u64 = 6;
 
-/// The credit of a task: when its bucket is full, in nanoseconds on the monotonic clock.
+/// The credit of a task: the time at which its bucket is full, in nanoseconds on the monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Credit(u64);
 
@@ -51,19 +52,19 @@ impl Credit {
         self.0 < now.saturating_add((CAPACITY_NS - LEAST_NS) * REFILL_NS)
     }
 
-    /// Returns what is left after `used` nanoseconds of processor time until `now`.
+    /// Returns the remaining credit after `used` nanoseconds of processor time until `now`.
     #[must_use]
     pub(crate) fn after(self, now: u64, used: u64) -> Self {
         let full_at = self.0.max(now).saturating_add(used.saturating_mul(REFILL_NS));
         Self(full_at.min(now.saturating_add((CAPACITY_NS + DEBT_NS) * REFILL_NS)))
     }
 
-    /// Pays a new task at `now`: with half of what is left. Returns the credit of the new one.
+    /// Pays a new task at `now` with half of the remaining credit. Returns the new task's credit.
     pub(crate) fn pay_child(&mut self, now: u64) -> Self {
         self.pay(now, self.level(now) / 2)
     }
 
-    /// Returns what the bucket holds at `now`, if it is no debt.
+    /// Returns how much the bucket holds at `now`, zero if it is in debt.
     fn level(self, now: u64) -> u64 {
         CAPACITY_NS.saturating_sub(self.0.saturating_sub(now) / REFILL_NS)
     }
@@ -73,14 +74,14 @@ impl Credit {
         Self(now + (CAPACITY_NS - amount) * REFILL_NS)
     }
 
-    /// Returns the place in the compute lane of a task that is queued at `now`: the least goes first.
-    /// One that has used nothing for long stands beside one that is new, not before it.
+    /// Returns the place in the compute lane of a task that is queued at `now`: the lowest goes first. A task
+    /// that has used nothing for long is placed beside a new one, not before it.
     pub(crate) fn place(self, now: u64) -> u64 {
         self.0.max(now)
     }
 }
 
-/// One bucket for many: all that is spawned by threads that run no task is paid from it.
+/// A shared bucket: it pays for all tasks spawned by threads that run no task.
 #[derive(Debug)]
 pub(crate) struct SharedCredit(Count);
 
@@ -94,8 +95,8 @@ impl SharedCredit {
         self.change(|credit| Some(credit.pay_child(now))).unwrap_or(Credit::FULL)
     }
 
-    /// Pays a new task at `now` for some polls that use `expected` nanoseconds each; `None` if these are long, or too
-    /// little is left.
+    /// Pays a new task at `now` for some polls that use `expected` nanoseconds each; `None` if these are
+    /// long, or too little credit is left.
     pub(crate) fn pay_short(&self, now: u64, expected: u32) -> Option<Credit> {
         let expected = u64::from(expected);
         let polls = (CHILDS_POLLS * expected).clamp(LEAST_NS, CHILDS_MOST_NS - LEAST_NS);
@@ -117,27 +118,28 @@ impl SharedCredit {
     }
 }
 
-/// What a task has used lately. Written by the thread that polls the task or, before the first poll, by
-/// the one that spawns it; the lane by the thread that queues it. Read by those that wake it: a stale
-/// value misplaces one wake-up.
+/// A task's recent use of processor time. Written by the thread that polls the task or, before the first
+/// poll, by the one that spawns it; the lane by the thread that queues it. Read by threads that wake it: a
+/// stale value misplaces one wake-up.
 #[derive(Debug)]
 pub(crate) struct Account {
     credit: AtomicU64,
-    /// The usual poll in nanoseconds of processor time: a moving average, the last poll a quarter.
+    /// The usual poll in nanoseconds of processor time: a moving average in which the last poll counts a
+    /// quarter.
     usual_ns: AtomicU32,
-    /// What the next poll will probably use, by other tasks of the same kind, while it is one of the first. Written
-    /// as the credit is, and by the thread that takes the task from its lane.
+    /// The expected time of the next poll, from other tasks of the same kind, while it is one of the first.
+    /// Written like the credit, and by the thread that takes the task from its lane.
     expected_ns: AtomicU32,
     /// How often in a row the task was woken while it ran.
     self_wakes: AtomicU8,
-    /// Where in the compute lane its present turn began, or zero, and what it has used since. Written by the thread that queues the
-    /// task, and by the one that polls it.
+    /// The place in the compute lane where its present turn began, or zero, and the time used since. Written
+    /// by the thread that queues the task, and by the one that polls it.
     turn_place: AtomicU64,
     turn_ns: AtomicU32,
 }
 
 /// How often in a row a task may wake itself before it counts as computing. One `yield_now` for fairness is
-/// no computation; and an event that another thread delivers while the task runs looks like a wake-up from
+/// not computation; and an event that another thread delivers while the task runs looks like a wake-up from
 /// inside.
 const SELF_WAKES_MAX: u8 = 2;
 
@@ -145,7 +147,7 @@ const SELF_WAKES_MAX: u8 = 2;
 const UNKNOWN: u32 = u32::MAX;
 
 impl Account {
-    /// Makes the account of a new task, with what is expected of its first poll, in nanoseconds.
+    /// Creates the account of a new task, with the expected time of its first poll, in nanoseconds.
     pub(crate) fn new(credit: Credit, expected_ns: Option<u32>) -> Self {
         Self {
             credit: AtomicU64::new(credit.0),
@@ -161,7 +163,7 @@ impl Account {
         Credit(self.credit.load(Ordering::Relaxed))
     }
 
-    /// A poll has ended that used `used` nanoseconds and left `credit`, children's pay included.
+    /// Records a poll that used `used` nanoseconds and left `credit`, after paying any children.
     pub(crate) fn charge(&self, credit: Credit, used: u64) {
         self.credit.store(credit.0, Ordering::Relaxed);
         let used = u32::try_from(used).unwrap_or(UNKNOWN).min(UNKNOWN - 1);
@@ -176,9 +178,10 @@ impl Account {
         }
     }
 
-    /// Returns the place in the compute lane of the task, which is queued at `now`. If it gave way at the end of its budget, it keeps
-    /// the place at which its turn began until it has used `turn_ns`: otherwise an acceptor, say, would have a small part of what
-    /// others have that compute without a budget.
+    /// Returns the task's place in the compute lane when it is queued at `now`. If it yielded at the end of
+    /// its budget, it keeps the place at which its turn began until it has used `turn_ns`: otherwise an
+    /// acceptor, for example, would get only a small part of the share of tasks that compute without a
+    /// budget.
     pub(crate) fn place(&self, gave_way: bool, now: u64, turn_ns: u64) -> u64 {
         let began = self.turn_place.load(Ordering::Relaxed);
         let has_turn = || u64::from(self.turn_ns.load(Ordering::Relaxed)) < turn_ns;
@@ -191,7 +194,7 @@ impl Account {
         place
     }
 
-    /// Others of the task's kind have shown what the next poll will probably use, or nothing is expected of it.
+    /// Sets the time of the next poll that other tasks of its kind suggest, or `None`.
     pub(crate) fn expect(&self, expected_ns: Option<u32>) {
         let expected = expected_ns.unwrap_or(UNKNOWN);
         if self.expected_ns.load(Ordering::Relaxed) != expected {
@@ -199,17 +202,18 @@ impl Account {
         }
     }
 
-    /// Returns the usual poll of the task in nanoseconds of processor time, or what is expected of the next one if
-    /// that is more, if anything is known.
+    /// Returns the task's usual poll in nanoseconds of processor time, or the expected time of the next one
+    /// if that is more, if either is known.
     pub(crate) fn usual_ns(&self) -> Option<u32> {
         let known = |nanos: u32| Some(nanos).filter(|&nanos| nanos != UNKNOWN);
         known(self.usual_ns.load(Ordering::Relaxed))
             .max(known(self.expected_ns.load(Ordering::Relaxed)))
     }
 
-    /// Returns when the task becomes ready: `ready`, if that is known, or a time that is good enough to judge it by. The
-    /// turn of the thread that wakes it may have begun long ago, as a long poll or a sleep, and the task been polled
-    /// elsewhere since: at that time, what came back to it meanwhile would still be missing.
+    /// Returns when the task becomes ready: `ready` if known, else a time good enough to judge the task by.
+    /// The turn of the waking thread may have begun long ago, in a long poll or a sleep, and the task may
+    /// have been polled elsewhere since: at that earlier time, credit that has refilled meanwhile would be
+    /// missing.
     pub(crate) fn woken_at(
         &self,
         ready: Option<u64>,
@@ -220,8 +224,8 @@ impl Account {
         known.unwrap_or_else(clock)
     }
 
-    /// Returns the lane for the task, which becomes ready at `now`. One that wakes itself again and again
-    /// has no priority over those that an event wakes.
+    /// Returns the lane for the task, which becomes ready at `now`. A task that keeps waking itself has no
+    /// priority over those that an event wakes.
     pub(crate) fn choose_lane(&self, was_running: bool, now: u64) -> Lane {
         let before = self.self_wakes.load(Ordering::Relaxed);
         let self_wakes = if was_running { before.saturating_add(1) } else { 0 };
@@ -235,7 +239,7 @@ impl Account {
         if reacts { Lane::Reaction } else { Lane::Compute }
     }
 
-    /// A task that would probably use in its next poll much more than it has does not react.
+    /// A task whose next poll would probably use much more than its credit does not react.
     pub(crate) fn is_credit_sufficient(&self, now: u64) -> bool {
         let credit = self.credit();
         let most = credit.level(now).max(OVERDRAFT_NS);
@@ -243,7 +247,7 @@ impl Account {
     }
 }
 
-// The models of `tests/loom.rs` compile this file, too: the tests below are none of them.
+// The models of `tests/loom.rs` compile this file too, but not the tests below.
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
@@ -398,7 +402,7 @@ mod tests {
         assert!(account.place(true, now + 100 * MS, turn) > third, "it has reacted");
     }
 
-    /// Goal: what is expected of a task counts beside what it has shown, until nothing is expected any more. Method:
+    /// Goal: the expected time of a task counts beside its usual one, until nothing is expected any more. Method:
     /// an account before and after a poll, with more and less expected.
     #[test]
     fn expectations_count_while_there_are_any() {

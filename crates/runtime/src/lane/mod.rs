@@ -1,10 +1,9 @@
 //! Lanes: which ready task goes first.
 //!
-//! A task that becomes ready while it has [credit](Credit) is in the *reaction lane*; any other ready task
-//! is in the *compute lane*. What woke it does not matter, except that a task which wakes itself gains
-//! nothing by that. The reaction lane is served in the order of arrival, the
-//! compute lane in the order in which its tasks would be through if all of them ran at once.
-//! Each lane has a [share](Share) of the time.
+//! A task that becomes ready while it has [credit](Credit) is in the *reaction lane*; any other ready task is
+//! in the *compute lane*. The cause of the wake-up does not matter, except that a task gains nothing by
+//! waking itself. The reaction lane is served in order of arrival, the compute lane in the order in which its
+//! tasks would finish if all of them ran at once. Each lane has a [share](Share) of the time.
 
 mod credit;
 mod queue;
@@ -15,7 +14,7 @@ use std::fmt;
 
 pub(crate) use self::{
     credit::{Account, Credit, SharedCredit},
-    queue::{ComputeQueue, Rank, Ranked},
+    queue::{ComputeQueue, Rank, RankedQueue},
     share::Share,
     trust::{Early, Trust, most_ns},
 };
@@ -39,13 +38,13 @@ impl fmt::Display for Lane {
     }
 }
 
-/// What makes a task ready.
+/// What made a task ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
     /// The detection server delivered an event to it.
     Detection,
-    /// A task that is polled spawned or woke it.
+    /// A running task spawned or woke it.
     Poll,
-    /// A thread that is no worker did: to the runtime, that is an event too.
+    /// A thread that is not a worker did: to the runtime, that is an event too.
     Foreign,
 }

@@ -1,51 +1,52 @@
-//! The compute lane's queues: the task that would be through first, if all of them ran at the same time, goes first.
+//! The compute lane's queues: the task that would finish first, if all of them ran at the same time, goes
+//! first.
 
 use std::{cmp::Ordering as Order, collections::BinaryHeap};
 
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
 
-/// Where a task stands in the compute lane.
+/// A task's position in the compute lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rank {
-    /// The least goes first: see [`Credit::place`](super::Credit::place).
+    /// The lowest goes first: see [`Credit::place`](super::Credit::place).
     pub(crate) place: u64,
-    /// What the next poll will probably use, in nanoseconds of processor time; zero if that is not known.
+    /// The expected time of the next poll, in nanoseconds of processor time; zero if unknown.
     pub(crate) needs_ns: u32,
-    /// Its polls are known to be short: reserve threads may run it, too.
+    /// Its polls are known to be short: reserve threads may run it too.
     pub(crate) is_short: bool,
 }
 
 #[derive(Debug)]
-struct Entry<T> {
+struct QueueEntry<T> {
     place: u64,
-    /// Among equals the first comer goes first.
+    /// Among equals, the first to arrive goes first.
     arrival: u64,
     is_short: bool,
     item: T,
 }
 
-impl<T> Entry<T> {
+impl<T> QueueEntry<T> {
     const fn order(&self) -> (u64, u64) {
         (self.place, self.arrival)
     }
 }
 
-impl<T> PartialEq for Entry<T> {
+impl<T> PartialEq for QueueEntry<T> {
     fn eq(&self, other: &Self) -> bool {
         self.order() == other.order()
     }
 }
 
-impl<T> Eq for Entry<T> {}
+impl<T> Eq for QueueEntry<T> {}
 
-impl<T> PartialOrd for Entry<T> {
+impl<T> PartialOrd for QueueEntry<T> {
     fn partial_cmp(&self, other: &Self) -> Option<Order> {
         Some(self.cmp(other))
     }
 }
 
-impl<T> Ord for Entry<T> {
-    /// Reversed: the greatest of a `BinaryHeap` comes first.
+impl<T> Ord for QueueEntry<T> {
+    /// Reversed: a `BinaryHeap` yields its greatest element first.
     fn cmp(&self, other: &Self) -> Order {
         other.order().cmp(&self.order())
     }
@@ -53,35 +54,35 @@ impl<T> Ord for Entry<T> {
 
 /// The compute lane of one thread, without a lock.
 #[derive(Debug)]
-pub(crate) struct Ranked<T> {
-    short: BinaryHeap<Entry<T>>,
-    other: BinaryHeap<Entry<T>>,
+pub(crate) struct RankedQueue<T> {
+    short: BinaryHeap<QueueEntry<T>>,
+    other: BinaryHeap<QueueEntry<T>>,
     arrivals: u64,
 }
 
-impl<T> Default for Ranked<T> {
+impl<T> Default for RankedQueue<T> {
     fn default() -> Self {
         Self { short: BinaryHeap::new(), other: BinaryHeap::new(), arrivals: 0 }
     }
 }
 
-/// A heap that holds less than a quarter of its memory gives it back, down to this.
+/// A heap that uses less than a quarter of its memory gives it back, down to this capacity.
 const KEPT: usize = 256;
 
-/// A task goes no later than this after others that are ready with it and that have used as much: 2 s.
+/// The longest that a task is placed behind others that are ready with it and have used the same: 2 s.
 const TAKES_MOST_NS: u64 = 2_000_000_000;
 
-impl<T> Ranked<T> {
+impl<T> RankedQueue<T> {
     pub(crate) fn push(&mut self, item: T, rank: Rank) {
         let Rank { place, needs_ns, is_short } = rank;
         self.arrivals += 1;
-        // Beside so many others, each with the same share, a poll takes so many times as long.
+        // With `len` others that each get the same share, a poll takes this many times as long.
         let takes = u64::from(needs_ns).saturating_mul(self.len() as u64 + 1);
         let place = place.saturating_add(takes.min(TAKES_MOST_NS));
-        self.insert(Entry { place, arrival: self.arrivals, is_short, item });
+        self.insert(QueueEntry { place, arrival: self.arrivals, is_short, item });
     }
 
-    fn insert(&mut self, entry: Entry<T>) {
+    fn insert(&mut self, entry: QueueEntry<T>) {
         if entry.is_short { self.short.push(entry) } else { self.other.push(entry) }
     }
 
@@ -90,7 +91,7 @@ impl<T> Ranked<T> {
         self.pop_entry().map(|entry| entry.item)
     }
 
-    fn pop_entry(&mut self) -> Option<Entry<T>> {
+    fn pop_entry(&mut self) -> Option<QueueEntry<T>> {
         let is_short = match (self.short.peek(), self.other.peek()) {
             (Some(short), Some(other)) => short.order() <= other.order(),
             (short, _) => short.is_some(),
@@ -98,13 +99,13 @@ impl<T> Ranked<T> {
         pop_heap(if is_short { &mut self.short } else { &mut self.other })
     }
 
-    /// Takes the first task of those whose polls are short, if it stands no later than `limit`.
+    /// Takes the first task with short polls, if its place is no later than `limit`.
     pub(crate) fn pop_short(&mut self, limit: u64) -> Option<T> {
         self.short.peek().filter(|entry| entry.place <= limit)?;
         pop_heap(&mut self.short).map(|entry| entry.item)
     }
 
-    /// Returns where the first of those stands whose polls are short.
+    /// Returns the place of the first task with short polls.
     fn first_short(&self) -> u64 {
         self.short.peek().map_or(u64::MAX, |entry| entry.place)
     }
@@ -114,7 +115,7 @@ impl<T> Ranked<T> {
     }
 }
 
-fn pop_heap<T>(heap: &mut BinaryHeap<Entry<T>>) -> Option<Entry<T>> {
+fn pop_heap<T>(heap: &mut BinaryHeap<QueueEntry<T>>) -> Option<QueueEntry<T>> {
     let entry = heap.pop();
     if heap.capacity() > KEPT && heap.len() < heap.capacity() / 4 {
         heap.shrink_to(heap.len() * 2);
@@ -122,17 +123,17 @@ fn pop_heap<T>(heap: &mut BinaryHeap<Entry<T>>) -> Option<Entry<T>> {
     entry
 }
 
-/// The most that is taken from another thread at a time.
+/// The most that is taken from another thread in one go.
 const BATCH_MAX: usize = 16;
 
 /// The compute lane of one thread, from which others may take.
 ///
-/// A lock and no lock-free queue: computing tasks switch rarely, and the order is worth more.
+/// It has a lock rather than a lock-free queue: computing tasks switch rarely, and the order is worth more.
 #[derive(Debug)]
 pub(crate) struct ComputeQueue<T> {
-    ranked: Mutex<Ranked<T>>,
-    /// How many there are, and how many of them are short. Written under the lock, read by anybody: a
-    /// thread that goes to sleep reads them after a fence (see `Idle::choose`).
+    ranked: Mutex<RankedQueue<T>>,
+    /// How many tasks there are, and how many of them are short. Written under the lock, read by any thread:
+    /// a thread that goes to sleep reads them after a fence (see `Idle::choose`).
     count: AtomicUsize,
     short_count: AtomicUsize,
     /// The place of the first short task, or `u64::MAX` without one.
@@ -142,7 +143,7 @@ pub(crate) struct ComputeQueue<T> {
 impl<T> ComputeQueue<T> {
     pub(crate) fn new() -> Self {
         Self {
-            ranked: Mutex::new(Ranked::default()),
+            ranked: Mutex::new(RankedQueue::default()),
             count: AtomicUsize::new(0),
             short_count: AtomicUsize::new(0),
             first_short: AtomicU64::new(u64::MAX),
@@ -161,20 +162,20 @@ impl<T> ComputeQueue<T> {
         self.len() == 0
     }
 
-    /// Returns how many tasks wait whose polls are short: one load.
+    /// Returns how many tasks with short polls wait: one load.
     #[inline]
     pub(crate) fn short_len(&self) -> usize {
         self.short_count.load(Ordering::Relaxed)
     }
 
-    /// Returns whether such a task waits that stands no later than `limit`: two loads.
+    /// Returns whether a short task waits whose place is no later than `limit`: two loads.
     #[inline]
     pub(crate) fn has_short(&self, limit: u64) -> bool {
         self.short_len() > 0 && self.first_short.load(Ordering::Relaxed) <= limit
     }
 
-    /// Works on the tasks, and publishes how many there are afterwards.
-    fn with<R>(&self, work: impl FnOnce(&mut Ranked<T>) -> R) -> R {
+    /// Runs `work` on the tasks, then publishes their counts.
+    fn with<R>(&self, work: impl FnOnce(&mut RankedQueue<T>) -> R) -> R {
         let mut ranked = lock(&self.ranked);
         let result = work(&mut ranked);
         self.count.store(ranked.len(), Ordering::Relaxed);
@@ -189,10 +190,10 @@ impl<T> ComputeQueue<T> {
 
     /// Takes the first task.
     pub(crate) fn pop(&self) -> Option<T> {
-        if self.is_empty() { None } else { self.with(Ranked::pop) }
+        if self.is_empty() { None } else { self.with(RankedQueue::pop) }
     }
 
-    /// Takes the first task of those whose polls are short, if it stands no later than `limit`.
+    /// Takes the first task with short polls, if its place is no later than `limit`.
     pub(crate) fn pop_short(&self, limit: u64) -> Option<T> {
         if self.has_short(limit) { self.with(|ranked| ranked.pop_short(limit)) } else { None }
     }
@@ -204,8 +205,7 @@ impl<T> ComputeQueue<T> {
         self.with(|ranked| batch.empty_into(ranked));
     }
 
-    /// Takes the first task, and moves up to half of the others to `thief`, at most
-    /// [`BATCH_MAX`].
+    /// Takes the first task, and moves up to half of the others to `thief`, at most [`BATCH_MAX`].
     pub(crate) fn steal_batch_and_pop(&self, thief: &Self) -> Option<T> {
         if self.is_empty() {
             return None;
@@ -216,7 +216,7 @@ impl<T> ComputeQueue<T> {
             batch.fill(ranked, ranked.len() / 2);
             first
         });
-        // Never both locks at a time: two thieves may rob each other.
+        // Never holds both locks at once: two threads may steal from each other.
         if batch.0[0].is_some() {
             thief.with(|ranked| batch.empty_into(ranked));
         }
@@ -225,7 +225,7 @@ impl<T> ComputeQueue<T> {
 }
 
 /// Tasks on their way from one queue to another, on the stack.
-struct Batch<T>([Option<Entry<T>>; BATCH_MAX]);
+struct Batch<T>([Option<QueueEntry<T>>; BATCH_MAX]);
 
 impl<T> Default for Batch<T> {
     fn default() -> Self {
@@ -234,16 +234,16 @@ impl<T> Default for Batch<T> {
 }
 
 impl<T> Batch<T> {
-    fn fill(&mut self, ranked: &mut Ranked<T>, count: usize) {
+    fn fill(&mut self, ranked: &mut RankedQueue<T>, count: usize) {
         self.0.iter_mut().take(count).for_each(|place| *place = ranked.pop_entry());
     }
 
-    fn empty_into(self, ranked: &mut Ranked<T>) {
+    fn empty_into(self, ranked: &mut RankedQueue<T>) {
         self.0.into_iter().flatten().for_each(|entry| ranked.insert(entry));
     }
 }
 
-// The models of `tests/loom.rs` compile this file, too: the tests below are none of them.
+// The models of `tests/loom.rs` compile this file too, but not the tests below.
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Goal: what has used least goes first, among equals what came first; short ones alone in the
+        /// Goal: the task that has used least goes first, among equals the first to arrive; short ones alone in the
         /// same order, up to a limit. Method: random operations against a sorted list.
         #[test]
         fn the_least_used_goes_first(operations in prop::collection::vec((0u8..4, 0u64..8, any::<bool>()), 0..200)) {
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(victim.steal_batch_and_pop(&thief), None);
     }
 
-    /// Goal: of tasks that have used as much, the one that would be through first goes first, if each had the same share
+    /// Goal: of tasks that have used the same, the one that would finish first goes first, if each had the same share
     /// of the time; a longer one waits for no more than two seconds for it. Method: a poll of 10 ms among ten others, and
     /// short ones that come around the time at which it would be through.
     #[test]
@@ -321,7 +321,7 @@ mod tests {
     /// Goal: a burst gives its memory back. Method: the heap's capacity after 10 000 tasks have gone.
     #[test]
     fn memory_is_given_back() {
-        let mut ranked = Ranked::default();
+        let mut ranked = RankedQueue::default();
         for place in 0..10_000 {
             ranked.push((), Rank { place, needs_ns: 0, is_short: false });
         }
@@ -329,7 +329,7 @@ mod tests {
         assert!(ranked.other.capacity() <= 4 * KEPT, "{}", ranked.other.capacity());
     }
 
-    /// Goal: whoever takes from another thread takes half, rounded up, and at most one batch; a thief gets
+    /// Goal: a thread that takes from another takes half, rounded up, and at most one batch; a thief gets
     /// one more to run at once, and half of what is left then. Method: few tasks and many.
     #[test]
     fn half_of_the_tasks_are_taken() {
@@ -357,7 +357,7 @@ mod tests {
     /// before and after each pop of a burst.
     #[test]
     fn a_heap_shrinks_by_half() {
-        let mut ranked = Ranked::default();
+        let mut ranked = RankedQueue::default();
         (0..10_000).for_each(|place| ranked.push((), Rank { place, needs_ns: 0, is_short: false }));
         let mut before = ranked.other.capacity();
         while ranked.pop().is_some() {
@@ -372,7 +372,7 @@ mod tests {
     /// tasks as are kept come and go.
     #[test]
     fn a_small_heap_keeps_its_memory() {
-        let mut ranked = Ranked::default();
+        let mut ranked = RankedQueue::default();
         for place in 0..KEPT as u64 {
             ranked.push((), Rank { place, needs_ns: 0, is_short: false });
         }
@@ -385,7 +385,7 @@ mod tests {
     /// Goal: `==` says what the order says. Method: all pairs of few places and arrivals.
     #[test]
     fn equality_agrees_with_the_order() {
-        let entry = |n: u64| Entry { place: n / 2, arrival: n % 2, is_short: n > 2, item: n };
+        let entry = |n: u64| QueueEntry { place: n / 2, arrival: n % 2, is_short: n > 2, item: n };
         for (one, other) in (0..16).map(|n| (entry(n / 4), entry(n % 4))) {
             assert_eq!(one == other, one.cmp(&other).is_eq());
             assert_eq!(one == other, one.item == other.item);

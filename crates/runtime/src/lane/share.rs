@@ -4,35 +4,35 @@ use std::time::Duration;
 
 use super::Lane;
 
-/// The part of a thread's time that waiting computation gets beside reactions, in percent: by how many of
-/// each there are, between these.
+/// The part of a thread's time that waiting computation gets beside reactions, in percent: in proportion to
+/// the number of tasks in each lane, within these bounds.
 const PERCENT_MIN: u64 = 5;
 const PERCENT_MAX: u64 = 25;
 
-/// Reactions run for so many times the limit before a computation that waits has a turn again, however long its last one was: five
-/// slices.
+/// Reactions run for this many times the limit before a waiting computation has another turn, however long
+/// its last one was: five slices.
 const ALONE: i64 = 20;
 
-/// No poll counts for more, and no limit is larger: 17 minutes.
+/// The cap for a poll and for a limit: 17 minutes.
 const NANOS_MAX: i64 = 1 << 40;
 
-/// Keeps account of what the reaction lane owes the compute lane.
+/// Records what the reaction lane owes the compute lane.
 #[derive(Debug)]
 pub(crate) struct Share {
-    /// From this debt on, in nanoseconds, the compute lane goes first.
+    /// Above this debt, in nanoseconds, the compute lane goes first.
     limit_ns: i64,
     owed_ns: i64,
 }
 
 impl Share {
-    /// Makes an account that lets the reaction lane run for about `slice` before a computation that waits
-    /// has its turn.
+    /// Creates an account that lets the reaction lane run for about `slice` before a waiting computation has
+    /// its turn.
     pub(crate) fn new(slice: Duration) -> Self {
         let limit = slice.as_nanos() / 4;
         Self { limit_ns: i64::try_from(limit).unwrap_or(i64::MAX).min(NANOS_MAX), owed_ns: 0 }
     }
 
-    /// Takes note of a poll of `nanos` in `lane`, while so many tasks waited in each.
+    /// Records a poll of `nanos` in `lane`, with the numbers of tasks that waited in each.
     pub(crate) fn record(&mut self, lane: Lane, nanos: u64, reacting: usize, computing: usize) {
         let nanos = i64::try_from(nanos).unwrap_or(i64::MAX).min(NANOS_MAX);
         match lane {
@@ -42,24 +42,24 @@ impl Share {
                     (100 * computing / (reacting + computing)).clamp(PERCENT_MIN, PERCENT_MAX);
                 let percent = i64::try_from(percent).unwrap_or(0);
                 let part = |nanos: i64| nanos * percent / (100 - percent);
-                // What computation had in advance counts for so long only: it has its share of each window, not of a minute.
+                // Computation's advance is limited: it gets its share of each window, not of a minute.
                 let least = self.limit_ns - part(ALONE * self.limit_ns);
                 self.owed_ns = self.owed_ns.max(least) + part(nanos);
             }
-            // Nobody waits, so nothing is owed.
+            // No computation waits, so nothing is owed.
             Lane::Reaction => self.owed_ns = self.owed_ns.min(0),
             Lane::Compute => self.owed_ns -= nanos,
         }
         self.owed_ns = self.owed_ns.clamp(-ALONE * self.limit_ns, 8 * self.limit_ns);
     }
 
-    /// Returns which lane to look into first.
+    /// Returns the lane to look into first.
     pub(crate) const fn first(&self) -> Lane {
         if self.owed_ns <= self.limit_ns { Lane::Reaction } else { Lane::Compute }
     }
 }
 
-// The models of `tests/loom.rs` compile this file, too: the tests below are none of them.
+// The models of `tests/loom.rs` compile this file too, but not the tests below.
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
@@ -110,7 +110,7 @@ mod tests {
         }
     }
 
-    /// Goal: what nobody waited for is not owed. Method: an hour of reactions alone.
+    /// Goal: time for which no computation waited is not owed. Method: an hour of reactions alone.
     #[test]
     fn nothing_is_owed_to_nobody() {
         let mut share = Share::new(Duration::from_millis(1));

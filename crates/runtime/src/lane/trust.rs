@@ -2,29 +2,30 @@
 
 use crate::sync::count::{AtomicU8, RELAXED};
 
-/// How many short polls make a task trusted, to how many one adds up, and how many a long one takes away. Clocks of
-/// threads go wrong, by time that the host of a virtual machine takes away: once means little.
+/// The number of short polls that makes a task trusted, the cap of its count, and the penalty of a long poll.
+/// A thread's clock can be wrong by the time that the host of a virtual machine takes away, so a single poll
+/// means little.
 const TRUST: u8 = 4;
 const MOST: u8 = 16;
 const LOST: u8 = 8;
 
-/// The most that is charged for a poll of a proven task, in nanoseconds: one that is short as a rule should not pay
-/// for a clock that went wrong with 0.4 s.
+/// The most that is charged for a poll of a proven task, in nanoseconds: a usually short task should not pay
+/// 0.4 s for a clock that went wrong.
 const PROVEN_MOST_NS: u64 = 1_000_000;
 
-/// So many polls of a task tell what others of its kind begin with.
+/// The number of first polls of a task that predict those of others of its kind.
 const EARLY: u8 = 4;
 
-/// Which of a task's first polls.
+/// One of a task's first polls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Early {
-    /// The very first, which often does no more than begin to wait.
+    /// The very first, which often only begins to wait.
     First,
-    /// One of the next.
+    /// One of the following polls.
     Later,
 }
 
-/// How many short polls a task has had, less what long ones took away. Written by the thread that polls.
+/// How many short polls a task has had, less the penalties of long ones. Written by the thread that polls.
 #[derive(Debug)]
 pub(crate) struct Trust {
     short: AtomicU8,
@@ -37,12 +38,12 @@ impl Trust {
         Self { short: AtomicU8::new(0), polls: AtomicU8::new(0) }
     }
 
-    /// Returns whether the task has shown itself that it holds no thread for long.
+    /// Returns whether the task's own polls have shown that it holds no thread for long.
     pub(crate) fn is_proven(&self) -> bool {
         self.short.load(RELAXED) >= TRUST
     }
 
-    /// Returns which the next poll is of those that tell what others of its kind begin with.
+    /// Returns which of the predictive first polls comes next, if any.
     pub(crate) fn early(&self) -> Option<Early> {
         match self.polls.load(RELAXED) {
             0 => Some(Early::First),
@@ -50,7 +51,7 @@ impl Trust {
         }
     }
 
-    /// Takes note of a poll, which computed for a long time or not.
+    /// Records a poll, and whether it computed for a long time.
     pub(crate) fn note_poll(&self, has_computed: bool) {
         let before = self.short.load(RELAXED);
         let after = if has_computed { before.saturating_sub(LOST) } else { (before + 1).min(MOST) };
@@ -64,12 +65,13 @@ impl Trust {
     }
 }
 
-/// Returns the most that a poll of a task costs, in nanoseconds of processor time, by whether it is proven.
+/// Returns the most that a poll of a task costs, in nanoseconds of processor time, depending on whether it is
+/// proven.
 pub(crate) const fn most_ns(is_proven: bool) -> u64 {
     if is_proven { PROVEN_MOST_NS } else { u64::MAX }
 }
 
-// The models of `tests/loom.rs` compile this file, too: the tests below are none of them.
+// The models of `tests/loom.rs` compile this file too, but not the tests below.
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {

@@ -1,27 +1,27 @@
-//! The control group of this process, which may have a quota of processor time.
+//! The control group of this process, which may have a processor-time quota.
 
 use std::{fs, path::PathBuf, time::Duration};
 
-/// How the kernel held a control group to its quota, since the group was made.
+/// How the kernel has enforced a control group's quota since the group was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Throttling {
     /// Periods of the quota in which the group ran: 100 ms each by default.
     pub periods: u64,
-    /// Those in which it had used up its quota, and stood still until the next one.
+    /// Periods in which the group used up its quota and was stopped until the next one.
     pub throttled_periods: u64,
-    /// The time for which it stood still, summed over processors.
+    /// The total time for which the group was stopped, summed over processors.
     pub throttled_time: Duration,
 }
 
-/// Reads what the kernel says of this process's own group, version 2 or 1.
+/// Reads the kernel's statistics of this process's own group, version 2 or 1.
 pub(super) fn read() -> Option<Throttling> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     candidates(&groups).iter().find_map(|path| parse(&fs::read_to_string(path).ok()?))
 }
 
-/// Where the group's statistics may be. In a container, the path that the kernel tells may be that of
-/// the host while the mount shows the group itself at its root.
+/// Where the group's statistics may be. In a container, the kernel may report the host's path while the mount
+/// shows the group itself at its root.
 fn candidates(groups: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for line in groups.lines() {
@@ -51,7 +51,7 @@ fn parse(text: &str) -> Option<Throttling> {
             _ => None,
         })
     };
-    // Version 1 tells nanoseconds. A group without the controller has neither.
+    // Version 1 reports nanoseconds. A group without the controller has neither field.
     let throttled_time = value("throttled_usec")
         .map(Duration::from_micros)
         .or_else(|| value("throttled_time").map(Duration::from_nanos))?;

@@ -1,4 +1,4 @@
-//! What each thread counts, and nobody else writes.
+//! The counters of each thread, which only that thread writes.
 
 use std::{cell::Cell, time::Duration};
 
@@ -12,10 +12,10 @@ use crate::{
     task_cell::{ReadyTime, poll},
 };
 
-/// The counters of one thread that runs tasks. Written by that thread alone, read by anybody:
-/// `Relaxed`, so each is a number for a reader, nothing more.
+/// The counters of one thread that runs tasks. Only that thread writes them, any thread reads them:
+/// `Relaxed`, since nothing is ordered by them.
 #[derive(Debug)]
-pub(crate) struct Counters {
+pub(crate) struct ThreadCounters {
     lanes: [LaneCounters; 2],
     long_polls: AtomicU64,
     hogs: AtomicU64,
@@ -32,7 +32,7 @@ struct LaneCounters {
 
 type Buckets = [AtomicU64; BUCKETS];
 
-impl Counters {
+impl ThreadCounters {
     pub(crate) const fn new() -> Self {
         const fn lane() -> LaneCounters {
             LaneCounters { polls: AtomicU64::new(0), nanos: AtomicU64::new(0) }
@@ -47,7 +47,7 @@ impl Counters {
         }
     }
 
-    /// A task that became ready at `ready` is about to be polled at `now`.
+    /// Records that a task that became ready at `ready` is about to be polled at `now`.
     #[inline]
     pub(crate) fn begin_poll(&self, ready: ReadyTime, now: u64) {
         if let Some((delay, by_event)) = ready.delay(now) {
@@ -56,7 +56,7 @@ impl Counters {
         }
     }
 
-    /// A poll has ended.
+    /// Records the end of a poll.
     #[inline]
     pub(crate) fn end_poll(&self, lane: Lane, nanos: u64) {
         let lane = &self.lanes[lane as usize];
@@ -64,7 +64,7 @@ impl Counters {
         add(&lane.nanos, nanos);
     }
 
-    /// The poll that ended was a long one.
+    /// Records that the poll that ended was long.
     pub(crate) fn count_long_poll(&self, is_hog: bool) {
         add(&self.long_polls, 1);
         add(&self.hogs, u64::from(is_hog));
@@ -82,7 +82,7 @@ impl Counters {
         self.sleeps.load(RELAXED)
     }
 
-    /// Takes over what another thread has counted, which counts no more.
+    /// Takes over the counts of another thread, which no longer counts.
     pub(crate) fn absorb(&self, other: &Self) {
         for (own, other) in self.all().zip(other.all()) {
             add(own, other.load(RELAXED));
@@ -116,7 +116,7 @@ impl Counters {
     }
 }
 
-/// What the supervisor counts, which alone calls reserve threads.
+/// The counters of the supervisor, the only thread that calls reserve threads.
 #[derive(Debug)]
 pub(crate) struct ReserveCounters {
     calls: AtomicU64,
@@ -133,13 +133,13 @@ impl ReserveCounters {
         }
     }
 
-    /// A reserve thread was called, for which a thread was made or not.
+    /// Records a call of a reserve thread, and whether a thread was created for it.
     pub(crate) fn count_call(&self, has_new_thread: bool) {
         add(&self.calls, 1);
         add(&self.new_threads, u64::from(has_new_thread));
     }
 
-    /// None could be called.
+    /// Records that no reserve thread could be called.
     pub(crate) fn count_refusal(&self) {
         add(&self.refused, 1);
     }
@@ -151,18 +151,18 @@ impl ReserveCounters {
     }
 }
 
-/// Adds to a counter of which this thread is the only writer.
+/// Adds to a counter that only this thread writes.
 #[inline]
 fn add(counter: &AtomicU64, count: u64) {
     counter.store(counter.load(RELAXED).wrapping_add(count), RELAXED);
 }
 
-/// Says when a task became ready, for one thread that schedules. Where that would cost a reading of
-/// the clock in the middle of a poll, it tells of about one task in 16.
+/// Decides, for one scheduling thread, when to record the time at which a task became ready. Where that would
+/// need a reading of the clock in the middle of a poll, it samples about one task in 16.
 #[derive(Debug)]
 pub(crate) struct Sampler {
     left: Cell<u32>,
-    /// Uneven distances, so that a pattern in what tasks do is not hit at the same place every time.
+    /// Uneven distances, so that a pattern in the tasks is not sampled at the same place every time.
     chance: Cell<u32>,
 }
 
@@ -171,8 +171,8 @@ impl Sampler {
         Self { left: Cell::new(1), chance: Cell::new(seed) }
     }
 
-    /// Returns the present time, or that of the poll that has just ended, for a task that becomes ready
-    /// for this `cause`.
+    /// Returns the present time, or that of the poll that has just ended, for a task that becomes ready for
+    /// this `cause`.
     #[inline]
     pub(crate) fn ready_time(&self, cause: Cause, was_running: bool) -> ReadyTime {
         let by_event = !was_running && !matches!(cause, Cause::Poll);
@@ -195,7 +195,7 @@ impl Sampler {
     }
 }
 
-/// For a thread that has no sampler, since it is no worker.
+/// For a thread that is not a worker and so has no sampler.
 pub(crate) fn foreign_ready_time() -> ReadyTime {
     now(true)
 }
@@ -226,7 +226,7 @@ mod tests {
     /// Goal: delays are counted by what made the task ready. Method: known times.
     #[test]
     fn delays_are_told_apart() {
-        let counters = Counters::new();
+        let counters = ThreadCounters::new();
         counters.begin_poll(ReadyTime::new(1_000, true), 1_100);
         counters.begin_poll(ReadyTime::new(1_000, false), 900);
         counters.begin_poll(ReadyTime::UNKNOWN, 1_000_000);

@@ -1,8 +1,8 @@
-//! Counts by powers of two.
+//! Histograms with a bucket per power of two.
 
 use std::time::Duration;
 
-/// How many buckets there are: the last one also takes what is longer than 9 minutes.
+/// The number of buckets; the last one also counts times over 9 minutes.
 pub(crate) const BUCKETS: usize = 40;
 
 /// Returns the bucket for a time.
@@ -11,8 +11,8 @@ pub(crate) const fn bucket(nanos: u64) -> usize {
     if index < BUCKETS { index } else { BUCKETS - 1 }
 }
 
-/// How many times were how long: bucket 0 counts those of 0 ns, bucket `i` those from 2^(i-1) ns up to
-/// 2^i ns exclusive; the last, number 39, also takes everything longer.
+/// A histogram of times: bucket 0 counts those of 0 ns, bucket `i` those from 2^(i-1) ns up to 2^i ns
+/// exclusive; the last, number 39, also counts everything longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Histogram {
     pub(crate) counts: [u64; BUCKETS],
@@ -35,8 +35,8 @@ impl Histogram {
         self.counts.iter().sum()
     }
 
-    /// Returns a bound that `percent` of the times, 0 to 100, did not exceed: the upper end of a
-    /// bucket, so at most twice the true value. `None` if nothing was counted.
+    /// Returns an upper bound for `percent` of the times, 0 to 100: the upper end of a bucket, so at most
+    /// twice the true value. `None` if nothing was counted.
     #[must_use]
     pub fn percentile(&self, percent: f64) -> Option<Duration> {
         let count = self.count();
@@ -82,7 +82,7 @@ mod tests {
         assert_eq!(bucket(u64::MAX), BUCKETS - 1);
     }
 
-    /// Goal: percentiles are upper ends of the bucket where the rank lies. Method: known counts, and
+    /// Goal: percentiles are upper ends of the bucket that contains the rank. Method: known counts, and
     /// input out of range.
     #[test]
     fn percentiles_of_known_counts() {

@@ -1,4 +1,4 @@
-//! Long polls by name, and the event that names a hog.
+//! The latest long polls by name, and the log event that names a hog.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -16,32 +16,32 @@ use crate::{
     task_cell::poll::EndedPoll,
 };
 
-/// How many quanta make a hog of a long poll: no page fault takes so long.
+/// How many quanta make a long poll a hog: no page fault takes that long.
 const HOG_FACTOR: u32 = 10;
 
 /// How many long polls are remembered.
 const LATEST_MAX: usize = 16;
 
-/// How long a spawn site is not told of again, for each of the two events.
+/// How long a spawn site is not reported again, for each of the two log events.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The most spawn sites told apart; the others share one place.
+/// The maximum number of spawn sites told apart; all others share one entry.
 const SITES_MAX: usize = 1024;
 
-/// The long polls of one runtime. Locked only by those who had one, the supervisor, and readers.
+/// The long polls of one runtime. Locked only by threads that had one, the supervisor, and readers.
 #[derive(Debug)]
 pub(crate) struct Hogs {
     /// A poll of this length makes its task a hog.
     threshold: Duration,
-    state: RealMutex<State>,
+    state: RealMutex<HogLogState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct HogLogState {
     latest: VecDeque<LongPoll>,
-    /// Events for polls that last.
+    /// Limits log events for polls that are still running.
     lasting: Throttle,
-    /// Events for polls that have ended.
+    /// Limits log events for polls that have ended.
     ended: Throttle,
 }
 
@@ -49,7 +49,7 @@ impl Hogs {
     pub(crate) fn new(quantum: Duration) -> Self {
         Self {
             threshold: quantum * HOG_FACTOR,
-            state: RealMutex::new(State {
+            state: RealMutex::new(HogLogState {
                 latest: VecDeque::with_capacity(LATEST_MAX),
                 lasting: Throttle::default(),
                 ended: Throttle::default(),
@@ -65,8 +65,7 @@ impl Hogs {
         self.lock().latest.iter().cloned().collect()
     }
 
-    /// Takes note of a long poll that ended at `now`, and names it if it was a hog's. Returns whether
-    /// it was.
+    /// Records a long poll that ended at `now`, and names its task if it was a hog. Returns whether it was.
     pub(crate) fn record(&self, poll: EndedPoll, lane: Lane, now: Instant) -> bool {
         let duration = Duration::from_nanos(poll.elapsed_ns);
         let is_hog = self.is_hog(duration);
@@ -94,8 +93,8 @@ impl Hogs {
         is_hog
     }
 
-    /// Names the task of a poll that has lasted for so long already, as the supervisor sees.
-    pub(crate) fn tell_lasting(
+    /// Names the task of a poll that is still running and has lasted this long, as seen by the supervisor.
+    pub(crate) fn log_running(
         &self,
         name: Option<Arc<str>>,
         site: &'static Location<'static>,
@@ -115,42 +114,42 @@ impl Hogs {
         });
     }
 
-    fn lock(&self) -> RealGuard<'_, State> {
+    fn lock(&self) -> RealGuard<'_, HogLogState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Lets one event in each [`PAUSE`] through for each spawn site, and counts the others.
+/// Lets one log event through per spawn site in each [`PAUSE`], and counts the suppressed ones.
 #[derive(Debug, Default)]
 struct Throttle {
-    sites: BTreeMap<Option<Site>, Told>,
+    sites: BTreeMap<Option<SpawnSite>, LastReport>,
 }
 
 /// File, line and column of a spawn site.
-type Site = (&'static str, u32, u32);
+type SpawnSite = (&'static str, u32, u32);
 
 #[derive(Debug)]
-struct Told {
+struct LastReport {
     at: Instant,
     suppressed: u64,
 }
 
 impl Throttle {
-    /// Returns how many were suppressed since the last one, if this one may be told.
+    /// Returns how many events were suppressed since the last one, if this one may be logged.
     fn admit(&mut self, site: &'static Location<'static>, now: Instant) -> Option<u64> {
         let key = Some((site.file(), site.line(), site.column()));
         let is_known = self.sites.contains_key(&key);
         let key = if is_known || self.sites.len() < SITES_MAX { key } else { None };
-        let Some(told) = self.sites.get_mut(&key) else {
-            self.sites.insert(key, Told { at: now, suppressed: 0 });
+        let Some(report) = self.sites.get_mut(&key) else {
+            self.sites.insert(key, LastReport { at: now, suppressed: 0 });
             return Some(0);
         };
-        if now - told.at < PAUSE {
-            told.suppressed += 1;
+        if now - report.at < PAUSE {
+            report.suppressed += 1;
             return None;
         }
-        told.at = now;
-        Some(std::mem::take(&mut told.suppressed))
+        report.at = now;
+        Some(std::mem::take(&mut report.suppressed))
     }
 }
 
@@ -174,8 +173,8 @@ mod tests {
         let mut throttle = Throttle::default();
         let (first, second) = (here(), Location::caller());
         let at = |millis: u64| Instant::from_nanos(millis * 1_000_000);
-        let told: Vec<_> = (0..10_000).filter_map(|ms| throttle.admit(first, at(ms))).collect();
-        assert_eq!(told, [&[0][..], &[999; 9]].concat());
+        let report: Vec<_> = (0..10_000).filter_map(|ms| throttle.admit(first, at(ms))).collect();
+        assert_eq!(report, [&[0][..], &[999; 9]].concat());
         assert_eq!(throttle.admit(second, at(9_999)), Some(0));
         assert_eq!(throttle.admit(first, at(10_000)), Some(999));
     }

@@ -1,4 +1,4 @@
-//! What threads count, and what is read of it. Public as [`metrics`](crate::metrics).
+//! What threads count, and snapshots of it. Public as [`metrics`](crate::metrics).
 
 mod cgroup;
 mod counters;
@@ -12,6 +12,6 @@ pub use self::{
     readings::{CurrentPoll, LaneMetrics, LongPoll, Metrics, ReserveMetrics, ThreadMetrics},
 };
 pub(crate) use self::{
-    counters::{Counters, ReserveCounters, Sampler, foreign_ready_time},
+    counters::{ReserveCounters, Sampler, ThreadCounters, foreign_ready_time},
     hogs::Hogs,
 };

@@ -1,4 +1,4 @@
-//! What is read of a runtime at one moment.
+//! Snapshots of a runtime.
 
 use std::{panic::Location, time::Duration};
 
@@ -10,18 +10,18 @@ use super::{
 };
 use crate::{lane::Lane, sync::Arc};
 
-/// What a runtime has done so far, and what it does at this moment.
+/// What a runtime has done so far, and what it is doing now.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Metrics {
     /// How tasks are scheduled.
     pub flavor: Flavor,
-    /// Worker threads; one in the user-level flavor, one for each task that has one in the kernel-level
-    /// flavor, where the kernel schedules: there, polls, delays and threads are not counted.
+    /// Worker threads; one in the user-level flavor. In the kernel-level flavor, one per task that has a
+    /// thread; there the kernel schedules, so polls, delays and threads are not counted.
     pub workers: usize,
     /// Tasks that have not ended.
     pub live_tasks: usize,
-    /// The reaction lane: tasks woken by events, and what they wake.
+    /// The reaction lane: tasks with credit, most of them woken by events.
     pub reaction: LaneMetrics,
     /// The compute lane.
     pub compute: LaneMetrics,
@@ -29,36 +29,36 @@ pub struct Metrics {
     /// [`long_poll`](crate::RuntimeBuilder::long_poll), hogs among them.
     pub long_polls: u64,
     /// Polls that held their thread for at least ten [quanta](crate::RuntimeBuilder::quantum), 10 ms by
-    /// default. All time counts, also that of blocking calls; and on a machine with too few processors,
-    /// the time for which the thread waited for one.
+    /// default. Elapsed time counts, including blocking calls and, on a machine with too few processors, the
+    /// time for which the thread waited for one.
     pub hogs: u64,
     /// The latest long polls that have ended, at most 16, oldest first.
     pub latest_long_polls: Vec<LongPoll>,
-    /// How long tasks that an event or a foreign thread woke, or that a foreign thread spawned, were
-    /// ready before they were polled. Does *not* contain the time from the kernel's readiness to its
-    /// detection, which nobody but the other side can measure. What wakes a task while it is polled
-    /// counts as its own doing: see [`task_delay`](Self::task_delay).
+    /// How long tasks were ready before they were polled, for tasks that an event or a foreign thread woke or
+    /// that a foreign thread spawned. Does *not* contain the time from the kernel's readiness to its
+    /// detection, which only the peer can measure. A wake-up during the task's own poll counts as the task's
+    /// own: see [`task_delay`](Self::task_delay).
     pub event_delay: Histogram,
-    /// The same of tasks that tasks woke or spawned: themselves when they yield, others when they end
-    /// (all of these), and in the middle of a poll (about one in 16, by chance of place).
+    /// The same for tasks woken or spawned by tasks: by themselves when they yield, by others when those end
+    /// (all of these), and in the middle of a poll (about one in 16, sampled).
     pub task_delay: Histogram,
     /// The threads that run tasks: workers first, then the reserve threads that have been called. In the
-    /// user-level flavor, the thread that drives, whichever it is, and then those together that polled local
-    /// tasks of their own inside `block_on` meanwhile, if any did.
+    /// user-level flavor, first the driving thread, whichever it is, then, as one entry, all threads that
+    /// polled local tasks of their own inside `block_on` meanwhile, if any did.
     pub threads: Vec<ThreadMetrics>,
-    /// The reserve threads. None in the user-level flavor.
+    /// The reserve threads. All zero in the user-level flavor.
     pub reserve: Option<ReserveMetrics>,
     /// The detection server as a whole.
     pub detection: Snapshot,
     /// The detection server's handles.
     pub handles: Vec<HandleReport>,
-    /// How often the kernel took all processors away because the control group had used up its quota.
-    /// None where there is no such group, or it has no processor controller.
+    /// How often the kernel stopped the whole control group because it had used up its quota. `None` without
+    /// such a group, or if it has no processor controller.
     pub throttling: Option<Throttling>,
 }
 
 impl Metrics {
-    /// What every flavor has; the flavor fills in the rest.
+    /// The part that every flavor has; the flavor fills in the rest.
     pub(crate) fn new(server: &Server, workers: usize, live_tasks: usize) -> Self {
         Self {
             flavor: server.flavor(),
@@ -80,13 +80,13 @@ impl Metrics {
     }
 }
 
-/// What was polled in one lane.
+/// The polls of one lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LaneMetrics {
     /// Polls that have ended.
     pub polls: u64,
-    /// The time in them.
+    /// Their total time.
     pub time: Duration,
 }
 
@@ -108,19 +108,18 @@ pub struct LongPoll {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ThreadMetrics {
-    /// A reserve thread, which runs the reaction lane; the compute lane only in the place of a thread that sleeps
-    /// in the kernel, or for short tasks while every worker computes for long.
+    /// Whether this is a reserve thread. It runs the reaction lane; it runs the compute lane only in place of
+    /// a thread that sleeps in the kernel, or, for short tasks, while every worker computes for long.
     pub is_reserve: bool,
     /// Polls that have ended, in both lanes.
     pub polls: u64,
-    /// Sleeps for want of work; those of a reserve thread are watches in the wait point.
+    /// Sleeps for lack of work; for a reserve thread, sleeps in the poller.
     pub sleeps: u64,
-    /// The poll that runs at this moment. None in the user-level flavor, which has no other thread that
-    /// might look.
+    /// The poll in progress. `None` in the user-level flavor, which has no other thread that could look.
     pub current: Option<CurrentPoll>,
 }
 
-/// A poll that has not ended.
+/// A poll in progress.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CurrentPoll {
@@ -132,22 +131,22 @@ pub struct CurrentPoll {
     pub elapsed: Duration,
 }
 
-/// Reserve threads, which watch and serve while every worker is inside a long poll.
+/// Reserve threads, which watch for events and run tasks while every worker is inside a long poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReserveMetrics {
-    /// Those that serve or watch at this moment.
+    /// Threads that run tasks or watch at this moment.
     pub serving: usize,
-    /// Those that wait to be called.
+    /// Threads that wait to be called.
     pub spare: usize,
-    /// The most there may be.
+    /// The maximum number of reserve threads.
     pub limit: usize,
-    /// Whether one of them is in the wait point: the sentinel.
+    /// Whether one of them, the sentinel, is in the poller.
     pub has_sentinel: bool,
-    /// How often one was called.
+    /// How often a reserve thread was called.
     pub calls: u64,
-    /// For how many of these calls a thread was made.
+    /// How many of these calls created a thread.
     pub new_threads: u64,
-    /// How often none could be called: all of them served, or the kernel gave no thread.
+    /// How often no reserve thread could be called: all were in use, or the kernel refused a thread.
     pub refused: u64,
 }

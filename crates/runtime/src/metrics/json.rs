@@ -1,5 +1,5 @@
-//! One snapshot as one line of JSON. Written by hand: the fields are few, and the runtime needs no
-//! other text format.
+//! A snapshot as one line of JSON. Written by hand: the fields are few, and the runtime needs no other text
+//! format.
 
 use std::{fmt::Write, panic::Location, time::Duration};
 
@@ -8,8 +8,8 @@ use crate::{
     sync::{Arc, thread},
 };
 
-/// The version of the format. It is raised when a field changes its meaning or goes; readers must
-/// accept fields that they do not know.
+/// The version of the format. It is raised when a field is removed or changes its meaning; readers must
+/// accept unknown fields.
 pub const FORMAT_VERSION: u32 = 1;
 
 impl Metrics {

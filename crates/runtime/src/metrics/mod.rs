@@ -1,10 +1,10 @@
-//! What a runtime does, in numbers: [`Handle::metrics`](crate::Handle::metrics), and [`serve`] for
-//! other programs such as `vigie-bench watch`.
+//! Metrics of a runtime: [`Handle::metrics`](crate::Handle::metrics), and [`serve`] for other programs such
+//! as `vigie-bench watch`.
 //!
 //! ```
 //! use vigie_runtime::{Flavor, Runtime, spawn};
 //!
-//! // One thread, which has counted a poll before it goes on; others may count a little later.
+//! // One thread, which counts a poll before it goes on; other threads may count a little later.
 //! let runtime = Runtime::builder().flavor(Flavor::UserLevel).build()?;
 //! let metrics = runtime.block_on(async {
 //!     spawn(async {}).await?;
@@ -16,13 +16,13 @@
 //! ```
 //!
 //! # Cost
-//! A poll pays for a few additions in memory of its own thread, and no reading of the clock. A wake-up
-//! by an event or by a foreign thread reads the clock once; wake-ups by tasks read it once in about 16.
-//! The rest is paid by whoever asks.
+//! A poll costs a few additions in its own thread's memory, and no reading of the clock. A wake-up by an
+//! event or by a foreign thread reads the clock once; wake-ups by tasks read it once in about 16. The reader
+//! pays for the rest.
 //!
-//! # What the numbers are
-//! Counters only grow. Each is written by one thread; they are read one after the other while the
-//! runtime runs, so that two of them may differ by what happened in between.
+//! # Consistency
+//! Counters only grow. Each is written by one thread. They are read one after the other while the runtime
+//! runs, so two of them may differ by what happened in between.
 
 mod json;
 mod socket;

@@ -1,7 +1,7 @@
-//! A Unix socket at which other programs ask for the metrics of this one.
+//! A Unix socket that serves this program's metrics to other programs.
 //!
-//! A plain thread serves it, so that it answers also while every worker hogs. It never blocks on a
-//! reader: descriptors do not block, each reader has a bounded buffer and a deadline.
+//! A plain thread serves it, so it answers even while every worker is hogged. It never blocks on a reader:
+//! descriptors are non-blocking, and each reader has a bounded buffer and a deadline.
 
 use std::{
     fmt, fs, io,
@@ -35,55 +35,55 @@ use crate::{
     sync::thread,
 };
 
-/// The most readers at a time; one more is told to come again and sent away.
+/// The maximum number of readers at once; a further one is told to come back later, and disconnected.
 const READERS_MAX: usize = 8;
 
 /// The longest request.
 const REQUEST_BYTES_MAX: usize = 64;
 
-/// How long a reader may leave an answer untaken.
+/// How long a reader may leave an answer unread.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long a reader may stay without asking.
-const IDLE_PATIENCE: Duration = Duration::from_secs(60);
+/// How long a reader may stay without a request.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How old an answer may be: whoever asks more often gets the same one again.
+/// The maximum age of an answer; a reader that asks more often gets the same one again.
 const ANSWER_AGE_MAX: Duration = Duration::from_millis(10);
 
-/// How often a program that is making or replacing the same socket is waited for, 10 ms each time.
+/// How many times to wait, 10 ms each, for another program that is creating or replacing the same socket.
 const LOCK_TRIES: u32 = 100;
 
-/// How long the end of the thread is waited for.
+/// How long to wait for the end of the thread.
 const END_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why metrics could not be served.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// A living program serves there.
+    /// A live program serves at the path.
     #[error("another program serves {}: end it, or choose another path", path.display())]
     InUse {
-        /// Where.
+        /// The path.
         path: PathBuf,
     },
-    /// Something that is no socket is there, and stays.
-    #[error("{} exists and is no socket: remove it, or choose another path", path.display())]
+    /// Something that is not a socket is at the path, and stays there.
+    #[error("{} exists and is not a socket: remove it, or choose another path", path.display())]
     NotASocket {
-        /// Where.
+        /// The path.
         path: PathBuf,
     },
     /// The kernel refused.
     #[error("cannot serve metrics at {}{}", path.display(), cause_of(source))]
     Io {
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
-/// Returns what a user can do about it, as an addition to the message.
+/// Returns what a user can do about it, as a suffix for the message.
 fn cause_of(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENOTDIR) => ": the folder must exist",
@@ -95,26 +95,25 @@ fn cause_of(error: &io::Error) -> &'static str {
     }
 }
 
-/// Serves the metrics of a runtime until the returned guard is dropped, at a Unix stream socket with
-/// mode 0600: only this user's programs, and root's, can connect. A socket that a dead program left at
-/// `path` is replaced; while that is found out, there is a lock file beside it, with `.lock` after its name.
-/// See [`RuntimeBuilder::metrics_socket`](crate::RuntimeBuilder::metrics_socket) for one that goes with its
-/// runtime.
+/// Serves the metrics of a runtime until the returned guard is dropped, at a Unix stream socket with mode
+/// 0600: only programs of this user and of root can connect. A socket that a dead program left at `path` is
+/// replaced; during that check there is a lock file beside it, named after it with `.lock` appended.
+/// [`RuntimeBuilder::metrics_socket`](crate::RuntimeBuilder::metrics_socket) makes one that lives as long as
+/// its runtime.
 ///
 /// # Protocol
-/// The reader sends a line, `snapshot`, and gets one line of JSON; as often as it wants. The answer to
-/// anything else is `{"vigie_metrics":1,"error":"…"}` and the end of the connection. At most 8 readers
-/// are served at a time. Who leaves an answer untaken for 2 s, or asks nothing for 60 s, is dropped.
+/// The reader sends the line `snapshot` and gets one line of JSON, as often as it likes. Any other request is
+/// answered with `{"vigie_metrics":1,"error":"…"}` and ends the connection. At most 8 readers are served at
+/// once. A reader that leaves an answer unread for 2 s, or sends no request for 60 s, is disconnected.
 /// Answers are up to 10 ms old.
 ///
 /// # Format
-/// The fields are those of [`Metrics`](super::Metrics), times in nanoseconds with the ending `_ns`;
-/// besides, `vigie_metrics` is the version of the format, [`FORMAT_VERSION`],
-/// and `pid` names the process. A version stays readable for those who know it: fields may be added.
+/// The fields are those of [`Metrics`](super::Metrics); times are in nanoseconds, with the suffix `_ns`. In
+/// addition, `vigie_metrics` is the version of the format, [`FORMAT_VERSION`], and `pid` is the process.
+/// Within a version, fields may be added but not changed.
 ///
 /// # Errors
-/// [`ServeError`]: a living program serves there already, something else is there, or the kernel
-/// refuses.
+/// [`ServeError`]: a live program already serves at the path, something else is there, or the kernel refuses.
 ///
 /// # Examples
 /// ```no_run
@@ -161,7 +160,7 @@ pub struct MetricsSocket {
 }
 
 impl MetricsSocket {
-    /// Returns where the socket is.
+    /// Returns the path of the socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -171,15 +170,15 @@ impl MetricsSocket {
 impl Drop for MetricsSocket {
     fn drop(&mut self) {
         if self.process != process::id() {
-            // A forked child: file, eventfd and thread are the parent's.
+            // In a forked child: file, eventfd and thread belong to the parent.
             mem::forget(self.thread.take());
             return;
         }
         remove(&self.path, self.identity);
-        // Never full: nobody else writes.
+        // Never full: there is no other writer.
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
         let Some(thread) = self.thread.take() else { return };
-        // It may be the one that drops the last handle of its runtime, and this with it.
+        // The thread itself may drop the last handle of its runtime, and this guard with it.
         if thread.thread().id() == thread::current().id() {
             return;
         }
@@ -199,7 +198,7 @@ impl fmt::Debug for MetricsSocket {
     }
 }
 
-/// Device and number of the file, by which we know it for ours.
+/// Device and inode number of the file, which identify it as ours.
 type Identity = (u64, u64);
 
 fn identity(path: &Path) -> io::Result<Identity> {
@@ -229,7 +228,7 @@ fn bind(path: &Path) -> Result<(UnixListener, Identity), ServeError> {
             match rustix::net::connect(&probe, &address) {
                 Err(rustix::io::Errno::CONNREFUSED) => fs::remove_file(path).map_err(failed)?,
                 Err(rustix::io::Errno::NOENT) => {}
-                // Full is alive as well.
+                // A full backlog means alive too.
                 Ok(()) | Err(rustix::io::Errno::AGAIN) => {
                     return Err(ServeError::InUse { path: path.to_owned() });
                 }
@@ -241,7 +240,7 @@ fn bind(path: &Path) -> Result<(UnixListener, Identity), ServeError> {
     }
     let listener = (|| {
         let socket = new_socket()?;
-        // Before it is bound, so that nobody else can connect in between.
+        // Before it is bound, so that no other user can connect in between.
         rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
         rustix::net::bind(&socket, &address)?;
         rustix::net::listen(&socket, 16)?;
@@ -255,19 +254,19 @@ fn new_socket() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?)
 }
 
-/// A lock against other programs that make a socket at the same path: a file beside it, which is removed
-/// with the lock.
+/// A lock against other programs that create a socket at the same path: a file beside it, removed when the
+/// lock is released.
 ///
-/// The file has mode 0600, so no other user can open it, and thus lock it. Where one has put something
-/// else in its place, which takes a folder that everybody may write, there is no lock: who may do that can
-/// put something in the place of the socket as well.
+/// The file has mode 0600, so no other user can open and thus lock it. If another user has put something else
+/// in its place, which takes a world-writable directory, there is no lock: that user could replace the socket
+/// as well.
 struct Lock {
     path: PathBuf,
     file: OwnedFd,
 }
 
 impl Lock {
-    /// Returns none if there can be no lock of ours at this path.
+    /// Returns `None` if we cannot have a lock at this path.
     fn take(socket: &Path) -> io::Result<Option<Self>> {
         let Some(name) = socket.file_name() else { return Ok(None) };
         let mut lock_name = name.to_owned();
@@ -277,7 +276,7 @@ impl Lock {
             let Some(file) = open_lock(&path) else { return Ok(None) };
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) if is_at(&file, &path) => return Ok(Some(Self { path, file })),
-                // Its last holder has removed it: others lock a new one.
+                // Its last holder has removed it: other programs lock a new file.
                 Ok(()) => {}
                 Err(rustix::io::Errno::WOULDBLOCK) => pause(Duration::from_millis(10)),
                 Err(error) => return Err(error.into()),
@@ -289,7 +288,7 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // While it is still held: whoever waits for it sees that it is gone.
+        // While it is still held: a program that waits for it sees that it is gone.
         if is_at(&self.file, &self.path)
             && let Err(error) = fs::remove_file(&self.path)
         {
@@ -298,8 +297,8 @@ impl Drop for Lock {
     }
 }
 
-/// Opens the lock file, or makes it. None if something else is there, or somebody else's; and if nothing
-/// can be made there, of which the making of the socket tells.
+/// Opens or creates the lock file. `None` if something else or another user's file is there, or if nothing
+/// can be created there, which creating the socket will report.
 fn open_lock(path: &Path) -> Option<OwnedFd> {
     let flags =
         OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -310,13 +309,13 @@ fn open_lock(path: &Path) -> Option<OwnedFd> {
     (is_file && is_private).then_some(file)
 }
 
-/// Returns whether `file` is what stands at `path`.
+/// Returns whether `file` is the file at `path`.
 fn is_at(file: &OwnedFd, path: &Path) -> bool {
     let Ok(found) = rustix::fs::fstat(file) else { return false };
     identity(path).is_ok_and(|at| at == (found.st_dev, found.st_ino))
 }
 
-/// Lets a moment pass, on a thread that serves no tasks.
+/// Sleeps, on a thread that runs no tasks.
 fn pause(time: Duration) {
     let _ = poll(&mut [], Some(&timespec(time)));
 }
@@ -345,11 +344,11 @@ struct Reader {
     stream: UnixStream,
     request: Vec<u8>,
     answer: Vec<u8>,
-    /// How much of the answer has been taken.
+    /// How many bytes of the answer have been sent.
     sent_bytes: usize,
     /// The connection ends after the answer.
     is_last: bool,
-    /// When it is dropped unless something happens.
+    /// When the reader is dropped unless something happens.
     deadline: Instant,
 }
 
@@ -371,7 +370,7 @@ impl Service {
         }
     }
 
-    /// Waits until somebody wants something. Returns whether this is the end.
+    /// Waits until a reader needs attention. Returns whether the service should end.
     fn wait(&self) -> io::Result<bool> {
         let now = monotonic_now();
         let next = self.readers.iter().map(|reader| reader.deadline).min();
@@ -391,14 +390,14 @@ impl Service {
         }
     }
 
-    /// Accepts those who wait, a bounded number at a time.
+    /// Accepts waiting readers, a bounded number per turn.
     fn accept(&mut self) {
         for _ in 0..2 * READERS_MAX {
             let stream = match self.listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => {
-                    // No descriptors, for example: the listener stays ready, so wait a little.
+                    // For example, out of descriptors: the listener stays ready, so wait a little.
                     tracing::debug!(%error, "a reader of metrics was not accepted");
                     pause(Duration::from_millis(10));
                     return;
@@ -417,7 +416,7 @@ impl Service {
                 answer: Vec::new(),
                 sent_bytes: 0,
                 is_last: false,
-                deadline: monotonic_now() + IDLE_PATIENCE,
+                deadline: monotonic_now() + IDLE_TIMEOUT,
             });
         }
     }
@@ -447,7 +446,7 @@ impl Reader {
         if self.answer.is_empty() && !self.has_request() && !self.read()? {
             return Ok(false);
         }
-        // Bounded by the buffer: what the reader sends meanwhile waits for the next turn.
+        // Bounded by the buffer: anything that the reader sends meanwhile waits for the next turn.
         loop {
             if self.answer.is_empty() && self.has_request() {
                 self.take_request(answers, now);
@@ -461,12 +460,12 @@ impl Reader {
         }
     }
 
-    /// Returns whether a request is complete, or will never be.
+    /// Returns whether a request is complete, or never will be.
     fn has_request(&self) -> bool {
         self.request.len() >= REQUEST_BYTES_MAX || self.request.contains(&b'\n')
     }
 
-    /// Reads what there is, up to the longest request. Returns false at the end of the stream.
+    /// Reads what is available, up to the longest request. Returns false at the end of the stream.
     fn read(&mut self) -> io::Result<bool> {
         let mut bytes = [0; REQUEST_BYTES_MAX];
         let room = REQUEST_BYTES_MAX - self.request.len();
@@ -479,7 +478,7 @@ impl Reader {
         Ok(true)
     }
 
-    /// Puts the answer to the first request down.
+    /// Prepares the answer to the first request.
     fn take_request(&mut self, answers: &mut Answers, now: Instant) {
         let end = self.request.iter().position(|&byte| byte == b'\n');
         let line: Vec<u8> = match end {
@@ -496,7 +495,7 @@ impl Reader {
         self.deadline = now + ANSWER_PATIENCE;
     }
 
-    /// Writes what the reader takes. Returns whether that was all.
+    /// Writes what the reader accepts. Returns whether that was everything.
     fn write(&mut self, now: Instant) -> io::Result<bool> {
         while self.sent_bytes < self.answer.len() {
             match self.stream.write(&self.answer[self.sent_bytes..]) {
@@ -507,7 +506,7 @@ impl Reader {
             }
         }
         self.answer = Vec::new();
-        self.deadline = now + IDLE_PATIENCE;
+        self.deadline = now + IDLE_TIMEOUT;
         Ok(true)
     }
 }

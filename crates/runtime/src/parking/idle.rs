@@ -1,9 +1,9 @@
-//! Which workers sleep, and whom to wake.
+//! Which workers sleep, and which one to wake.
 //!
-//! A worker that runs out of work *searches*; one that finds nothing *sleeps*. Whoever makes work
-//! wakes a sleeper, unless somebody searches already: a searcher that finds work wakes the next one
-//! before it starts, and the last searcher looks once more after it has announced its sleep. So work
-//! is never left lying, and a burst of it wakes one worker at a time instead of all.
+//! A worker that runs out of work *searches*; one that finds nothing *sleeps*. A thread that queues work
+//! wakes a sleeper, unless a worker is searching already: a searcher that finds work wakes the next one
+//! before it starts, and the last searcher looks once more after it has announced its sleep. So work is never
+//! left behind, and a burst of it wakes one worker after another instead of all at once.
 //!
 //! ```text
 //!   running ── out of work (1) ──▶ searching ── nothing found (2) ──▶ sleeping
@@ -11,30 +11,30 @@
 //!      └───────── found (3) ──────────┘  └────────── woken (4) ─────────┘
 //! ```
 //!
-//! (1) [`Idle::begin_search`], (2) [`Idle::begin_sleep`], (3) [`Idle::end_search`],
-//! (4) [`Idle::choose`]. A sleeper that an event wakes leaves by [`Idle::end_sleep`].
+//! (1) [`Idle::begin_search`], (2) [`Idle::begin_sleep`], (3) [`Idle::end_search`], (4) [`Idle::choose`]. A
+//! sleeper that an event wakes leaves through [`Idle::end_sleep`].
 
 use crate::sync::{AtomicUsize, Mutex, Ordering, fence, lock};
 
 #[derive(Debug)]
 pub(crate) struct Idle {
-    /// The number of sleepers in the upper half, of searchers in the lower. Changed by the workers
-    /// themselves and by those who wake them, always `SeqCst`: the order against the queues matters
-    /// (see [`choose`](Self::choose)).
+    /// The number of sleepers in the upper half, of searchers in the lower. Changed by the workers themselves
+    /// and by the threads that wake them, always `SeqCst`: the order relative to the queues matters (see
+    /// [`choose`](Self::choose)).
     counts: AtomicUsize,
     sleepers: Mutex<Vec<usize>>,
     worker_count: usize,
 }
 
-/// What comes of a call that another worker may have taken.
+/// The result of taking over a call to a worker when another worker may have woken in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a worker that was called sleeps on otherwise"]
-pub(crate) enum Places {
-    /// Who was called is a sleeper again, and the one that asks is a searcher in its place.
+pub(crate) enum SearcherSwap {
+    /// The called worker is a sleeper again, and the caller is a searcher in its place.
     Changed,
-    /// Both were chosen: who was called must be woken.
+    /// Both were chosen: the called worker must be woken.
     BothChosen,
-    /// Who was called has woken, or was not chosen for any work.
+    /// The called worker has woken, or was not chosen for any work.
     NoneNeeded,
 }
 
@@ -50,8 +50,8 @@ impl Idle {
         }
     }
 
-    /// Returns whether the worker may search: at most half of the workers do, so that they do not get
-    /// in each other's way. Where it may not, somebody else searches on its behalf.
+    /// Returns whether the worker may search: at most half of the workers do, so that they do not get in each
+    /// other's way. If it may not, another worker is searching already.
     pub(crate) fn begin_search(&self) -> bool {
         if 2 * (self.counts.load(Ordering::SeqCst) & SEARCHERS) >= self.worker_count {
             return false;
@@ -60,15 +60,15 @@ impl Idle {
         true
     }
 
-    /// The searcher found work. Returns whether it was the last: it must wake another one then.
-    #[must_use = "further work lies still if the last searcher wakes nobody"]
+    /// The searcher found work. Returns whether it was the last searcher: it must then wake another one.
+    #[must_use = "further work is left behind if the last searcher wakes no worker"]
     pub(crate) fn end_search(&self) -> bool {
         self.counts.fetch_sub(1, Ordering::SeqCst) & SEARCHERS == 1
     }
 
-    /// The worker goes to sleep. Returns whether it was the last searcher: it must look at all queues
-    /// once more then.
-    #[must_use = "work that came during the search lies still if the last searcher does not look again"]
+    /// The worker goes to sleep. Returns whether it was the last searcher: it must then look at all queues
+    /// once more.
+    #[must_use = "work that came during the search is left behind if the last searcher does not look again"]
     pub(crate) fn begin_sleep(&self, worker: usize, was_searching: bool) -> bool {
         let mut sleepers = lock(&self.sleepers);
         sleepers.push(worker);
@@ -78,8 +78,8 @@ impl Idle {
         was_searching && before & SEARCHERS == 1
     }
 
-    /// The worker wakes up by itself. Returns whether it still was a sleeper; if not, somebody has
-    /// chosen it, and it is a searcher.
+    /// The worker woke without being chosen. Returns whether it still was a sleeper; if not, it has been
+    /// chosen meanwhile, and is a searcher.
     pub(crate) fn end_sleep(&self, worker: usize) -> bool {
         let mut sleepers = lock(&self.sleepers);
         let place = sleepers.iter().position(|&sleeper| sleeper == worker);
@@ -95,34 +95,34 @@ impl Idle {
         lock(&self.sleepers).contains(&worker)
     }
 
-    /// The kernel may have woken `worker` in place of `called`: they change places if only the latter was chosen. `take_back` takes
-    /// its call back, unless it has woken as well.
-    pub(crate) fn change_places(
+    /// The kernel may have woken `worker` in place of `called`: they change places if only the latter was
+    /// chosen. `take_back` withdraws the call, unless `called` has woken as well.
+    pub(crate) fn swap_with_searcher(
         &self,
         worker: usize,
         called: usize,
         take_back: impl FnOnce() -> bool,
-    ) -> Places {
-        // Who wakes learns under this lock whether it is a sleeper.
+    ) -> SearcherSwap {
+        // A worker that wakes learns under this lock whether it is still a sleeper.
         let mut sleepers = lock(&self.sleepers);
         let is_chosen = !sleepers.contains(&called);
         let Some(place) = sleepers.iter().position(|&sleeper| sleeper == worker) else {
-            return if is_chosen { Places::BothChosen } else { Places::NoneNeeded };
+            return if is_chosen { SearcherSwap::BothChosen } else { SearcherSwap::NoneNeeded };
         };
         if !take_back() || !is_chosen {
-            return Places::NoneNeeded;
+            return SearcherSwap::NoneNeeded;
         }
         sleepers[place] = called;
-        Places::Changed
+        SearcherSwap::Changed
     }
 
-    /// Returns a worker that sleeps, other than `worker`, and stays a sleeper.
+    /// Returns a sleeping worker other than `worker`, which remains a sleeper.
     pub(crate) fn other_sleeper(&self, worker: usize) -> Option<usize> {
         lock(&self.sleepers).iter().copied().find(|&sleeper| sleeper != worker)
     }
 
-    /// Returns whether it looks as if [`choose`](Self::choose) would find somebody: a hint, for work
-    /// that is safe where it is.
+    /// Returns whether [`choose`](Self::choose) would probably find a worker: a hint, for work that is safe
+    /// where it is.
     pub(crate) fn may_need_waking(&self) -> bool {
         is_needed(self.counts.load(Ordering::Relaxed))
     }
@@ -137,11 +137,11 @@ impl Idle {
         self.counts.load(Ordering::Relaxed) == SLEEPER * self.worker_count
     }
 
-    /// Chooses a sleeper to wake for work that was just queued, and makes a searcher of it.
+    /// Chooses a sleeper to wake for work that was just queued, and makes it a searcher.
     pub(crate) fn choose(&self) -> Option<usize> {
-        // Between our push to a queue, before this call, and the load; its counterpart stands in
-        // `begin_sleep`, between the announcement of a sleep and the last look at the queues. Either we
-        // see the sleeper, or it sees the work.
+        // Between our push to a queue, before this call, and the load. The fence in `begin_sleep`, between
+        // the announcement of a sleep and the last look at the queues, pairs with it: either we see the
+        // sleeper, or it sees the work.
         fence(Ordering::SeqCst);
         if !is_needed(self.counts.load(Ordering::SeqCst)) {
             return None;
@@ -151,18 +151,18 @@ impl Idle {
             return None;
         }
         let worker = sleepers.pop()?;
-        // One sleeper less, one searcher more.
+        // One sleeper fewer, one searcher more.
         self.counts.fetch_sub(SLEEPER - 1, Ordering::SeqCst);
         Some(worker)
     }
 }
 
-/// Somebody sleeps and nobody searches.
+/// A worker sleeps and none searches.
 const fn is_needed(counts: usize) -> bool {
     counts & SEARCHERS == 0 && counts >= SLEEPER
 }
 
-// The models of `tests/loom.rs` compile this file, too: the tests below are none of them.
+// The models of `tests/loom.rs` compile this file too, but not the tests below.
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
@@ -193,15 +193,15 @@ mod tests {
                 .filter(|(_, is_out)| *is_out)
                 .for_each(|(worker, _)| leave(worker));
             let counts = idle.counts.load(Ordering::SeqCst);
-            let places = idle.change_places(1, 2, || !is_awake);
+            let places = idle.swap_with_searcher(1, 2, || !is_awake);
             let expected = match (is_chosen, is_called_chosen) {
-                (true, true) => Places::BothChosen,
-                (false, true) if !is_awake => Places::Changed,
-                _ => Places::NoneNeeded,
+                (true, true) => SearcherSwap::BothChosen,
+                (false, true) if !is_awake => SearcherSwap::Changed,
+                _ => SearcherSwap::NoneNeeded,
             };
             assert_eq!(places, expected, "{case}");
             assert_eq!(idle.counts.load(Ordering::SeqCst), counts, "as many sleepers");
-            let has_changed = places == Places::Changed;
+            let has_changed = places == SearcherSwap::Changed;
             assert_eq!(idle.is_sleeping(1), !is_chosen && !has_changed, "{case}");
             assert_eq!(idle.is_sleeping(2), !is_called_chosen || has_changed, "{case}");
             assert_eq!(
@@ -213,7 +213,7 @@ mod tests {
 
     proptest! {
         /// Goal: the counts are those of the workers' states; at most half of the workers search; the last
-        /// to fall asleep is woken, and only while nobody searches. Method: random steps of up to five
+        /// to fall asleep is woken, and only while no worker searches. Method: random steps of up to five
         /// workers, one at a time, against a list of their states.
         #[test]
         fn the_counts_agree_with_the_states(count in 1usize..6, steps in prop::collection::vec((0u8..4, 0usize..5), 0..200)) {
@@ -225,7 +225,7 @@ mod tests {
                 let worker = worker % count;
                 let searchers = states.iter().filter(|&&state| state == Worker::Searching).count();
                 match (kind, states[worker]) {
-                    // Whoever makes work.
+                    // A thread that queues work.
                     (0, _) => {
                         let expected = if searchers == 0 { asleep.pop() } else { None };
                         prop_assert_eq!(idle.choose(), expected);

@@ -1,6 +1,7 @@
-//! How threads sleep: which workers do and whom to wake, each worker's own sleep, and the supervisor's alarm.
+//! How threads sleep: which workers sleep and which one to wake, each worker's own sleep, and the
+//! supervisor's watchdog.
 
-pub(crate) mod alarm;
 pub(crate) mod idle;
 pub(crate) mod parker;
 pub(crate) mod timerfd;
+pub(crate) mod watchdog;

@@ -1,4 +1,4 @@
-//! The kernel's timer on which one thread sleeps. Others may set it without waking the sleeper.
+//! The kernel timer on which one thread sleeps. Other threads may set it without waking the sleeper.
 
 use std::{io, os::fd::OwnedFd, time::Duration};
 
@@ -7,17 +7,17 @@ use rustix::time::{
     timerfd_settime,
 };
 
-pub(crate) struct Timer {
+pub(crate) struct TimerFd {
     descriptor: OwnedFd,
 }
 
-impl Timer {
+impl TimerFd {
     pub(crate) fn new() -> io::Result<Self> {
         let descriptor = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)?;
         Ok(Self { descriptor })
     }
 
-    /// Makes the sleeper wake up after `delay`, and not at the time that was set before.
+    /// Makes the sleeper wake up after `delay`, replacing any earlier setting.
     pub(crate) fn wake_in(&self, delay: Duration) {
         self.set(Timespec {
             tv_sec: i64::try_from(delay.as_secs()).unwrap_or(i64::MAX),
@@ -26,7 +26,7 @@ impl Timer {
         });
     }
 
-    /// Takes back what was set.
+    /// Disarms the timer.
     pub(crate) fn stop(&self) {
         self.set(Timespec { tv_sec: 0, tv_nsec: 0 });
     }
@@ -35,12 +35,12 @@ impl Timer {
         let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
         let value = Itimerspec { it_interval, it_value };
         if let Err(error) = timerfd_settime(&self.descriptor, TimerfdTimerFlags::empty(), &value) {
-            // A timer of our own with a valid time cannot fail; say so if it does all the same.
+            // Our own timer with a valid time cannot fail; log it if it does all the same.
             tracing::error!(%error, "the supervisor's timer could not be set");
         }
     }
 
-    /// Sleeps until the timer ends, or a signal comes. Returns at once only if the kernel fails.
+    /// Sleeps until the timer expires or a signal arrives. Returns at once only if the kernel fails.
     pub(crate) fn sleep(&self) -> io::Result<()> {
         let mut count = [0; 8];
         match rustix::io::read(&self.descriptor, &mut count) {
@@ -51,8 +51,8 @@ impl Timer {
 }
 
 #[cfg(test)]
-impl Timer {
-    /// Returns the time that is left; zero if the timer is over or was stopped.
+impl TimerFd {
+    /// Returns the remaining time; zero if the timer has expired or was stopped.
     pub(crate) fn left(&self) -> Duration {
         let left = rustix::time::timerfd_gettime(&self.descriptor).expect("a timer").it_value;
         Duration::try_from(left).expect("no timer is left less than nothing")

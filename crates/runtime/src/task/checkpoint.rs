@@ -1,8 +1,8 @@
-//! Checkpoints: how a loop that computes lets events through.
+//! Checkpoints: how a computing loop lets events through.
 //!
-//! Most calls count down. When the count is over, the clock is read; when enough time
-//! has passed since the last look, the wait point is asked, which is a system call that does not block.
-//! The count adapts to how often checkpoints come, so that the clock is read about every 2 µs.
+//! Most calls only decrement a counter. When it reaches zero, the clock is read; when enough time has passed
+//! since the last look, the poller is asked with a system call that does not block. The counter adapts to how
+//! often checkpoints come, so that the clock is read about every 2 µs.
 
 use std::{
     cell::Cell,
@@ -27,22 +27,23 @@ struct Counter {
     left: Cell<u32>,
     reload: Cell<u32>,
     clock_read: Cell<u64>,
-    /// When the wait point was last asked, or a look was taken.
+    /// When the poller was last asked or events were last looked for.
     asked: Cell<u64>,
 }
 
 /// How often the clock should be read, in nanoseconds.
 const CLOCK_EVERY: u64 = 2_000;
 
-/// How often the wait point is asked, in nanoseconds.
+/// How often the poller is asked, in nanoseconds.
 const ASK_EVERY: u64 = 20_000;
 
-/// The most calls between two readings of the clock. So many go by unasked when they become rarer at once.
+/// The most calls between two readings of the clock. When calls suddenly become rarer, up to this many go
+/// unchecked.
 const RELOAD_MAX: u64 = 128;
 
-/// Returns whether the running task should yield, because an event waits that nobody else serves, or because
-/// its poll is longer than the [quantum](crate::RuntimeBuilder::quantum) and others wait to compute. For
-/// loops that cannot await; see [`checkpoint`] for those that can. Outside of a task, `false`.
+/// Returns whether the running task should yield, because an event waits that no other thread serves, or
+/// because its poll is longer than the [quantum](crate::RuntimeBuilder::quantum) and other tasks wait to
+/// compute. For loops that cannot await; see [`checkpoint`] for those that can. `false` outside a task.
 ///
 /// # Cost
 /// About a nanosecond on most calls, a reading of the clock about every 2 µs, and a system call of
@@ -85,7 +86,7 @@ impl Counter {
     fn read_clock(&self) -> bool {
         let now = monotonic_now().as_nanos();
         let elapsed = now.saturating_sub(self.clock_read.replace(now)).max(1);
-        // What would have taken CLOCK_EVERY; from one call on, doubling at most.
+        // The number of calls that would have taken CLOCK_EVERY, at most twice the last one.
         let calls = u64::from(self.reload.get()) + 1;
         let reload = (calls * CLOCK_EVERY / elapsed).min(2 * calls).min(RELOAD_MAX);
         let reload = u32::try_from(reload).unwrap_or(0);
@@ -99,15 +100,15 @@ impl Counter {
     }
 }
 
-/// Yields if an event waits that nobody else serves: for computations that are to be polite. Where the
-/// scheduler can serve events on another thread (the hybrid flavor does), this costs next to nothing;
-/// on the user-level flavor it bounds the reaction time by the time between two checkpoints.
+/// Yields if an event waits that no other thread serves. For computations that should not delay events. Where
+/// the scheduler can serve events on another thread (the hybrid flavor), this costs next to nothing; on the
+/// user-level flavor the reaction time is bounded by the time between two checkpoints.
 ///
 /// # Cancel safety
 /// Cancel safe: there is nothing to lose.
 ///
 /// # Cost
-/// As [`need_yield`].
+/// The same as [`need_yield`].
 #[must_use = "futures do nothing unless awaited"]
 pub const fn checkpoint() -> Checkpoint {
     Checkpoint { has_yielded: false }

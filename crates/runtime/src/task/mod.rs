@@ -1,12 +1,14 @@
-//! What tasks do: spawn others, yield, and let events through while they compute.
+//! What a task can do: spawn tasks, yield, and let events through while it computes.
 
 mod checkpoint;
+mod join_set;
 mod spawn;
 mod unconstrained;
 
 pub use self::{
     checkpoint::{Checkpoint, checkpoint, need_yield},
+    join_set::JoinSet,
     spawn::{Builder, YieldNow, spawn, spawn_blocking, spawn_local, yield_now},
     unconstrained::{Unconstrained, unconstrained},
 };
-pub use crate::task_cell::{JoinError, JoinHandle};
+pub use crate::task_cell::{AbortHandle, JoinError, JoinHandle};

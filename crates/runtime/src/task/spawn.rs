@@ -14,10 +14,10 @@ use crate::{
     task_cell::{JoinHandle, Label},
 };
 
-/// Spawns a task in the runtime of the running one.
+/// Spawns a task in the calling task's runtime.
 ///
 /// # Panics
-/// Panics outside of any runtime; [`Handle::current`] asks first.
+/// Panics outside any runtime; use [`Handle::current`] to check first.
 #[track_caller]
 pub fn spawn<F>(future: F) -> JoinHandle<F::Output>
 where
@@ -28,14 +28,14 @@ where
     Handle::with_current(|handle| found(handle).spawn_at(site.into(), future))
 }
 
-/// Spawns a task that stays on this thread, and so need not be `Send`: user-level flavor only.
+/// Spawns a task that stays on this thread and therefore need not be `Send`: user-level flavor only.
 ///
 /// It is polled while this thread is inside [`Runtime::block_on`](crate::Runtime::block_on), now or later,
-/// whichever thread runs the other tasks meanwhile. If the runtime is dropped on another thread, what is left
-/// of it is leaked.
+/// whichever thread runs the other tasks meanwhile. If the runtime is dropped on another thread, the task's
+/// future is leaked.
 ///
 /// # Panics
-/// Panics outside of a `block_on` of the user-level flavor.
+/// Panics outside a `block_on` of the user-level flavor.
 #[track_caller]
 pub fn spawn_local<F>(future: F) -> JoinHandle<F::Output>
 where
@@ -46,7 +46,7 @@ where
 }
 
 #[track_caller]
-fn spawn_local_at<F>(label: Label, future: F) -> JoinHandle<F::Output>
+pub(super) fn spawn_local_at<F>(label: Label, future: F) -> JoinHandle<F::Output>
 where
     F: Future + 'static,
     F::Output: 'static,
@@ -59,10 +59,10 @@ where
     })
 }
 
-/// Runs a closure that may block on a thread kept for that: see [`Handle::spawn_blocking`].
+/// Runs a closure that may block, on a thread kept for such closures: see [`Handle::spawn_blocking`].
 ///
 /// # Panics
-/// Panics outside of any runtime.
+/// Panics outside any runtime.
 #[track_caller]
 pub fn spawn_blocking<T, F>(work: F) -> JoinHandle<T>
 where
@@ -73,7 +73,7 @@ where
     Handle::with_current(|handle| found(handle).spawn_blocking_at(site, work))
 }
 
-/// Spawns tasks that have a name, by which [metrics](crate::metrics) and events tell of them.
+/// Spawns tasks with a name, which [metrics](crate::metrics) and log events show.
 ///
 /// # Examples
 /// ```
@@ -94,22 +94,22 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Returns a builder of a task without a name.
+    /// Returns a builder for a task without a name.
     pub const fn new() -> Self {
         Self { name: None }
     }
 
-    /// Sets the name. Default: none; the task is known by the place where it was spawned. Names need
-    /// not differ. A name is kept until its task ends, and in the list of the latest long polls.
+    /// Sets the name. Without one, the task is identified by the place where it was spawned. Names need not
+    /// be unique. A name is kept until its task ends, and in the list of the latest long polls.
     pub fn name(mut self, name: impl Into<Arc<str>>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// Spawns a task in the runtime of the running one, like [`spawn`].
+    /// Spawns a task in the calling task's runtime, like [`spawn`].
     ///
     /// # Panics
-    /// Panics outside of any runtime.
+    /// Panics outside any runtime.
     #[track_caller]
     pub fn spawn<F>(self, future: F) -> JoinHandle<F::Output>
     where
@@ -133,7 +133,7 @@ impl Builder {
     /// Spawns a task that stays on this thread, like [`spawn_local`].
     ///
     /// # Panics
-    /// Panics outside of a `block_on` of the user-level flavor.
+    /// Panics outside a `block_on` of the user-level flavor.
     #[track_caller]
     pub fn spawn_local<F>(self, future: F) -> JoinHandle<F::Output>
     where
@@ -149,18 +149,18 @@ impl Builder {
 }
 
 #[track_caller]
-fn found(handle: Option<&Handle>) -> &Handle {
+pub(super) fn found(handle: Option<&Handle>) -> &Handle {
     match handle {
         Some(handle) => handle,
         None => panic!("{NoRuntime}"),
     }
 }
 
-/// Lets other tasks run, and the scheduler look for events if that is due.
+/// Lets other tasks run, and the scheduler look for events if a look is due.
 ///
 /// # Cost
-/// One task switch: no allocation, no system call. A task that yields again and again goes to the
-/// compute lane: it never stands before one that an event has woken.
+/// One task switch: no allocation, no system call. A task that yields repeatedly moves to the compute lane,
+/// where it never precedes a task that an event has woken.
 ///
 /// # Cancel safety
 /// Cancel safe.

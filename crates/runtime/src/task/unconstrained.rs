@@ -1,4 +1,4 @@
-//! The opt-out of the budget that each poll has.
+//! Opting out of the budget of each poll.
 
 use std::{
     future::Future,
@@ -9,15 +9,15 @@ use std::{
 use pin_project_lite::pin_project;
 use vigie_detect::budget;
 
-/// Lets `future` run without the [budget] that each poll of a task has: what it waits for never gives
-/// way while it is ready, and other tasks of the thread wait until the future does. For code that
-/// yields by itself, or that takes `Pending` for "nothing is there".
+/// Lets `future` run without the [budget] of a task's poll: ready operations never yield, and other tasks of
+/// the thread wait until the future does. For code that yields on its own, or that takes `Pending` to mean
+/// "nothing is there".
 ///
 /// # Cost
 /// A nanosecond or two for each poll.
 ///
 /// # Cancel safety
-/// As `future`.
+/// As cancel safe as `future`.
 ///
 /// # Examples
 /// ```

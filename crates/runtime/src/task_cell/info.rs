@@ -1,9 +1,9 @@
-//! What a scheduler keeps with each task.
+//! The information that a scheduler keeps with each task.
 
 use std::panic::Location;
 
 use super::{
-    kind::Kind,
+    kind::TaskKind,
     poll::{self, Charge},
 };
 use crate::{
@@ -14,21 +14,23 @@ use crate::{
     },
 };
 
-/// What the scheduler keeps with each task.
+/// The scheduler's information about a task.
 #[derive(Debug)]
 pub(crate) struct TaskInfo {
     /// Where the task was spawned.
     pub(crate) site: &'static Location<'static>,
-    /// Where its name stands among the live tasks, plus one; zero if it has none.
+    /// Key of its name among the live tasks, plus one; zero if it has no name.
     pub(crate) name_key: u32,
-    /// When the task became ready, in nanoseconds: see [`ReadyTime`]. Written by whoever schedules it,
-    /// read by the worker that polls it then.
+    /// When the task became ready, in nanoseconds: see [`ReadyTime`]. Written by the thread that schedules
+    /// it, read by the worker that polls it then.
     ready: AtomicU64,
-    /// Somebody wants the task dropped instead of polled. Set by any thread before it wakes the task;
-    /// read by the worker before each poll, ordered by the task cell's own state.
+    /// The task is to be dropped instead of polled. Set by any thread before it wakes the task; read by the
+    /// worker before each poll, ordered by the task cell's own state.
     is_aborted: AtomicBool,
-    kind: Option<Kind>,
-    /// What the task has used lately.
+    /// The future is gone. Set by the thread that drops it.
+    is_over: AtomicBool,
+    kind: Option<TaskKind>,
+    /// The processor time that the task has used lately.
     pub(crate) account: Account,
     trust: Trust,
     /// The task slept in the kernel in its last poll. Written by the thread that polls.
@@ -37,8 +39,8 @@ pub(crate) struct TaskInfo {
     was_late: AtomicBool,
 }
 
-/// When a task became ready, and whether an event made it so: nanoseconds, whose last bit says the
-/// latter. Zero if nobody looked at the clock.
+/// When a task became ready, in nanoseconds; the last bit says whether an event made it ready. Zero if the
+/// clock was not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReadyTime(u64);
 
@@ -61,13 +63,13 @@ impl ReadyTime {
     }
 }
 
-/// What a task is called, and what it begins with.
+/// A task's name, and its initial credit.
 #[derive(Clone, Debug)]
 pub(crate) struct Label {
     pub(crate) site: &'static Location<'static>,
     pub(crate) name: Option<Arc<str>>,
-    /// Known to the schedulers that ask for it.
-    pub(crate) kind: Option<Kind>,
+    /// Set by schedulers that use kinds.
+    pub(crate) kind: Option<TaskKind>,
     pub(crate) credit: Credit,
 }
 
@@ -77,8 +79,8 @@ impl From<&'static Location<'static>> for Label {
     }
 }
 
-/// A task whose last poll slept in the kernel for so long will do so again, as far as is known. Less is a lock
-/// that is soon free, and no reason to have another thread ready.
+/// A task whose last poll slept in the kernel for at least this long is expected to do so again. A shorter
+/// sleep is a lock that is soon free, and no reason to prepare another thread.
 const SLEEP_NS: u64 = 300_000;
 
 impl TaskInfo {
@@ -88,6 +90,7 @@ impl TaskInfo {
             name_key,
             ready: AtomicU64::new(0),
             is_aborted: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
             kind: label.kind,
             account: Account::new(
                 label.credit,
@@ -111,11 +114,21 @@ impl TaskInfo {
         self.is_aborted.store(true, Ordering::Release);
     }
 
+    /// The future of the task is gone.
+    pub(super) fn note_end(&self) {
+        self.is_over.store(true, Ordering::Release);
+    }
+
+    /// Returns whether the future of the task is gone.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
     pub(crate) fn is_aborted(&self) -> bool {
         self.is_aborted.load(Ordering::Acquire)
     }
 
-    /// Takes note of a poll.
+    /// Records a poll.
     pub(super) fn record_poll(&self, charge: Charge) {
         self.account.charge(charge.credit, charge.used_ns.min(charge.most_ns));
         let was_early = self.early();
@@ -135,7 +148,7 @@ impl TaskInfo {
         }
     }
 
-    /// Returns whether the last poll was long, for whatever reason.
+    /// Returns whether the last poll was long, for any reason.
     pub(crate) fn was_late(&self) -> bool {
         self.was_late.load(Ordering::Relaxed)
     }
@@ -146,7 +159,7 @@ impl TaskInfo {
     }
 
     /// Returns the kind of the task and which poll comes next, if that is one of the first.
-    pub(crate) fn early(&self) -> Option<(Kind, Early)> {
+    pub(crate) fn early(&self) -> Option<(TaskKind, Early)> {
         self.kind.zip(self.trust.early())
     }
 
@@ -155,13 +168,13 @@ impl TaskInfo {
         self.early().map_or(0, |(kind, early)| kind.to_word(early))
     }
 
-    /// Returns what others of its kind have used in the poll that comes next, in nanoseconds, if that is one of the
-    /// first.
+    /// Returns the time that tasks of the same kind have used in the poll that comes next, in nanoseconds, if
+    /// it is one of the first.
     pub(crate) fn expected_ns(&self) -> Option<u32> {
         self.early().and_then(|(kind, early)| kind.expected_ns(early))
     }
 
-    /// Returns whether the task has shown itself that it holds no thread for long.
+    /// Returns whether the task's own polls have shown that it holds no thread for long.
     pub(crate) fn is_proven(&self) -> bool {
         self.trust.is_proven()
     }

@@ -1,4 +1,4 @@
-//! Waiting for a task, and ending it.
+//! Waiting for a task, and aborting it.
 
 use std::{
     any::Any,
@@ -18,17 +18,17 @@ use crate::{
     sync::{Mutex, lock},
 };
 
-/// The handle of a task: awaits its result, or aborts it. Dropping it lets the task go on by itself.
+/// A handle to a task: awaits its result, or aborts it. Dropping it detaches the task, which keeps running.
 ///
 /// # Cancel safety
 /// Cancel safe: the result stays until it is taken.
 #[must_use = "the task's result, and its panic, are lost without the handle; `detach` says that this is meant"]
 pub struct JoinHandle<T> {
-    /// Gone once the handle is dropped.
+    /// `None` once the handle is dropped.
     task: Option<async_task::FallibleTask<Outcome<T>, TaskInfo>>,
-    /// Of the task, and valid as long as it is there (task-1).
+    /// Borrowed from the task, and valid as long as it is there (task-1).
     info: &'static TaskInfo,
-    /// Lent: valid as long as the task is there, like `info`.
+    /// Borrowed: valid as long as the task is there, like `info`.
     waker: ManuallyDrop<Waker>,
     /// Why the task never ran.
     refusal: Option<io::Error>,
@@ -43,23 +43,29 @@ impl<T> JoinHandle<T> {
         Self { task: Some(task.fallible()), info, waker, refusal: None }
     }
 
-    /// The task could not be given what it needs to run, and is cancelled.
+    /// Cancels the task, because it could not be given what it needs to run.
     pub(crate) fn refuse(&mut self, error: io::Error) {
         self.refusal = Some(error);
     }
 
-    /// Lets the task go on by itself.
+    /// Detaches the task, which keeps running.
     pub fn detach(self) {
         drop(self);
     }
 
-    /// Asks for the end of the task: its future is dropped instead of being polled again, and the
-    /// handle returns [`JoinError::is_cancelled`]. A task that is inside a poll ends with that poll.
+    /// Aborts the task: its future is dropped instead of being polled again, and the handle returns
+    /// [`JoinError::is_cancelled`]. A task that is inside a poll ends with that poll.
     pub fn abort(&self) {
         if self.task.is_some() {
             self.info.abort();
             self.waker.wake_by_ref();
         }
+    }
+
+    /// Returns a handle that can abort the task after this one is gone: detached, or awaited elsewhere.
+    #[must_use]
+    pub fn abort_handle(&self) -> AbortHandle {
+        AbortHandle { info: self.info, waker: Waker::clone(&self.waker) }
     }
 
     /// Returns whether the task has ended.
@@ -101,6 +107,37 @@ impl<T> fmt::Debug for JoinHandle<T> {
     }
 }
 
+/// Aborts a task, alongside its [`JoinHandle`] or without it. Like a waker, it keeps alive a detached task
+/// that nothing else can wake; of a task that has ended it keeps only the memory.
+#[derive(Clone)]
+pub struct AbortHandle {
+    /// Borrowed from the task, and valid as long as the waker is there (task-1).
+    info: &'static TaskInfo,
+    waker: Waker,
+}
+
+impl AbortHandle {
+    /// The same as [`JoinHandle::abort`]. Does nothing if the task has ended.
+    pub fn abort(&self) {
+        self.info.abort();
+        self.waker.wake_by_ref();
+    }
+
+    /// Returns whether the task has ended: its future is gone.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.info.is_over()
+    }
+}
+
+impl fmt::Debug for AbortHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AbortHandle")
+            .field("is_finished", &self.is_finished())
+            .finish_non_exhaustive()
+    }
+}
+
 /// Why a task has no result.
 #[derive(Debug, Error)]
 #[error("{cause}")]
@@ -112,12 +149,13 @@ pub struct JoinError {
 enum Cause {
     Cancelled,
     Refused(io::Error),
-    /// In a lock, which is never contended, so that the error is `Sync`.
+    /// In a mutex, which is never contended, so that the error is `Sync`.
     Panicked(Mutex<Box<dyn Any + Send>>),
 }
 
 impl JoinError {
-    /// Returns whether the task was aborted, its runtime shut down, or its thread [refused](Self::is_refused).
+    /// Returns whether the task was aborted, its runtime shut down, or its thread
+    /// [refused](Self::is_refused).
     #[must_use]
     pub const fn is_cancelled(&self) -> bool {
         matches!(self.cause, Cause::Cancelled | Cause::Refused(_))
@@ -129,19 +167,19 @@ impl JoinError {
         matches!(self.cause, Cause::Panicked(_))
     }
 
-    /// Returns whether the task never ran, because there was no thread for it: a task of the kernel-level
-    /// flavor, or a closure of [`spawn_blocking`](crate::spawn_blocking) while there was no blocking thread
-    /// at all. The error's text says why; beside the kernel's limits there is
+    /// Returns whether the task never ran because there was no thread for it: a task of the kernel-level
+    /// flavor, or a closure of [`spawn_blocking`](crate::spawn_blocking) when no blocking thread could be
+    /// created. The error's text says why: a limit of the kernel, or
     /// [`RuntimeBuilder::task_threads`](crate::RuntimeBuilder::task_threads).
     #[must_use]
     pub const fn is_refused(&self) -> bool {
         matches!(self.cause, Cause::Refused(_))
     }
 
-    /// Returns what the task panicked with.
+    /// Returns the payload of the task's panic.
     ///
     /// # Errors
-    /// Gives the error back if the task did not panic.
+    /// Returns the error itself if the task did not panic.
     pub fn try_into_panic(self) -> Result<Box<dyn Any + Send>, Self> {
         match self.cause {
             Cause::Panicked(payload) => match payload.into_inner() {

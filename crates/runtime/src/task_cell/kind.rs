@@ -1,12 +1,12 @@
-//! Kinds of tasks: what is known of a task before its first poll.
+//! Kinds of tasks: what is known about a task before its first poll.
 //!
-//! A service spawns the same futures again and again. So a new task is expected to be like the others of
-//! its future's type were in their first polls: one that will be short need not wait behind long ones, and
-//! does not cost its parent's credit.
-//! The type tells more than the place of the spawn, which may be a function through which all of them go.
+//! A service spawns the same futures again and again. A new task is therefore expected to behave in its first
+//! polls as earlier tasks with the same future type did: one that will be short need not wait behind long
+//! ones, and does not use its parent's credit. The type says more than the spawn site, which may be one
+//! function that spawns everything.
 //!
-//! The table is the process's, small, and forgets: where more kinds hash to a set than it has slots, they displace each
-//! other, and what is not known costs a wait, nothing else.
+//! The table is shared by the process, small, and forgets: when more kinds hash to a set than it has slots,
+//! they displace each other. An unknown kind costs a wait, nothing else.
 
 use std::{
     any::TypeId,
@@ -21,47 +21,49 @@ use crate::{
 
 /// The type of a task's future, as a hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Kind(NonZeroU32);
+pub(crate) struct TaskKind(NonZeroU32);
 
-/// The slots that a kind may have, and how many such sets there are: a power of two.
+/// The number of slots in a set, among which a kind has its place, and the number of sets: a power of two.
 ///
-/// With one slot for each of 256 hashes, two of twenty kinds shared one in half of all programs, and neither was ever known.
+/// With one slot for each of 256 hashes, two of twenty kinds shared a slot in half of all programs, and
+/// neither was ever known.
 const WAYS: usize = 4;
 const SETS: usize = 256;
 
-/// What is known of kinds.
-pub(crate) struct Kinds([[Known; WAYS]; SETS]);
+/// What is known about kinds.
+pub(crate) struct TaskKinds([[KindEntry; WAYS]; SETS]);
 
-static KINDS: Kinds = Kinds::new();
+static KINDS: TaskKinds = TaskKinds::new();
 
-struct Known {
-    /// The upper 32 bits are the kind, or zero. Below are two [`Level`]s of 16 bits: that of first polls, and that of
+struct KindEntry {
+    /// The upper 32 bits are the kind, or zero. Below are two [`Level`]s of 16 bits: for first polls, and for
     /// the early polls after them.
     word: AtomicU64,
-    /// What pays short tasks of the kind: as much as one task may use. So who spawns many of them, as an acceptor
-    /// does, keeps its own credit.
+    /// The credit that pays short tasks of the kind, no more than one task may use. So a task that spawns
+    /// many of them, such as an acceptor, keeps its own credit.
     credit: SharedCredit,
 }
 
-impl Known {
+impl KindEntry {
     const fn new() -> Self {
         Self { word: AtomicU64::new(0), credit: SharedCredit::new() }
     }
 }
 
-/// What polls are taken to use before the first is seen: one long poll does not make a kind long either.
+/// The assumed time of a poll before the first is seen, so that one long poll does not make a kind long
+/// either.
 const PRIOR_NS: u64 = 20_000;
 
-/// A time of polls as a logarithm, zero if none is known: one poll that is a thousand times longer does not make the
-/// next ones long, several in a row do.
+/// The logarithm of a poll's time, zero if unknown: a single poll that is a thousand times longer does not
+/// make the next ones long, but several in a row do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Level(u16);
 
 impl Level {
     const UNKNOWN: Self = Self(0);
-    /// Steps for a doubling: as many as fit.
+    /// Steps per doubling, as many as fit.
     const STEPS: f64 = 2_000.0;
-    /// A change by 3 %.
+    /// The smallest change worth publishing: 3 %.
     const NEWS: u16 = 85;
 
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "1 to 64 001")]
@@ -76,13 +78,14 @@ impl Level {
         Some((f64::from(steps) / Self::STEPS).exp2().round() as u32)
     }
 
-    /// Moves an eighth of the way up to `other`, from [`PRIOR_NS`] if nothing is known, or all the way down. It is a quarter if
-    /// another such poll lasts at the same time (`beside`), and half of the way if there are several.
+    /// Moves up to `other` by an eighth of the way (from [`PRIOR_NS`] if nothing is known), by a quarter if
+    /// one other such poll is running (`beside`), or by half if several are. Moves down all the way at once.
     ///
-    /// Each of them holds a thread. If it took twelve to find out, a burst of tasks that compute would cost twelve threads.
-    /// A long poll that was taken for a short one costs a thread for a moment. A short one that was taken for long waits
-    /// behind long ones, and then it also comes too seldom to change what is known: a service that computes for some of
-    /// its connections would answer all the others after a second.
+    /// Each long poll holds a thread. If it took twelve to find out, a burst of computing tasks would cost
+    /// twelve threads. Expecting a long poll to be short costs a thread for a moment. Expecting a short poll
+    /// to be long makes it wait behind long ones, and then short polls come too rarely to correct the
+    /// estimate: a service that computes for some of its connections would answer all the others after a
+    /// second.
     fn follow(self, other: Self, beside: usize) -> Self {
         let before = if self == Self::UNKNOWN { Self::of(PRIOR_NS) } else { self };
         let part = 8 >> beside.min(2);
@@ -90,7 +93,7 @@ impl Level {
     }
 }
 
-/// Takes the hash that a type has already.
+/// A hasher that keeps the hash a type already has.
 #[derive(Default)]
 struct Taken(u64);
 
@@ -110,7 +113,7 @@ impl Hasher for Taken {
     }
 }
 
-impl Kind {
+impl TaskKind {
     /// Returns the kind of tasks whose future is an `F`.
     pub(crate) fn of<F: 'static>() -> Self {
         let mut hasher = Taken::default();
@@ -123,55 +126,57 @@ impl Kind {
         Self(NonZeroU32::MIN | u32::try_from(folded).unwrap_or_default())
     }
 
-    /// Returns what such a poll of such a task will probably use, in nanoseconds, if one was seen.
+    /// Returns the expected time of such a poll of such a task, in nanoseconds, if one was seen.
     pub(crate) fn expected_ns(self, early: Early) -> Option<u32> {
         KINDS.expected_ns(self, early)
     }
 
-    /// Pays a new task at `now` for some polls, if such tasks begin with short ones and the kind has credit left.
+    /// Pays a new task at `now` for some polls, if such tasks begin with short polls and the kind has credit
+    /// left.
     pub(crate) fn pay(self, now: u64) -> Option<Credit> {
         KINDS.pay(self, now)
     }
 
-    /// Takes note of what such a poll of such a task has used, in nanoseconds.
+    /// Records the time that such a poll of such a task has used, in nanoseconds.
     pub(crate) fn note_poll(self, early: Early, used_ns: u64) {
         KINDS.note_poll(self, early, used_ns, 0);
     }
 
-    /// Takes note that such a poll lasts, and will probably use so much, while as many others of the kind as `beside` last, too.
-    pub(crate) fn note_lasting(self, early: Early, nanos: u64, beside: usize) {
+    /// Records that such a poll is still running and will probably use `nanos`, while `beside` other tasks of
+    /// the kind are in one too.
+    pub(crate) fn note_running(self, early: Early, nanos: u64, beside: usize) {
         KINDS.note_poll(self, early, nanos, beside);
     }
 
-    /// Returns the two as a number that is not zero.
+    /// Returns kind and poll as a number that is not zero.
     pub(crate) fn to_word(self, early: Early) -> u64 {
         u64::from(self.0.get()) << 1 | u64::from(early == Early::Later)
     }
 
-    /// Returns what [`to_word`](Self::to_word) was given.
+    /// Returns the arguments of [`to_word`](Self::to_word).
     pub(crate) fn from_word(word: u64) -> Option<(Self, Early)> {
         let kind = NonZeroU32::new(u32::try_from(word >> 1).ok()?)?;
         Some((Self(kind), if word & 1 == 0 { Early::First } else { Early::Later }))
     }
 }
 
-impl Kinds {
+impl TaskKinds {
     pub(crate) const fn new() -> Self {
-        Self([const { [const { Known::new() }; WAYS] }; SETS])
+        Self([const { [const { KindEntry::new() }; WAYS] }; SETS])
     }
 
-    /// The slot of a kind: its own, or else a free one, or else one that it takes from another kind.
-    fn slot(&self, kind: Kind) -> &Known {
+    /// The slot of a kind: its own, else a free one, else one taken from another kind.
+    fn slot(&self, kind: TaskKind) -> &KindEntry {
         let hash = (kind.0.get() >> 1) as usize;
         let set = &self.0[hash % SETS];
-        let holder = |slot: &&Known| slot.word.load(RELAXED) >> 32;
-        let is_own = |slot: &&Known| holder(slot) == u64::from(kind.0.get());
+        let holder = |slot: &&KindEntry| slot.word.load(RELAXED) >> 32;
+        let is_own = |slot: &&KindEntry| holder(slot) == u64::from(kind.0.get());
         let own = set.iter().find(is_own).or_else(|| set.iter().find(|slot| holder(slot) == 0));
         own.unwrap_or(&set[hash / SETS % WAYS])
     }
 
     /// The levels of first and of later polls.
-    fn levels(&self, kind: Kind) -> [Level; 2] {
+    fn levels(&self, kind: TaskKind) -> [Level; 2] {
         let word = self.slot(kind).word.load(RELAXED);
         let [.., first_high, first, later_high, later] = word.to_be_bytes();
         let level = |bytes| Level(u16::from_be_bytes(bytes));
@@ -180,23 +185,23 @@ impl Kinds {
         if is_of_kind { known } else { [Level::UNKNOWN; 2] }
     }
 
-    /// See [`Kind::expected_ns`].
-    pub(crate) fn expected_ns(&self, kind: Kind, early: Early) -> Option<u32> {
+    /// See [`TaskKind::expected_ns`].
+    pub(crate) fn expected_ns(&self, kind: TaskKind, early: Early) -> Option<u32> {
         self.levels(kind)[early as usize].nanos()
     }
 
-    /// See [`Kind::pay`].
-    pub(crate) fn pay(&self, kind: Kind, now: u64) -> Option<Credit> {
+    /// See [`TaskKind::pay`].
+    pub(crate) fn pay(&self, kind: TaskKind, now: u64) -> Option<Credit> {
         let [first, later] = self.levels(kind).map(Level::nanos);
         self.slot(kind).credit.pay_short(now, first?.max(later.unwrap_or(0)))
     }
 
-    /// See [`Kind::note_poll`] and [`Kind::note_lasting`].
-    pub(crate) fn note_poll(&self, kind: Kind, early: Early, used_ns: u64, beside: usize) {
+    /// See [`TaskKind::note_poll`] and [`TaskKind::note_running`].
+    pub(crate) fn note_poll(&self, kind: TaskKind, early: Early, used_ns: u64, beside: usize) {
         let mut levels = self.levels(kind);
         let level = &mut levels[early as usize];
         let after = level.follow(Level::of(used_ns), beside);
-        // Many threads spawn the same: the slot's cache line stays shared while it says enough.
+        // Many threads spawn the same kind: the slot's cache line stays shared while the change is small.
         if after.0.abs_diff(level.0) <= Level::NEWS {
             return;
         }
@@ -211,16 +216,17 @@ impl Kinds {
 mod tests {
     use super::*;
 
-    fn kind<F: Future + 'static>(_future: F) -> Kind {
-        Kind::of::<F>()
+    fn kind<F: Future + 'static>(_future: F) -> TaskKind {
+        TaskKind::of::<F>()
     }
 
-    /// Goal: a kind is known by what early polls use, first and later ones by themselves, and follows when that
+    /// Goal: a kind is known by the time of early polls, first and later ones separately, and follows when that
     /// changes; another kind is not mistaken for it. Method: two types of futures.
     #[test]
     fn kinds_are_told_apart() {
         let (one, other) = (kind(async { 1 }), kind(async { 1 }));
-        let both = |kind: Kind| [Early::First, Early::Later].map(|early| kind.expected_ns(early));
+        let both =
+            |kind: TaskKind| [Early::First, Early::Later].map(|early| kind.expected_ns(early));
         let is_near = |expected: Option<u32>, nanos: u32| {
             expected
                 .is_some_and(|expected| (nanos / 2..nanos.saturating_mul(2)).contains(&expected))
@@ -268,7 +274,7 @@ mod tests {
     /// that, too. Method: polls that begin one after another, and last.
     #[test]
     fn long_polls_at_the_same_time_make_a_kind_long_soon() {
-        let (kinds, kind) = (Kinds::new(), Kind::of_hash(7));
+        let (kinds, kind) = (TaskKinds::new(), TaskKind::of_hash(7));
         let is_long = || kinds.expected_ns(kind, Early::Later) > Some(500_000);
         let first = (0..8).find(|&beside| {
             kinds.note_poll(kind, Early::Later, 1_000_000, beside);
@@ -283,9 +289,9 @@ mod tests {
     /// is known. Method: five such kinds.
     #[test]
     fn kinds_share_a_set() {
-        let kinds = Kinds::new();
+        let kinds = TaskKinds::new();
         let many: Vec<_> = (0..=WAYS as u64)
-            .map(|number| Kind::of_hash(1 | (number * SETS as u64) << 1))
+            .map(|number| TaskKind::of_hash(1 | (number * SETS as u64) << 1))
             .collect();
         let known =
             || many.iter().filter(|kind| kinds.expected_ns(**kind, Early::First).is_some()).count();
@@ -301,8 +307,8 @@ mod tests {
     /// of 15 µs; the pay lasts for four of these.
     #[test]
     fn pay_lasts_for_later_polls() {
-        let (kinds, kind, now) = (Kinds::new(), Kind::of_hash(7), 1_000_000_000);
-        assert_eq!(kinds.pay(kind, now), None, "nobody knows");
+        let (kinds, kind, now) = (TaskKinds::new(), TaskKind::of_hash(7), 1_000_000_000);
+        assert_eq!(kinds.pay(kind, now), None, "unknown");
         for _ in 0..20 {
             kinds.note_poll(kind, Early::First, 2_000, 0);
             kinds.note_poll(kind, Early::Later, 15_000, 0);
@@ -313,15 +319,15 @@ mod tests {
         assert_eq!(kinds.pay(kind, now), None, "it computes after the first poll");
     }
 
-    /// Goal: a kind and which poll fit in a word, of which zero is none. Method: there and back.
+    /// Goal: a kind and one of its polls fit in a word, and zero means neither. Method: there and back.
     #[test]
     fn a_word_names_a_poll() {
         for hash in [0, 1, u64::MAX] {
             for early in [Early::First, Early::Later] {
-                let kind = Kind::of_hash(hash);
-                assert_eq!(Kind::from_word(kind.to_word(early)), Some((kind, early)));
+                let kind = TaskKind::of_hash(hash);
+                assert_eq!(TaskKind::from_word(kind.to_word(early)), Some((kind, early)));
             }
         }
-        assert_eq!(Kind::from_word(0), None);
+        assert_eq!(TaskKind::from_word(0), None);
     }
 }

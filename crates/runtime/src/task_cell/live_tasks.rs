@@ -1,15 +1,15 @@
 //! All live tasks of a runtime, so that a shutdown finds them wherever they wait.
 //!
-//! Every spawn and every end of a task comes by here, on all threads at once. So the tasks stand in
-//! *shards*, each with a lock, a count of references and cache lines of its own, and a thread enters
-//! tasks into its own shard. A task leaves the shard that it was entered into: under a lock that nobody
-//! else wants at that moment, unless the task has moved to another thread.
+//! Every spawn and every end of a task on any thread goes through this list. So tasks are kept in *shards*,
+//! each with its own lock, reference count and cache lines, and a thread adds tasks to its own shard. A task
+//! leaves the shard that it was added to, under a lock that is uncontended unless the task has moved to
+//! another thread.
 //!
-//! What holds for all tasks holds for each shard by itself, under its lock: a task is entered before the
-//! shard is closed, and then woken by [`LiveTasks::close`], or it is refused.
+//! The invariant holds for each shard separately, under its lock: a task is either added before the shard is
+//! closed, and then woken by [`LiveTasks::close`], or it is refused.
 //!
-//! Tasks leave in another order than they came, so a shard has holes after a burst; those at its end
-//! are given back.
+//! Tasks leave in a different order than they came, so a shard has holes after a burst; free places at its
+//! end are given back.
 
 use std::task::Waker;
 
@@ -22,50 +22,50 @@ use crate::sync::{
     lock, thread, thread_local,
 };
 
-/// The most shards: beyond that, threads share them.
+/// The maximum number of shards; more threads share them.
 const SHARDS_MAX: usize = 256;
 
-/// Shards for each processor, so that two of as many busy threads rarely have the same one.
+/// Shards per processor, so that two busy threads rarely share one.
 const SHARDS_PER_PROCESSOR: usize = 4;
 
-/// So many places are kept in a shard, however few are in use.
+/// The number of places kept in a shard, however few are in use.
 const KEPT: usize = 1024;
 
 /// The live tasks, by the waker that brings each of them to a worker.
 #[derive(Debug)]
 pub(crate) struct LiveTasks {
-    /// As many as a power of two.
+    /// A power of two.
     shards: Box<[Arc<Shard>]>,
 }
 
 #[derive(Debug)]
 struct Shard {
-    live: CachePadded<Mutex<Live>>,
-    /// Raised before all tasks are woken to be dropped; read by each poll that leaves its task pending.
+    live: CachePadded<Mutex<ShardTasks>>,
+    /// Set before all tasks are woken to be dropped; read by each poll that leaves its task pending.
     is_closing: CachePadded<AtomicBool>,
 }
 
 #[derive(Debug)]
-struct Live {
-    wakers: Places<Waker>,
+struct ShardTasks {
+    wakers: ShrinkingSlab<Waker>,
     /// The names of those tasks that have one.
-    names: Places<Arc<str>>,
+    names: ShrinkingSlab<Arc<str>>,
     is_closed: bool,
 }
 
-/// A slab that gives memory back as it empties: when the places in its second half have become free.
+/// A slab that returns memory as it empties: when the second half of its places has become free.
 #[derive(Debug)]
-struct Places<T> {
+struct ShrinkingSlab<T> {
     slab: Slab<T>,
-    /// One more than the last place so far.
+    /// One past the last place in use so far.
     end: usize,
     /// Where the second half begins, or a little earlier.
     half: usize,
-    /// How many places are in use from there on.
+    /// How many places from `half` on are in use.
     upper: usize,
 }
 
-impl<T> Places<T> {
+impl<T> ShrinkingSlab<T> {
     const fn new() -> Self {
         Self { slab: Slab::new(), end: 0, half: 0, upper: 0 }
     }
@@ -93,8 +93,8 @@ impl<T> Places<T> {
         removed
     }
 
-    /// Gives back the free places at the end: half of all at least, so that all looks together cost less than
-    /// the burst.
+    /// Gives back the free places at the end, at least half of all, so that all the scans together cost less
+    /// than the burst.
     #[cold]
     fn trim(&mut self) {
         self.slab.shrink_to_fit();
@@ -109,13 +109,13 @@ impl<T> Places<T> {
     }
 }
 
-/// A place among the live tasks, given up when it is dropped.
+/// A place among the live tasks, released on drop.
 #[derive(Debug)]
 pub(crate) struct Membership {
     shard: Arc<Shard>,
-    /// None for a task that came after the end: the shutdown does not wait for it.
+    /// `None` for a task that came after the shutdown, which does not wait for it.
     key: Option<usize>,
-    /// Where its name stands in the shard.
+    /// The place of its name in the shard.
     name: Option<usize>,
 }
 
@@ -131,10 +131,10 @@ impl LiveTasks {
         Self { shards }
     }
 
-    /// Enters the task that `make` makes, of its place and the key of its name (zero for none). Returns
-    /// what `make` returned beside the task's waker, and whether the task is accepted.
+    /// Adds the task that `make` creates from its place and the key of its name (zero for no name). Returns
+    /// what `make` returned besides the task's waker, and whether the task is accepted.
     ///
-    /// `make` runs under the shard's lock and must not drop the place that it is given.
+    /// `make` runs under the shard's lock and must not drop the place that it gets.
     pub(crate) fn enter<T>(
         &self,
         name: Option<Arc<str>>,
@@ -157,20 +157,20 @@ impl LiveTasks {
         (made, true)
     }
 
-    /// Returns how many tasks have not ended. Tasks that come and go meanwhile may be counted or not;
-    /// none comes after [`close`](Self::close), so that zero then means that all have ended.
+    /// Returns how many tasks have not ended. Tasks that come or go during the call may be counted or not.
+    /// After [`close`](Self::close) no task is added, so zero then means that all have ended.
     pub(crate) fn count(&self) -> usize {
         self.shards.iter().map(|shard| lock(&shard.live).wakers.slab.len()).sum()
     }
 
-    /// Accepts no task any more.
+    /// Accepts no more tasks.
     pub(crate) fn refuse(&self) {
         for shard in &self.shards {
             lock(&shard.live).is_closed = true;
         }
     }
 
-    /// Accepts no task any more, and wakes all there are.
+    /// Accepts no more tasks, and wakes all live ones.
     pub(crate) fn close(&self) {
         for shard in &self.shards {
             shard.is_closing.store(true, Ordering::Release);
@@ -186,14 +186,14 @@ impl LiveTasks {
         }
     }
 
-    /// Returns the name of the live task with this key, as [`enter`](Self::enter) told it.
+    /// Returns the name of the live task with this key, which [`enter`](Self::enter) gave out.
     pub(crate) fn name(&self, name_key: u32) -> Option<Arc<str>> {
         let place = usize::try_from(name_key.checked_sub(1)?).ok()?;
         let (shard, name) = (place % self.shards.len(), place / self.shards.len());
         lock(&self.shards[shard].live).names.slab.get(name).cloned()
     }
 
-    /// Zero for a name that stands too far back for a key.
+    /// Zero for a name whose place is too large for a key.
     fn name_key(&self, shard: usize, name: usize) -> u32 {
         u32::try_from(name * self.shards.len() + shard + 1).unwrap_or(0)
     }
@@ -201,7 +201,11 @@ impl LiveTasks {
 
 impl Shard {
     fn new() -> Self {
-        let live = Live { wakers: Places::new(), names: Places::new(), is_closed: false };
+        let live = ShardTasks {
+            wakers: ShrinkingSlab::new(),
+            names: ShrinkingSlab::new(),
+            is_closed: false,
+        };
         Self {
             live: CachePadded::new(Mutex::new(live)),
             is_closing: CachePadded::new(AtomicBool::new(false)),
@@ -210,7 +214,7 @@ impl Shard {
 }
 
 impl Membership {
-    /// Returns whether all tasks were woken to be dropped, or are about to be.
+    /// Returns whether all tasks have been woken to be dropped, or are about to be.
     #[inline]
     pub(crate) fn is_closing(&self) -> bool {
         self.shard.is_closing.load(Ordering::Acquire)
@@ -234,7 +238,7 @@ impl Drop for Membership {
     }
 }
 
-/// A number of the calling thread, by which it finds its shard.
+/// A number for the calling thread, which selects its shard.
 fn thread_index() -> usize {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     thread_local! {
@@ -242,7 +246,7 @@ fn thread_index() -> usize {
     }
     INDEX.with(|index| {
         if index.get() == usize::MAX {
-            // It may wrap: threads share shards then.
+            // It may wrap: threads then share shards.
             let next = usize::try_from(NEXT.fetch_add(1, RELAXED)).unwrap_or(0);
             index.set(next & (usize::MAX >> 1));
         }
@@ -273,7 +277,7 @@ mod tests {
         (accepted.then_some(made.0), made.1, count)
     }
 
-    /// Goal: names are found by their keys whichever shard they stand in, and are gone with their tasks.
+    /// Goal: names are found by their keys in any shard, and are gone with their tasks.
     /// Method: many threads, so that every shard is used; named tasks among unnamed ones.
     #[test]
     fn names_are_found_by_key_in_every_shard() {
@@ -367,7 +371,7 @@ mod tests {
                 assert!(membership.is_some());
             }
         }
-        // What came last keeps its place, and the others theirs, until it goes.
+        // The last one keeps its place, and the others theirs, until it leaves.
         let mut burst: Vec<_> = (0..BURST).map(|_| enter(&live, None)).collect();
         let last = burst.pop();
         drop(burst);
@@ -383,7 +387,7 @@ mod tests {
     #[test]
     fn upper_places_are_counted() {
         let mut random = fastrand::Rng::with_seed(15);
-        let (mut places, mut keys) = (Places::new(), Vec::new());
+        let (mut places, mut keys) = (ShrinkingSlab::new(), Vec::new());
         for round in 0..10_000 {
             let grows = round / 2_500 % 2 == 0;
             if keys.is_empty() || random.u8(..10) < if grows { 9 } else { 1 } {

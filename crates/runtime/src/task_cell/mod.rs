@@ -1,13 +1,13 @@
-//! The task cell: what a scheduler knows of a task beside its future.
+//! The task cell: what a scheduler knows about a task besides its future.
 //!
-//! The cell is `async-task`'s: one allocation holds the future, its result, the waker's count and our
-//! [`TaskInfo`]. This module adds what makes a task of it: panics are caught, polls are timed, the
-//! runtime knows all of its live tasks, and an abort takes effect before the next poll.
+//! The cell is `async-task`'s: one allocation holds the future, its result, the wakers' reference count and
+//! our [`TaskInfo`]. This module adds the rest of a task: panics are caught, polls are timed, the runtime
+//! knows all live tasks, and an abort takes effect before the next poll.
 //!
-//! Invariant task-1: the information of a task stands in the same allocation as its future.
+//! Invariant task-1: the information of a task is in the same allocation as its future.
 //! `async-task` writes it first, lends it to the closure that makes the future, and drops it with the
 //! allocation: after the future, and not before the last `Runnable`, `Task` and `Waker` is gone. So a
-//! reference to it may be kept by the future and beside a `Task`, and nowhere else.
+//! reference to it may be kept by the future and beside a `Task` or a `Waker`, and nowhere else.
 
 #![expect(unsafe_code, reason = "the future borrows the information beside it: task-1")]
 
@@ -28,10 +28,10 @@ use std::{
 
 use pin_project_lite::pin_project;
 
-pub use self::join::{JoinError, JoinHandle};
+pub use self::join::{AbortHandle, JoinError, JoinHandle};
 pub(crate) use self::{
     info::{Label, ReadyTime, TaskInfo},
-    kind::Kind,
+    kind::TaskKind,
     live_tasks::LiveTasks,
 };
 use self::{
@@ -55,8 +55,8 @@ pub(crate) fn drop_task(task: Runnable) {
     contained("a cancelled task", || drop(task));
 }
 
-/// Makes a task of a future that may move between threads. The first `Runnable` is not scheduled yet;
-/// there is none if the runtime is shut down.
+/// Creates a task from a future that may move between threads. The first `Runnable` is not scheduled yet; it
+/// is `None` if the runtime is shut down.
 pub(crate) fn spawn<F>(
     live: &Arc<LiveTasks>,
     label: Label,
@@ -120,20 +120,19 @@ fn insert<T>(
     (runnable, JoinHandle::new(task, info, waker))
 }
 
-/// Returns the waker of a task without a reference of its own, for the task's handle: a handle keeps the
-/// cell by itself (task-1), and counting once more is two atomic operations for each task.
+/// Returns the waker of a task without counting a reference, for the task's handle: a handle keeps the cell
+/// alive (task-1), and another reference would cost two atomic operations per task.
 fn lend(waker: &Waker) -> ManuallyDrop<Waker> {
-    // SAFETY: data and table are those of a waker. It is used while the `Task` beside it is there, hence
-    // the cell; only by reference, which takes a reference of its own where it needs one; and is never
-    // dropped.
+    // SAFETY: data and table are those of a waker. It is used only while the `Task` beside it exists, hence
+    // the cell; only by reference, and cloned where a count is needed; and is never dropped.
     ManuallyDrop::new(unsafe { Waker::new(waker.data(), waker.vtable()) })
 }
 
 pin_project! {
-    /// The future of a task, which never panics, is timed, and knows when the task ends.
+    /// The future of a task. It never panics, is timed, and records when the task ends.
     struct TaskFuture<F> {
         #[pin]
-        // Gone only in `drop`.
+        // `None` only in `drop`.
         future: Option<F>,
         info: &'static TaskInfo,
         // Dropped after the future: a task is live until its future is gone.
@@ -142,7 +141,9 @@ pin_project! {
 
     impl<F> PinnedDrop for TaskFuture<F> {
         fn drop(this: Pin<&mut Self>) {
-            contained("the destructor of a task", || this.project().future.set(None));
+            let mut this = this.project();
+            contained("the destructor of a task", || this.future.set(None));
+            this.info.note_end();
         }
     }
 }
@@ -152,7 +153,8 @@ impl<F: Future> Future for TaskFuture<F> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        // The future is never polled again after a panic, and what it shares with others is theirs.
+        // The future is never polled again after a panic; state that it shares with other code is that code's
+        // concern.
         let future = this.future.as_pin_mut().expect("invariant: gone only in drop");
         let polled = panic::catch_unwind(AssertUnwindSafe(|| future.poll(cx)));
         let charge = poll::end_poll(|elapsed_ns, &Charge { has_computed, .. }| {
@@ -164,10 +166,10 @@ impl<F: Future> Future for TaskFuture<F> {
         }
         match polled {
             Ok(Poll::Pending) => {
-                // Whoever aborts the task, or closes the runtime, raises a flag and wakes the task. A
-                // wake-up between the scheduler's look at the flag and the beginning of this poll has
-                // no effect, since the task is ready already; but it stands before the beginning in
-                // the order of the cell's state, so that the flag is seen here.
+                // A thread that aborts the task or closes the runtime sets a flag and wakes the task. A
+                // wake-up between the scheduler's check of the flag and the beginning of this poll has no
+                // effect, since the task is ready already; but it precedes the beginning in the order of the
+                // cell's state, so the flag is visible here.
                 if this.info.is_aborted() || this.membership.is_closing() {
                     cx.waker().wake_by_ref();
                 }
@@ -182,11 +184,11 @@ impl<F: Future> Future for TaskFuture<F> {
     }
 }
 
-/// A future that is polled and dropped only on the thread that made it. Should a runtime be dropped
-/// on another thread, the future is leaked.
+/// A future that is polled and dropped only on the thread that created it. If a runtime is dropped on another
+/// thread, the future is leaked.
 struct OnItsThread<F> {
     thread: ThreadId,
-    /// Boxed, so that it can be taken out and leaked; gone once it is.
+    /// Boxed so that it can be taken out and leaked; `None` afterwards.
     future: Option<Pin<Box<F>>>,
 }
 
@@ -194,7 +196,7 @@ impl<F: Future> Future for OnItsThread<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
-        // The scheduler queues it for its own thread; what the future holds depends on it.
+        // The scheduler queues it for its own thread; the future's soundness depends on that.
         assert!(
             self.thread == thread::current().id(),
             "invariant: a local task stays on its thread"

@@ -1,11 +1,11 @@
-//! What a task leaves.
+//! The outcome of a task.
 
 use std::any::Any;
 
 use crate::panics::contained;
 
-/// What a task's future left: its value, or the payload of its panic. Gone once it is taken. Dropping
-/// it never panics: `async-task` drops what nobody takes, and ends the process if that panics.
+/// The outcome of a task's future: its value, or the payload of its panic. `None` once it is taken. Dropping
+/// it never panics: `async-task` drops outcomes that are not taken, and aborts the process if that panics.
 pub(crate) struct Outcome<T>(Option<Result<T, Box<dyn Any + Send>>>);
 
 impl<T> Outcome<T> {

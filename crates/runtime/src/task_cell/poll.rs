@@ -1,4 +1,4 @@
-//! The poll that runs on a thread: when it began, what it costs its task, and what is left of it when it ends.
+//! The poll that runs on a thread: when it began, what it costs its task, and what remains when it ends.
 
 use std::{
     cell::{Cell, RefCell},
@@ -11,7 +11,7 @@ use vigie_detect::{
     clock::{monotonic_now, thread_cpu_time},
 };
 
-use super::kind::Kind;
+use super::kind::TaskKind;
 use crate::{
     lane::{self, Credit, SharedCredit},
     sync::{Arc, thread_local},
@@ -30,10 +30,10 @@ thread_local! {
     };
 }
 
-/// What is known of a long poll when it ends.
+/// What is known about a long poll when it ends.
 #[derive(Debug)]
 pub(crate) struct EndedPoll {
-    /// It has computed for longer than a long poll, and not only waited for a processor.
+    /// It computed for longer than a long poll, and did not only wait for a processor.
     pub(crate) has_computed: bool,
     pub(crate) name: Option<Arc<str>>,
     pub(crate) site: &'static Location<'static>,
@@ -44,22 +44,22 @@ pub(crate) struct EndedPoll {
 struct PollClock {
     present: Cell<PresentPoll>,
     ended: Cell<u64>,
-    /// The thread's processor time at some earlier time, and that time.
+    /// A sample of the thread's processor time, after the time at which it was taken.
     sampled: Cell<Option<(u64, Duration)>>,
-    /// How long the polls took that came since, in all.
+    /// The total time of the polls since then.
     polled_since: Cell<u64>,
-    /// Asks whoever watches this thread.
+    /// Asks the supervisor's record of this thread.
     was_asleep: Cell<fn() -> bool>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct PresentPoll {
     began: u64,
-    /// A poll longer than this is told of by name; zero where nobody measures.
+    /// A longer poll is reported by name; zero where long polls are not measured.
     long: u64,
-    /// What the task has left, less what it has paid to its children.
+    /// The task's credit, less what it has paid to its children.
     credit: Credit,
-    /// No more than this is charged.
+    /// The most that is charged.
     most: u64,
 }
 
@@ -67,21 +67,21 @@ impl PresentPoll {
     const NONE: Self = Self { began: 0, long: 0, credit: Credit::FULL, most: 0 };
 }
 
-/// How old the sample may become while the thread runs: by so much at most is a poll overcharged.
+/// How old the sample may become while the thread runs; at most this much is a poll overcharged.
 const SAMPLE_EVERY_NS: u64 = 500_000;
 
-/// Up to here, a poll is charged with the time that it took; beyond, with the processor time that its
-/// thread used. Asking for that costs 0.2 µs.
+/// Up to this length, a poll is charged its elapsed time; beyond, the processor time of its thread, which
+/// takes 0.2 µs to read.
 const EXACT_ABOVE_NS: u64 = 50_000;
 
-/// No poll runs on this thread, whatever ran: a task may run another runtime inside its poll. Returns what
-/// [`resume`] takes.
-pub(crate) fn set_aside() -> SetAside {
-    SetAside(POLL.with(|poll| poll.present.replace(PresentPoll::NONE)))
+/// Sets aside the poll that runs on this thread, if any: a task may run another runtime inside its poll.
+/// Returns the argument for [`resume`].
+pub(crate) fn suspend_poll() -> SuspendedPoll {
+    SuspendedPoll(POLL.with(|poll| poll.present.replace(PresentPoll::NONE)))
 }
 
-/// The poll that was [set aside](set_aside) goes on.
-pub(crate) fn resume(SetAside(present): SetAside) {
+/// Resumes the poll that was [set aside](suspend_poll).
+pub(crate) fn resume(SuspendedPoll(present): SuspendedPoll) {
     let _ = POLL.try_with(|poll| {
         poll.present.set(present);
         poll.ended.set(0);
@@ -90,24 +90,24 @@ pub(crate) fn resume(SetAside(present): SetAside) {
 
 /// A poll that was interrupted by another runtime.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SetAside(PresentPoll);
+pub(crate) struct SuspendedPoll(PresentPoll);
 
-/// From now on, `ask` says whether this thread was found asleep in the kernel in the poll that it runs.
+/// From now on, `ask` says whether this thread was found asleep in the kernel during the current poll.
 pub(crate) fn is_watched_by(ask: fn() -> bool) {
     POLL.with(|poll| poll.was_asleep.set(ask));
 }
 
-/// Returns whether this thread was found asleep in the kernel in the poll that it runs.
+/// Returns whether this thread was found asleep in the kernel during the current poll.
 pub(super) fn was_asleep() -> bool {
     POLL.with(|poll| poll.was_asleep.get())()
 }
 
-/// Nobody watches this thread.
+/// For a thread that is not watched.
 const fn never() -> bool {
     false
 }
 
-/// A poll begins at `now` of a task that has `credit`, and is trusted by its own polls or not.
+/// Begins a poll at `now` of a task with `credit`, whose own polls have earned it trust or not.
 #[inline]
 pub(crate) fn begin_poll(now: u64, credit: Credit, is_trusted: bool, long_poll: Duration) {
     budget::begin(Instant::from_nanos(now));
@@ -119,13 +119,13 @@ pub(crate) fn begin_poll(now: u64, credit: Credit, is_trusted: bool, long_poll: 
     });
 }
 
-/// Returns whether the poll that runs on this thread has taken longer than `time` until `now`.
+/// Returns whether the current poll on this thread has taken longer than `time` until `now`.
 pub(crate) fn has_polled_for(time: Duration, now: Instant) -> bool {
     let present = POLL.with(|poll| poll.present.get());
     present.long != 0 && now - Instant::from_nanos(present.began) > time
 }
 
-/// Pays a new task with a part of what the running one has; `None` if this thread polls no task.
+/// Pays a new task with part of the running task's credit; `None` if this thread polls no task.
 fn pay_child(now: u64) -> Option<Credit> {
     POLL.with(|poll| {
         let mut present = poll.present.get();
@@ -138,8 +138,8 @@ fn pay_child(now: u64) -> Option<Credit> {
     })
 }
 
-/// Takes note of the thread's processor time at `now` if that was not done lately, so that what polls use
-/// can be told from what they wait for.
+/// Samples the thread's processor time at `now` if that was not done lately, so that time that polls use can
+/// be told from time that they wait.
 #[inline]
 pub(crate) fn sample_processor_time(now: u64) {
     POLL.with(|poll| {
@@ -150,26 +150,26 @@ pub(crate) fn sample_processor_time(now: u64) {
     });
 }
 
-/// What a poll has cost its task.
+/// The cost of a poll for its task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Charge {
-    /// What the task has left.
+    /// The task's remaining credit.
     pub(crate) credit: Credit,
-    /// The processor time that it used, in nanoseconds.
+    /// The processor time that the poll used, in nanoseconds.
     pub(crate) used_ns: u64,
-    /// As much of that is charged at most.
+    /// The most of that which is charged.
     pub(crate) most_ns: u64,
     /// The rest of the poll's time: asleep in the kernel, or waiting for a processor.
     pub(crate) slept_ns: u64,
     /// The poll held its thread for longer than a long poll.
     pub(crate) was_long: bool,
-    /// It has computed for as long.
+    /// It computed for as long.
     pub(crate) has_computed: bool,
 }
 
-/// The poll ends now. Returns what it has cost, if it was timed, and calls `tell` with its time in
-/// nanoseconds if its thread was caught in it.
-pub(crate) fn end_poll(tell: impl FnOnce(u64, &Charge)) -> Option<Charge> {
+/// Ends the current poll. Returns its cost if it was timed, and calls `report` with its time in nanoseconds
+/// if its thread was stuck in it.
+pub(crate) fn end_poll(report: impl FnOnce(u64, &Charge)) -> Option<Charge> {
     let (elapsed, charge) = POLL.with(|poll| {
         let present = poll.present.get();
         if present.long == 0 {
@@ -190,14 +190,14 @@ pub(crate) fn end_poll(tell: impl FnOnce(u64, &Charge)) -> Option<Charge> {
         Some((elapsed, charge))
     })?;
     if charge.was_long {
-        tell(elapsed, &charge);
+        report(elapsed, &charge);
     }
     Some(charge)
 }
 
 impl PollClock {
-    /// Returns how much processor time a poll of `elapsed` has used that ends at `now`. On a busy machine
-    /// its thread may have waited for a processor, and any poll may sleep in the kernel.
+    /// Returns how much processor time was used by a poll that took `elapsed` and ends at `now`. On a busy
+    /// machine its thread may have waited for a processor, and any poll may sleep in the kernel.
     #[inline]
     fn used(&self, now: u64, elapsed: u64) -> u64 {
         let polled = self.polled_since.get();
@@ -215,27 +215,27 @@ impl PollClock {
     }
 }
 
-/// Returns when the poll on this thread ended whose scheduler has not taken note of it yet: for what
-/// happens right after it. None inside a poll.
+/// Returns when the last poll on this thread ended, if its scheduler has not yet recorded that: for what
+/// happens right after the poll. `None` inside a poll.
 pub(crate) fn poll_end() -> Option<u64> {
     let ended = POLL.try_with(|poll| poll.ended.get()).ok()?;
     (ended > 0).then_some(ended)
 }
 
-/// Returns what a new task of `kind` begins with: its kind pays it, or the task that spawns it, or `foreign`
-/// credit outside of tasks.
-pub(crate) fn credit_of_new(kind: Kind, foreign: &SharedCredit) -> Credit {
-    // Not the beginning of the poll, which may be so long ago that nothing would have to be paid any more.
+/// Returns the initial credit of a new task of `kind`: paid by its kind, or by the task that spawns it, or
+/// from `foreign` credit outside tasks.
+pub(crate) fn credit_of_new(kind: TaskKind, foreign: &SharedCredit) -> Credit {
+    // Not the beginning of the poll, which may be so long ago that nothing would have to be paid.
     let now = monotonic_now().as_nanos();
     kind.pay(now).or_else(|| pay_child(now)).unwrap_or_else(|| foreign.pay_child(now))
 }
 
-/// Leaves word of a poll that was long, for the scheduler.
+/// Stores a long poll for the scheduler.
 pub(crate) fn leave_long_poll(poll: EndedPoll) {
     LONG_POLL.with(|place| *place.borrow_mut() = Some(poll));
 }
 
-/// Returns what [`leave_long_poll`] left.
+/// Takes what [`leave_long_poll`] stored.
 pub(crate) fn take_long_poll() -> Option<EndedPoll> {
     LONG_POLL.with(|place| place.borrow_mut().take())
 }

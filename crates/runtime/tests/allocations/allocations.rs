@@ -93,7 +93,7 @@ impl Rounds {
 
 const ATTEMPTS: usize = 10;
 
-/// Runs `test` as a task on each flavor, in a process that nobody else allocates in.
+/// Runs `test` as a task on each flavor, in a process in which no other test allocates.
 fn alone_for_each_flavor<F>(name: &str, test: fn() -> F)
 where
     F: Future<Output = ()> + Send + 'static,

@@ -1,4 +1,4 @@
-//! What a runtime does while nothing happens: nothing. Each context switch of a thread is a wake-up.
+//! A runtime does nothing while nothing happens. Each context switch of a thread is a wake-up.
 
 use std::{
     collections::BTreeMap,
@@ -22,7 +22,7 @@ use crate::{
 /// For how long nothing may happen.
 const SPAN: Duration = Duration::from_secs(2);
 
-/// In one of so many spans.
+/// In one of this many spans.
 const SPANS: u32 = 5;
 
 /// A runtime that has worked, and now waits: for clients, an hour, a task.

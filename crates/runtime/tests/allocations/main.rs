@@ -1,4 +1,4 @@
-//! What the hot paths cost in allocations, system calls and wake-ups: none. Counts, not times.
+//! The hot paths cost no allocations, system calls or wake-ups. Counts, not times.
 
 #[path = "../child/mod.rs"]
 mod child;

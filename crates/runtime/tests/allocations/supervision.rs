@@ -1,4 +1,4 @@
-//! What the supervisor and the reserve threads do in traffic of short polls: hardly anything.
+//! In traffic of short polls, the supervisor and the reserve threads do hardly anything.
 
 use std::{
     fs,
@@ -20,13 +20,13 @@ use crate::{
 const CLIENTS: usize = 2;
 const MESSAGES: usize = 10_000;
 
-/// On a machine with other work, polls are long now and then; but not in each of so many spans.
+/// On a machine with other work, polls are long now and then; but not in each of this many spans.
 const SPANS: usize = 8;
 
 /// Beside others that use more than this part of what is used, threads wait for a processor in each span: nothing is judged.
 const OTHERS_PERCENT_MAX: u64 = 25;
 
-/// The most wake-ups in a span of 10 000 messages. Some 3 are usual. If nobody put the alarm off, it would ring once in
+/// The most wake-ups in a span of 10 000 messages. Some 3 are usual. If no thread put the watchdog off, it would ring once in
 /// 0.2 to 0.4 ms: 100 to 400 times.
 const WAKE_UPS_MAX: u64 = 50;
 
@@ -104,7 +104,7 @@ fn echo() {
         stream
     };
     let mut clients: Vec<_> = (0..CLIENTS).map(connect).collect();
-    // What the first polls take is not known yet.
+    // The time of first polls is not known yet.
     exchange(&mut clients);
     let mut spans = Vec::new();
     let busy_before = busy_ticks();

@@ -20,7 +20,7 @@ const SWITCHES: u64 = 200_000;
 /// How often a server looks by default while tasks run: `Adaptive::every`.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 
-/// What a look may cost: one at the wait point, one at the processor time of the thread.
+/// The system calls of a look: one at the poller, one at the processor time of the thread.
 const CALLS_PER_LOOK: u64 = 2;
 
 /// The beginnings and ends of threads and sleeps around the switches.

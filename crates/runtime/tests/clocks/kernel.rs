@@ -140,9 +140,9 @@ fn no_time_is_one_of_the_wall_clock() {
     let path = file.to_str().expect("a path in UTF-8");
     run(command(&["strace", "-f", "-e", TIMED_CALLS, "-o", path], TEST), TEST);
     let trace = fs::read_to_string(&file).expect("written by strace");
-    // If it stays, nobody minds.
+    // It does no harm if it stays.
     let _ = fs::remove_file(&file);
-    // What must be there, or the trace shows nothing.
+    // These calls must be there, or the trace shows nothing.
     for call in ["timerfd_create(CLOCK_MONOTONIC", "tv_nsec="] {
         assert!(trace.contains(call), "no `{call}` in the trace:\n{trace}");
     }

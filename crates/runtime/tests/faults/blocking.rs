@@ -1,4 +1,4 @@
-//! A task that blocks its thread, and then panics: whom that delays on each flavor.
+//! A task that blocks its thread, and then panics: which tasks that delays on each flavor.
 
 use std::{
     io::Write,
@@ -16,7 +16,7 @@ use crate::{flavors::FLAVORS, guard::against_hang};
 
 /// Goal: while a task blocks its thread, the event of another one is delivered on the hybrid and the
 /// kernel-level flavor, and waits on the user-level one, which has one thread; a panic of the first harms
-/// nobody. Method: the task makes the event and blocks until the other one has had it, or, on the user-level
+/// no other task. Method: the task makes the event and blocks until the other one has had it, or, on the user-level
 /// flavor, until a foreign thread lets it go; then it panics.
 #[test]
 fn a_task_that_blocks_and_panics() {
@@ -43,7 +43,7 @@ fn a_task_that_blocks_and_panics() {
             let blocking = runtime.spawn(async move {
                 far.write_all(&[1]).expect("room");
                 block.send(()).expect("the foreign thread listens");
-                released.recv().expect("somebody releases it");
+                released.recv().expect("the test releases it");
                 note_end();
                 panic!("planted: after blocking");
             });

@@ -231,7 +231,7 @@ fn timers_and_handles_dropped_at_any_poll() {
         }
         let server = runtime.server();
         assert_eq!((server.timers().pending_count(), server.readiness().pending_count()), (0, 0));
-        // What waits for ever, handles dropped: one task for each number of polls.
+        // Tasks that wait for ever, handles dropped: one task for each number of polls.
         assert_eq!(runtime.handle().live_task_count(), 3);
     });
 }
@@ -244,7 +244,7 @@ impl<T> PollTimes<T> {
     }
 }
 
-/// What an aborted task may be inside of.
+/// Where an aborted task may be.
 async fn wander(mut random: fastrand::Rng, census: Census, steps: Arc<AtomicUsize>) {
     let _witness = census.witness();
     let server = Server::current().expect("in a runtime");
@@ -284,7 +284,7 @@ async fn wander(mut random: fastrand::Rng, census: Census, steps: Arc<AtomicUsiz
             }
             7 => {
                 let one = census.witness();
-                // Ends by itself should this task be aborted first.
+                // Ends on its own if this task is aborted first.
                 let (_parent, parent_ends) = tokio::sync::oneshot::channel::<()>();
                 let aborted = spawn(async move {
                     let _one = one;
@@ -331,7 +331,7 @@ fn abort_at_any_point() {
                 })
                 .collect();
             abort_all(&runtime, tasks);
-            // Children of aborted tasks go on by themselves to their end.
+            // Children of aborted tasks run to their end.
             runtime.block_on(async {
                 while runtime.handle().live_task_count() > 0 {
                     yield_now().await;
@@ -360,7 +360,7 @@ fn abort_all(runtime: &Runtime, tasks: Vec<(JoinHandle<()>, Arc<AtomicUsize>, us
                     task.abort();
                     assert!(task.await.expect_err("aborted").is_cancelled());
                 }
-                // The other thread needs somebody who runs its tasks.
+                // The other thread needs a thread that runs its tasks.
                 while !is_over.load(Ordering::SeqCst) {
                     yield_now().await;
                 }

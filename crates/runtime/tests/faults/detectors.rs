@@ -14,9 +14,10 @@ use std::{
 };
 
 use vigie_detect::{
-    Adaptive, Armed, Arming, Bell, Cancel, Decision, Detector, Emitted, EventStream, Fixed,
-    Frequency, Handle, Instant, Interest, Key, Methods, Mode, Notice, Pending, Policy,
-    RegisterError, Registration, Round, Server, Site, Situation, Strategy, Submitted, WaitError,
+    Adaptive, Armed, Arming, Cancel, Decision, Detector, DriverHandle, Emitted, EventStream, Fixed,
+    Frequency, Handle, Instant, Interest, Key, Methods, Mode, Notifier, Pending, Policy,
+    PollContext, ReadinessEvent, RegisterError, Registration, Server, Situation, Strategy,
+    Submitted, WaitError,
 };
 use vigie_runtime::{Flavor, Runtime, spawn, yield_now};
 
@@ -50,13 +51,13 @@ enum Place {
     Nowhere,
 }
 
-/// Has an event for each request once its bell was rung or its descriptor became readable.
+/// Has an event for each request once its notifier was called or its descriptor became readable.
 struct Faulty {
     place: Place,
     /// Panics only once this is set.
     is_armed: Arc<AtomicBool>,
     events: Arc<AtomicUsize>,
-    bell: Option<Bell>,
+    notifier: Option<Notifier>,
     watched: Option<UnixStream>,
     cancelled: Vec<Key>,
 }
@@ -71,7 +72,7 @@ impl Drop for Request {
     }
 }
 
-/// What the test holds of a detector.
+/// The test's end of a detector.
 struct Controls {
     is_armed: Arc<AtomicBool>,
     events: Arc<AtomicUsize>,
@@ -89,7 +90,7 @@ impl Faulty {
             place,
             is_armed,
             events,
-            bell: None,
+            notifier: None,
             watched: Some(watched),
             cancelled: Vec::new(),
         };
@@ -130,11 +131,11 @@ impl Detector for Faulty {
         Arming::BeforeSleep
     }
 
-    fn attach(&mut self, site: &Site) -> io::Result<()> {
+    fn attach(&mut self, driver: &DriverHandle) -> io::Result<()> {
         self.at(Place::Attach);
-        self.bell = Some(site.bell());
+        self.notifier = Some(driver.notifier());
         let watched = self.watched.as_ref().expect("not attached yet");
-        site.watch(watched.as_fd(), 0, Interest::Readable)
+        driver.watch(watched.as_fd(), 0, Interest::Readable)
     }
 
     fn submit(&mut self, _: Key, _: &mut Request, _: Mode) -> Submitted<()> {
@@ -151,25 +152,25 @@ impl Detector for Faulty {
         self.at(Place::Group);
     }
 
-    fn poll(&mut self, round: &mut Round<'_, Self>) {
+    fn poll(&mut self, context: &mut PollContext<'_, Self>) {
         self.at(Place::Poll);
         for key in self.cancelled.drain(..) {
-            round.complete(key, ());
+            context.complete(key, ());
         }
-        while let Some(key) = round.oldest() {
+        while let Some(key) = context.oldest() {
             if !self.take() {
                 return;
             }
-            match round.emit(key, ()) {
+            match context.emit(key, ()) {
                 Emitted::Kept | Emitted::Ended => {}
                 Emitted::Full(()) | Emitted::Gone(()) => return,
             }
         }
     }
 
-    fn notified(&mut self, _: &[Notice], round: &mut Round<'_, Self>) {
+    fn notified(&mut self, _: &[ReadinessEvent], context: &mut PollContext<'_, Self>) {
         self.at(Place::Notified);
-        self.poll(round);
+        self.poll(context);
     }
 
     fn arm(&mut self) -> io::Result<Armed> {
@@ -182,7 +183,7 @@ impl Detector for Faulty {
         if self.place == Place::DropRequest {
             request.panics = true;
             self.cancelled.push(key);
-            self.bell.as_ref().expect("attached").ring();
+            self.notifier.as_ref().expect("attached").notify();
             return Cancel::InFlight;
         }
         Cancel::Released
@@ -213,7 +214,7 @@ fn register(server: &Server, place: Place, policy: impl Policy) -> (Handle<Fault
     (server.register(detector, registration).expect("registered"), controls)
 }
 
-/// Waits in a task, so that a host that dies takes nobody else along.
+/// Waits in a task, so that a host that dies takes no other thread along.
 fn wait(runtime: &Runtime, handle: &Handle<Faulty>) -> Result<(), WaitError> {
     let handle = handle.clone();
     let task = runtime.spawn(async move { handle.wait(Request { panics: false }).await });
@@ -275,7 +276,7 @@ fn panics_while_a_request_is_served() {
     });
 }
 
-/// Goal: a panic outside of any request does not reach the runtime either. Method: the callbacks of
+/// Goal: a panic outside any request does not reach the runtime either. Method: the callbacks of
 /// registration, which is refused; the destructor.
 #[test]
 fn panics_beside_requests() {
@@ -329,7 +330,7 @@ fn is_pending<F: Future>(future: Pin<&mut F>) -> bool {
     future.poll(&mut Context::from_waker(Waker::noop())).is_pending()
 }
 
-/// Goal: a panic while two events are merged ends the stream in an error. Method: a stream that nobody
+/// Goal: a panic while two events are merged ends the stream in an error. Method: a stream that no task
 /// reads gets two events.
 #[test]
 fn panics_in_merge() {

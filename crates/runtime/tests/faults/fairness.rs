@@ -1,4 +1,4 @@
-//! Tasks that yield without end starve nobody: not injected tasks, nor sockets, timers, the main
+//! Tasks that yield without end starve nothing: not injected tasks, nor sockets, timers, the main
 //! future, or each other. Counted in switches on one thread; for more threads, that all is served.
 
 use std::{
@@ -109,7 +109,7 @@ fn injected_tasks_have_their_turn() {
                     let ran_at = has_run.recv().expect("it runs");
                     drop(task);
                     // Those that are ready, twice if they have just been injected themselves: a
-                    // worker takes half of what is injected at a time.
+                    // worker takes half of what is injected in one go.
                     let bound = spawned_at + 2 * loops.count + 2;
                     assert!(ran_at <= bound, "spawned before {spawned_at}, ran at {ran_at}");
                 }

@@ -22,7 +22,7 @@ fn two_workers() -> Runtime {
 }
 
 /// Goal: while a task that was woken by an event keeps the worker that detected it, the next event is
-/// detected by the idle one. Method: many rounds, since either worker may be in the wait point.
+/// detected by the idle one. Method: many rounds, since either worker may be in the poller.
 #[test]
 fn somebody_watches_while_a_reaction_hogs() {
     against_hang(|| {
@@ -83,7 +83,7 @@ fn timers_go_on_while_a_task_hogs() {
     });
 }
 
-/// Goal: what a task spawns and wakes before it keeps its worker is run by an idle one. Method: as
+/// Goal: tasks that a task spawns and wakes before it keeps its worker are run by an idle worker. Method: as
 /// above, with a child.
 #[test]
 fn children_of_a_hog_run() {

@@ -162,8 +162,9 @@ fn who_wakes_itself_computes() {
     });
 }
 
-/// Goal: a task that uses up its credit leaves the reaction lane, and comes back once it has some again. Method: its event comes before that of another task, round by round; in
-/// the reaction lane it goes first, from the compute lane after the other.
+/// Goal: a task that uses up its credit leaves the reaction lane, and comes back once it has some again. Method: its
+/// event comes before that of another task, round by round; in the reaction lane it goes first, from the compute lane
+/// after the other.
 #[test]
 fn a_hog_leaves_the_reaction_lane_and_comes_back() {
     const QUANTUM: Duration = Duration::from_millis(2);
@@ -188,7 +189,7 @@ fn a_hog_leaves_the_reaction_lane_and_comes_back() {
             .detach();
             button
         });
-        // Somebody computes, and so it is asked who hogs.
+        // A task computes, so the hogs are checked.
         let is_over = compute(&Log::default(), 1);
         many_switches().await;
         let round = async || {

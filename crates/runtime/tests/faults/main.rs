@@ -1,4 +1,4 @@
-//! What goes wrong around a runtime, and what must go right all the same.
+//! Faults around a runtime, and what must still work.
 
 #[path = "../census/mod.rs"]
 mod census;

@@ -18,7 +18,7 @@ use crate::{
     seed,
 };
 
-/// What a task is to do.
+/// The action of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Ends,
@@ -51,7 +51,7 @@ async fn live(number: usize, fate: Fate, switches: usize, census: Census) -> usi
 
 async fn judge(number: usize, fate: Fate, task: JoinHandle<usize>) {
     match (fate, task.await) {
-        (Fate::IsForgotten, _) => unreachable!("nobody waits for it"),
+        (Fate::IsForgotten, _) => unreachable!("no task waits for it"),
         (Fate::Ends, result) => assert_eq!(result.expect("it ends"), number),
         (_, Ok(_)) => panic!("it should have panicked"),
         (Fate::PanicsWithNumber, Err(error)) => {
@@ -70,7 +70,7 @@ async fn judge(number: usize, fate: Fate, task: JoinHandle<usize>) {
 /// fates; each handle tells its own, each future is dropped once, and the runtime lives.
 #[test]
 fn tasks_panic_under_load() {
-    // A thousand messages of planted panics help nobody.
+    // A thousand messages of planted panics are no help.
     panic::set_hook(Box::new({
         let previous = panic::take_hook();
         move |info| {

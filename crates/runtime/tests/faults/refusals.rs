@@ -1,4 +1,4 @@
-//! What the kernel refuses beside descriptors: handles and errors say so, and name the cause.
+//! Resources besides descriptors that the kernel refuses: handles and errors say so, and name the cause.
 
 use std::{error::Error, io, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! Wakes from foreign threads, many at a time: none is lost, none is too much.
+//! Wakes from foreign threads, many at once: none is lost, none is extra.
 
 use std::{
     future::poll_fn,
@@ -19,7 +19,7 @@ use crate::{
     settle::until,
 };
 
-/// What a task and those who wake it share: a number that they raise, and its waker.
+/// Shared by a task and the threads that wake it: a number that they raise, and its waker.
 #[derive(Debug, Default)]
 struct Target {
     raised: AtomicUsize,
@@ -57,7 +57,7 @@ fn run_until_all_end(runtime: &Runtime, tasks: Vec<JoinHandle<()>>) {
 }
 
 /// Goal: a wake-up from a foreign thread is never lost. Method: the thread raises a number, wakes once,
-/// and does nothing more until the task has seen it; several pairs at a time, so that workers sleep and
+/// and does nothing more until the task has seen it; several pairs at once, so that workers sleep and
 /// wake without pause.
 #[test]
 fn single_wakes_are_heard() {
@@ -87,7 +87,7 @@ fn single_wakes_are_heard() {
     }
 }
 
-/// Goal: wakes that nobody needs do no harm: they are joined, the tasks end when they should, and the
+/// Goal: needless wakes do no harm: they are joined, the tasks end when they should, and the
 /// wakers may be used after that. Method: threads wake all tasks without pause, whether they are idle,
 /// queued, running or gone.
 #[test]
@@ -119,7 +119,7 @@ fn storms_of_wakes() {
                         for target in &targets {
                             target.raised.store(number, Ordering::SeqCst);
                         }
-                        // Somebody wakes each task after this, without doing it for this.
+                        // Each task is woken after this, for another reason.
                         let before = wakes.load(Ordering::SeqCst);
                         until(|| wakes.load(Ordering::SeqCst) > before);
                     }

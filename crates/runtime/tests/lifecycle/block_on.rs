@@ -51,7 +51,7 @@ fn block_on_twice() {
     });
 }
 
-/// Goal: several threads may be in `block_on`. Method: four threads, a hundred turns each; nobody
+/// Goal: several threads may be in `block_on`. Method: four threads, a hundred turns each; none
 /// depends on another, since on the user-level flavor they take turns.
 #[test]
 fn block_on_from_several_threads() {
@@ -167,7 +167,7 @@ fn a_sleeping_thread_takes_over() {
     for_each_flavor(|flavor| {
         let runtime = Arc::new(runtime(flavor));
         for _ in 0..50 {
-            let (told, is_told) = mpsc::channel();
+            let (told, is_reported) = mpsc::channel();
             let (leave, leaves) = tokio::sync::oneshot::channel::<()>();
             let enter = |future: Pin<Box<dyn Future<Output = ()> + Send>>| {
                 let (runtime, told) = (Arc::clone(&runtime), told.clone());
@@ -179,7 +179,7 @@ fn a_sleeping_thread_takes_over() {
                         polled
                     }));
                 });
-                is_told.recv().expect("it is inside");
+                is_reported.recv().expect("it is inside");
                 thread
             };
             let first = enter(Box::pin(async { leaves.await.expect("it is told to leave") }));

@@ -1,4 +1,4 @@
-//! What the destructors of tasks may do: anything, at the end of their task and at that of the runtime.
+//! Destructors of tasks may do anything, at the end of their task and at that of the runtime.
 
 use std::{
     cell::{Cell, RefCell},
@@ -42,7 +42,7 @@ impl<F: FnMut() + Unpin> Future for OnDrop<F> {
     }
 }
 
-/// Goal: what destructors do during the shutdown does no harm: spawning (cancelled at once), spawning
+/// Goal: actions of destructors during the shutdown do no harm: spawning (cancelled at once), spawning
 /// closures, waking and aborting others, dropping another runtime. Method: all of that in one task's
 /// destructor.
 #[test]
@@ -143,7 +143,7 @@ fn panics_in_destructors() {
             assert_eq!(result.await.expect("it had its result"), 7);
             let (output, is_made) = (bomb(), Arc::new(AtomicBool::new(false)));
             let made = Arc::clone(&is_made);
-            // Nobody takes the result.
+            // The result is not taken.
             spawn(poll_fn({
                 let mut output = Some(output);
                 move |_| {

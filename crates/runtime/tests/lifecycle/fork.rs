@@ -18,7 +18,7 @@ use vigie_runtime::{Flavor, Runtime, spawn, spawn_blocking, time::sleep, yield_n
 
 use crate::{child::in_child, flavors::FLAVORS};
 
-/// After so many seconds a forked child that hangs is ended by a signal.
+/// After this many seconds a forked child that hangs is ended by a signal.
 const HANG_SECONDS: u32 = 20;
 
 /// Runs `body` in a forked child. Returns whether it came to its end, without a panic.
@@ -42,7 +42,7 @@ fn ends_in_fork(body: impl FnOnce()) -> bool {
 }
 
 fn build(flavor: Flavor) -> Runtime {
-    // Who waits for threads that are not there waits for an hour.
+    // A wait for threads that are not there lasts an hour.
     let builder = Runtime::builder().flavor(flavor).workers(2);
     builder.shutdown_timeout(Duration::from_secs(3600)).build().expect("a runtime")
 }

@@ -1,4 +1,4 @@
-//! What is left behind: threads and descriptors.
+//! Leftovers: threads and descriptors.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ pub(crate) fn alone_for_each_flavor(name: &str, test: fn(Flavor)) {
 fn leaves_nothing(flavor: Flavor, test: fn(Flavor)) {
     let before = (thread_count(), descriptor_count());
     test(flavor);
-    // A thread that was joined, or ends by itself, is in /proc for a moment longer.
+    // A thread that was joined, or ends on its own, is in /proc for a moment longer.
     until(|| thread_count() <= before.0);
     until(|| descriptor_count() <= before.1);
     assert_eq!((thread_count(), descriptor_count()), before, "{flavor}");

@@ -17,5 +17,6 @@ mod tasks;
 mod block_on;
 mod destructors;
 mod fork;
+mod join_set;
 mod local;
 mod shutdown;

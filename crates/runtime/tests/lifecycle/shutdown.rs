@@ -104,7 +104,7 @@ fn waiting_tasks(runtime: &Runtime) -> Vec<Boxed> {
         }),
         Box::pin(async move {
             let _ = inner.await;
-            // Those whom it waits for may be cancelled first, and it is polled once more.
+            // The tasks that it waits for may be cancelled first, and it is polled once more.
             pending().await
         }),
         Box::pin(async {
@@ -119,7 +119,7 @@ fn waiting_tasks(runtime: &Runtime) -> Vec<Boxed> {
     ]
 }
 
-/// Goal: whatever tasks wait for, a shutdown drops each once, and says so to those who hold their
+/// Goal: whatever tasks wait for, a shutdown drops each once, and says so to the holders of their
 /// handles. Method: a task for each kind of waiting, polled at least once; witnesses in them.
 #[test]
 fn pending_tasks_are_dropped_once() {
@@ -413,7 +413,7 @@ fn join_handles_outlive_the_runtime() {
     });
 }
 
-/// Goal: whoever spawns or wakes while the runtime ends, no task is left in between: each is dropped
+/// Goal: whichever thread spawns or wakes while the runtime ends, no task is left in between: each is dropped
 /// by the time that the drop returns, or at once. Method: two threads spawn and wake without pause
 /// while the runtime is dropped, many times over.
 #[test]

@@ -1,4 +1,4 @@
-//! What the tests ask of tasks.
+//! Tasks that the tests need.
 
 use std::{
     future::Future,

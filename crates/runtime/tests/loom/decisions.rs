@@ -1,4 +1,4 @@
-//! What one thread decides by `flavor/hybrid/order.rs`, case by case, without a second thread: what it takes
+//! One thread's decisions by `flavor/hybrid/order.rs`, case by case, without a second thread: what it takes
 //! next, when it calls others, what it leaves behind when it sleeps.
 
 use std::{cell::Cell, panic::Location, sync::Arc, time::Duration};
@@ -10,7 +10,7 @@ use vigie_detect::Instant;
 use super::{
     RANK,
     lane::{Account, Credit, Lane, Rank},
-    order::{self, Limits, Own, Parts, Serves, Turns},
+    order::{self, Limits, OwnQueues, Parts, ReserveMode, Turns},
     task_cell::TaskInfo,
     whole::{self, BRIEF, Fault, LATER, Model, NOW, SOON, Task},
 };
@@ -26,14 +26,14 @@ const fn limits(quantum: Duration) -> Limits {
 /// Runs `check` for the first of two workers, for each number of `cases`.
 fn each(
     cases: usize,
-    check: impl Fn(&Model, &Own<'_, Task>, Turns, usize) + Sync + Send + 'static,
+    check: impl Fn(&Model, &OwnQueues<'_, Task>, Turns, usize) + Sync + Send + 'static,
 ) {
     let check = Arc::new(check);
     for case in 0..cases {
         let check = Arc::clone(&check);
         loom::model(move || {
             let (model, queues) = whole::model(2, 1, Fault::None);
-            let own = Own { reacting: &queues[0], worker: Some(0) };
+            let own = OwnQueues { reacting: &queues[0], worker: Some(0) };
             check(&model, &own, Turns::new(0, SLICE), case);
         });
     }
@@ -55,7 +55,7 @@ fn put(model: &Model, queues: &[Queue<Task>], place: usize, task: Task) {
 
 fn poll_began(model: &Model, place: usize, nanos_ago: u64) {
     let task = TaskInfo::new();
-    model.seats[place].begin(Instant::from_nanos(NOW.as_nanos() - nanos_ago), &task);
+    model.worker_slots[place].begin(Instant::from_nanos(NOW.as_nanos() - nanos_ago), &task);
 }
 
 /// As by default.
@@ -89,7 +89,7 @@ fn a_worker_takes_reactions_first() {
 fn computing_workers_rob_reactions() {
     loom::model(|| {
         let (model, queues) = whole::model(2, 1, Fault::None);
-        let (model, own) = (&*model, Own { reacting: &queues[0], worker: Some(0) });
+        let (model, own) = (&*model, OwnQueues { reacting: &queues[0], worker: Some(0) });
         let mut turns = Turns::new(0, SLICE);
         let after = |micros: u64| Instant::from_nanos(NOW.as_nanos() + 1_000 * micros);
         queues[1].push(Task::WaitsForAnother);
@@ -125,14 +125,14 @@ fn computation_has_its_turn() {
     });
 }
 
-/// Goal: a worker without work finds what lies anywhere else, in its lane, reactions before computation.
+/// Goal: a worker without work finds tasks anywhere else, in its lane, reactions before computation.
 /// Method: a task in each place alone; then one in all of them.
 #[test]
 fn a_search_finds_everything() {
     for place in 0..5 {
         loom::model(move || {
             let (model, queues) = whole::model(2, 1, Fault::None);
-            let (model, own) = (&*model, Own { reacting: &queues[0], worker: Some(0) });
+            let (model, own) = (&*model, OwnQueues { reacting: &queues[0], worker: Some(0) });
             let mut turns = Turns::new(0, SLICE);
             assert_eq!(turns.search(model, &own), None);
             let places = if place == 4 { 0..4 } else { place..place + 1 };
@@ -165,8 +165,8 @@ fn half_of_the_workers_search() {
     });
 }
 
-/// Goal: the last searcher looks everywhere before it sleeps, and wakes somebody for what it finds; the last
-/// thread of all stops the supervisor's alarm. Method: a task in each place, or nowhere; with others awake, or
+/// Goal: the last searcher looks everywhere before it sleeps, and wakes a worker for what it finds; the last
+/// thread of all stops the supervisor's watchdog. Method: a task in each place, or nowhere; with others awake, or
 /// a reserve thread, or none.
 #[test]
 fn the_last_searcher_looks_once_more() {
@@ -174,7 +174,7 @@ fn the_last_searcher_looks_once_more() {
         let (place, [is_searching, other_sleeps, serves]) = (case / 8, bits(case % 8));
         loom::model(move || {
             let (model, queues) = whole::model(2, 1, Fault::None);
-            let (model, own) = (&*model, Own { reacting: &queues[0], worker: Some(0) });
+            let (model, own) = (&*model, OwnQueues { reacting: &queues[0], worker: Some(0) });
             let mut turns = Turns::new(0, SLICE);
             if is_searching {
                 assert_eq!(turns.search(model, &own), None);
@@ -188,21 +188,22 @@ fn the_last_searcher_looks_once_more() {
                 model.let_one_sleep();
             }
             model.serving_count.store(usize::from(serves), Ordering::Relaxed);
-            model.alarm.guard(NOW.as_nanos(), 1, || false);
+            model.watchdog.guard(NOW.as_nanos(), 1, || false);
             turns.begin_sleep(model, NOW, None);
             // The one that fell asleep last.
             let is_called = is_searching && place < 5;
             assert_eq!((model.was_called(0), model.was_called(1)), (is_called, false), "{case}");
             let is_stopped = other_sleeps && !serves && !is_called;
-            assert_eq!(model.alarm.timer.take().is_none(), is_stopped, "{case}");
+            assert_eq!(model.watchdog.timer.take().is_none(), is_stopped, "{case}");
         });
     }
 }
 
-/// Goal: in a conversation, after four short sleeps in a row, the alarm stays as it is; one sleep that is not short ends it. Method: the
-/// last worker to fall asleep, with sleeps on both sides of the moment at which the alarm rings, and without an alarm.
+/// Goal: in a conversation, after four short sleeps in a row, the watchdog stays as it is; one sleep that is not
+/// short ends it. Method: the last worker to fall asleep, with sleeps on both sides of the moment at which the
+/// watchdog fires, and without a watchdog.
 #[test]
-fn the_alarm_stays_set_in_a_conversation() {
+fn the_watchdog_stays_set_in_a_conversation() {
     each(2, |model, own, mut turns, case| {
         model.let_one_sleep();
         let is_set = case == 0;
@@ -210,18 +211,18 @@ fn the_alarm_stays_set_in_a_conversation() {
         let stays = [false, false, false, false, true, true, false, false, false, false, true];
         for (number, (sleep_us, stays)) in sleeps.into_iter().zip(stays).enumerate() {
             if is_set {
-                model.alarm.guard(NOW.as_nanos(), 1, || false);
+                model.watchdog.guard(NOW.as_nanos(), 1, || false);
             }
             turns.begin_sleep(model, NOW, None);
-            assert_eq!(model.alarm.timer.take().is_some(), is_set && stays, "{number}");
+            assert_eq!(model.watchdog.timer.take().is_some(), is_set && stays, "{number}");
             assert!(turns.ends_sleep(model, own, true));
             turns.note_wake(NOW + Duration::from_micros(sleep_us));
-            model.alarm.begin_rest();
-            model.alarm.timer.stop();
+            model.watchdog.begin_rest();
+            model.watchdog.timer.stop();
         }
-        model.alarm.guard(NOW.as_nanos(), 1, || false);
+        model.watchdog.guard(NOW.as_nanos(), 1, || false);
         turns.begin_sleep(model, NOW, None);
-        assert_eq!(model.alarm.timer.take().is_some(), is_set, "who has set none ends it, too");
+        assert_eq!(model.watchdog.timer.take().is_some(), is_set, "who has set none ends it, too");
     });
 }
 
@@ -258,7 +259,7 @@ fn reserve_threads_compute_for_others() {
     loom::model(|| {
         let (model, queues) = whole::model(2, 1, Fault::None);
         let (model, none) = (&*model, Queue::new_fifo());
-        let own = Own { reacting: &none, worker: None };
+        let own = OwnQueues { reacting: &none, worker: None };
         let mut turns = Turns::new(2, SLICE);
         assert_eq!(turns.next_of_reserve(model, &own, NOW), None);
         model.injected.reaction.push(Task::Ends);
@@ -273,29 +274,29 @@ fn reserve_threads_compute_for_others() {
         }
         assert_eq!(turns.next_of_reserve(model, &own, NOW), None, "computation is for workers");
 
-        model.serves.store(Serves::Short);
+        model.serves.store(ReserveMode::Short);
         let short = Some((Task::WaitsForAnother, Lane::Compute));
         assert_eq!(turns.next_of_reserve(model, &own, NOW), short);
         assert_eq!(turns.next_of_reserve(model, &own, NOW), None);
 
-        model.serves.store(Serves::Nothing);
+        model.serves.store(ReserveMode::Nothing);
         model.computing[1].push(Task::WaitsForAnother, RANK);
         poll_began(model, 0, 0);
-        model.seats[0].expect_sleep(NOW, &model.blocked);
+        model.worker_slots[0].expect_sleep(NOW, &model.blocked);
         assert_eq!(turns.next_of_reserve(model, &own, NOW), short, "of the longest queue");
         assert_eq!((model.blocked.count(), model.blocked.vacancies()), (1, 0));
         let long = Some((Task::Ends, Lane::Compute));
         assert_eq!(turns.next_of_reserve(model, &own, NOW), long);
         assert_eq!(model.blocked.vacancies(), 0, "its place is taken once");
 
-        model.seats[0].end_long_poll(&model.blocked);
+        model.worker_slots[0].end_long_poll(&model.blocked);
         assert!(model.blocked.is_overfull());
         assert_eq!(turns.next_of_reserve(model, &own, NOW), None, "the thread is back");
         assert!(!model.blocked.is_overfull());
         turns.end_substitution(model);
         assert!(!model.blocked.is_overfull(), "it left once");
 
-        model.seats[0].expect_sleep(NOW, &model.blocked);
+        model.worker_slots[0].expect_sleep(NOW, &model.blocked);
         assert_eq!(turns.next_of_reserve(model, &own, NOW), long);
         turns.end_substitution(model);
         assert_eq!(model.blocked.vacancies(), 1);
@@ -306,12 +307,13 @@ fn reserve_threads_compute_for_others() {
 /// long tasks in each situation.
 #[test]
 fn beside_endless_polls_one_task_is_run() {
-    for (serves, runs) in [(Serves::Nothing, false), (Serves::Short, false), (Serves::AnyOne, true)]
+    for (serves, runs) in
+        [(ReserveMode::Nothing, false), (ReserveMode::Short, false), (ReserveMode::AnyOne, true)]
     {
         loom::model(move || {
             let (model, _queues) = whole::model(2, 1, Fault::None);
             let (model, none) = (&*model, Queue::new_fifo());
-            let own = Own { reacting: &none, worker: None };
+            let own = OwnQueues { reacting: &none, worker: None };
             let mut turns = Turns::new(2, SLICE);
             model.serves.store(serves);
             model.injected.compute.push(Task::Ends, LONG);
@@ -333,13 +335,13 @@ fn substitutes_share_their_time() {
         loom::model(move || {
             let (model, _queues) = whole::model(2, 1, Fault::None);
             let (model, none) = (&*model, Queue::new_fifo());
-            let own = Own { reacting: &none, worker: None };
+            let own = OwnQueues { reacting: &none, worker: None };
             let mut turns = Turns::new(2, SLICE);
             model.injected.compute.push(Task::Ends, RANK);
             model.injected.reaction.push(Task::Ends);
             if computes {
                 poll_began(model, 0, 0);
-                model.seats[0].expect_sleep(NOW, &model.blocked);
+                model.worker_slots[0].expect_sleep(NOW, &model.blocked);
             }
             turns.record(model, &own, Lane::Reaction, 2_000_000);
             let lanes =
@@ -352,7 +354,7 @@ fn substitutes_share_their_time() {
     }
 }
 
-/// Goal: a reserve thread watches unless a worker sleeps, which it wakes, or the workers look by themselves,
+/// Goal: a reserve thread watches unless a worker sleeps, which it wakes, or the workers look unprompted,
 /// which the supervisor checks soon. Method: every case.
 #[test]
 fn reserve_threads_watch_if_nobody_else_does() {
@@ -363,7 +365,7 @@ fn reserve_threads_watch_if_nobody_else_does() {
         }
         assert_eq!(turns.should_watch(model, NOW, is_steady), case == 0);
         assert_eq!(model.was_called(1), sleeps);
-        assert_eq!(model.alarm.timer.take(), if case == 0 { None } else { SOON });
+        assert_eq!(model.watchdog.timer.take(), if case == 0 { None } else { SOON });
     });
 }
 
@@ -376,15 +378,15 @@ fn the_sentinel_looks_after_it_is_announced() {
         if has_work {
             model.injected.reaction.push(Task::Ends);
         }
-        let stays = turns.take_baton(model, || {
-            assert_eq!(model.baton.holder(), Some(0));
+        let stays = turns.become_sentinel(model, || {
+            assert_eq!(model.sentinel.holder(), Some(0));
             is_awaited
         });
-        assert_eq!((stays, model.baton.holder()), (case > 0, Some(0)));
+        assert_eq!((stays, model.sentinel.holder()), (case > 0, Some(0)));
     });
 }
 
-/// Goal: a worker that has more to do than the next task wakes another one, unless somebody searches. Method:
+/// Goal: a worker that has more to do than the next task wakes another one, unless a worker searches. Method:
 /// every case.
 #[test]
 fn work_is_shared_out() {
@@ -403,12 +405,12 @@ fn work_is_shared_out() {
             model.computing[0].push(Task::Ends, RANK);
         }
         assert_eq!(own.has_more(model), reacts || computes);
-        turns.share_out(model, own);
+        turns.distribute(model, own);
         assert_eq!(model.was_called(1), sleeps && !searches && (reacts || computes), "{case}");
     });
 }
 
-/// Goal: the supervisor's look may be put off while no other worker is inside a long poll and somebody looks.
+/// Goal: the supervisor's look may be put off while no other worker is inside a long poll and a thread looks.
 /// Method: long and short polls of each worker; the reserve thread's do not count.
 #[test]
 fn looks_are_put_off_for_nobody() {
@@ -420,14 +422,15 @@ fn looks_are_put_off_for_nobody() {
         let expected = is_seen && !other_is_long;
         assert_eq!(turns.may_put_off(model, NOW, 200, (is_seen, false)), expected, "{case}");
         assert!(!turns.may_put_off(model, NOW, 200, (is_seen, true)), "not by much");
-        // Nobody polls here at the moment.
-        model.seats[1].end_long_poll(model.blocked());
+        // No thread polls here at the moment.
+        model.worker_slots[1].end_long_poll(model.blocked());
         assert!(turns.may_put_off(model, NOW, 200, (is_seen, true)), "{case}");
     });
 }
 
 /// Goal: a poll of a task whose polls have always been brief needs no look of others, even if it is late and looks are not
-/// regular, until it has taken two milliseconds: workers take what waits behind it. Reserve threads do not. Method: each of these.
+/// regular, until it has taken two milliseconds: workers take what waits behind it. Reserve threads do not. Method:
+/// each of these.
 #[test]
 fn looks_are_put_off_beside_brief_polls() {
     for case in 0..32 {
@@ -437,7 +440,7 @@ fn looks_are_put_off_beside_brief_polls() {
             let (turns, how) =
                 (Turns::new(if is_reserve { 2 } else { 0 }, SLICE), (is_seen, is_later));
             poll_began(&model, 1, if is_late { LONG_POLL_NS + 1 } else { LONG_POLL_NS });
-            model.seats[1].set_brief(true);
+            model.worker_slots[1].set_brief(true);
             if waits {
                 queues[1].push(Task::Ends);
             }
@@ -446,14 +449,16 @@ fn looks_are_put_off_beside_brief_polls() {
             poll_began(&model, 1, 2_000_001);
             assert!(!turns.may_put_off(&*model, NOW, LONG_POLL_NS, how), "{case}");
             poll_began(&model, 1, LONG_POLL_NS + 1);
-            model.seats[1].take_as_caught(Instant::from_nanos(NOW.as_nanos() - LONG_POLL_NS - 1));
+            model.worker_slots[1]
+                .take_as_caught(Instant::from_nanos(NOW.as_nanos() - LONG_POLL_NS - 1));
             assert!(!turns.may_put_off(&*model, NOW, LONG_POLL_NS, how), "{case}: it computes");
         });
     }
 }
 
-/// Goal: a worker takes half of the reactions that wait behind another one's late poll of a brief task, every 50 µs; none from one
-/// that switches, and none for which the supervisor calls somebody. Method: eight tasks behind a poll around 200 µs, and a second try at once.
+/// Goal: a worker takes half of the reactions that wait behind another one's late poll of a brief task, every 50 µs;
+/// none from one that switches, and none for which the supervisor calls a thread. Method: eight tasks behind a poll
+/// around 200 µs, and a second try at once.
 #[test]
 fn workers_relieve_those_that_are_late() {
     for (age, is_brief, taken) in
@@ -461,12 +466,12 @@ fn workers_relieve_those_that_are_late() {
     {
         loom::model(move || {
             let (model, queues) = whole::model(2, 1, Fault::None);
-            let own = Own { reacting: &queues[0], worker: Some(0) };
+            let own = OwnQueues { reacting: &queues[0], worker: Some(0) };
             let mut turns = Turns::new(0, SLICE);
             (0..8).for_each(|_| queues[1].push(Task::Ends));
             own.reacting.push(Task::Ends);
             poll_began(&model, 1, age);
-            model.seats[1].set_brief(is_brief);
+            model.worker_slots[1].set_brief(is_brief);
             assert!(turns.next(&*model, &own, NOW).is_some(), "its own");
             assert_eq!(own.reacting.len(), taken, "{age}");
             assert_eq!(turns.next(&*model, &own, NOW).is_some(), taken > 0);
@@ -475,8 +480,8 @@ fn workers_relieve_those_that_are_late() {
     }
 }
 
-/// Goal: a task that will sleep in the kernel counts as asleep, and if nobody watches or anything waits, its
-/// thread is replaced: by a worker, by the sentinel, or by whom the caller activates, unless enough threads run
+/// Goal: a task that will sleep in the kernel counts as asleep, and if no thread watches or anything waits, its
+/// thread is replaced: by a worker, by the sentinel, or by the one that the caller activates, unless enough threads run
 /// already. Method: every case, with as many threads as are not enough yet, and one more.
 #[test]
 fn expected_sleepers_are_replaced() {
@@ -495,12 +500,12 @@ fn expected_sleepers_are_replaced() {
             model.let_one_sleep();
         }
         if has_sentinel {
-            model.baton.take(2, || false);
+            model.sentinel.take(2, || false);
         }
         let is_needed = !is_watched || has_own || has_other;
         let activates = is_needed && !sleeps && !has_sentinel && !has_enough;
         assert_eq!(turns.expect_sleep(model, own, NOW, is_watched), activates, "{case}");
-        assert!(model.seats[0].is_blocked() && model.blocked.count() == 1);
+        assert!(model.worker_slots[0].is_blocked() && model.blocked.count() == 1);
         assert_eq!(model.was_called(1), is_needed && sleeps, "{case}");
         assert_eq!(model.was_called(2), is_needed && !sleeps && has_sentinel, "{case}");
     });
@@ -515,10 +520,10 @@ fn polls_are_guarded_by_what_waits() {
     each(64, |model, own, _, case| {
         let [is_watched, reacts, computes, is_worker, is_brief, is_alert] = bits(case);
         if is_alert {
-            model.alarm.note_long_poll(NOW.as_nanos(), 6_000_000);
+            model.watchdog.note_long_poll(NOW.as_nanos(), 6_000_000);
         }
         let worker = own.worker.filter(|_| is_worker);
-        let own = Own { worker, ..*own };
+        let own = OwnQueues { worker, ..*own };
         if reacts && is_worker {
             own.reacting.push(Task::Ends);
         } else if reacts {
@@ -534,10 +539,10 @@ fn polls_are_guarded_by_what_waits() {
             false => LATER.filter(|_| computes && is_worker),
         };
         own.guard(model, NOW, is_watched, is_brief, |_| false);
-        assert_eq!(model.alarm.timer.take(), expected, "{case}");
+        assert_eq!(model.watchdog.timer.take(), expected, "{case}");
         // A look is due sooner than this poll needs: may it be put off, and by much?
-        model.alarm.stop(NOW.as_nanos(), None, 1);
-        model.alarm.guard(NOW.as_nanos() - 300_000, 1, || false);
+        model.watchdog.stop(NOW.as_nanos(), None, 1);
+        model.watchdog.guard(NOW.as_nanos() - 300_000, 1, || false);
         let mut asked = None;
         own.guard(model, NOW, is_watched, is_brief, |is_later| {
             asked = Some(is_later);
@@ -556,10 +561,10 @@ fn short_tasks_take_no_more_than_their_share() {
     for (short_count, pause_ns) in [(1, 450_000), (3, 183_333)] {
         loom::model(move || {
             let (model, queues) = whole::model(2, 1, Fault::None);
-            let own = Own { reacting: &queues[0], worker: None };
+            let own = OwnQueues { reacting: &queues[0], worker: None };
             let mut turns = Turns::new(2, SLICE);
             let used_up = Rank { place: NOW.as_nanos() + 100_000_000, needs_ns: 0, is_short: true };
-            model.serves.store(Serves::Short);
+            model.serves.store(ReserveMode::Short);
             for _ in 0..6 {
                 model.computing[0].push(Task::Ends, LONG);
             }
@@ -592,29 +597,29 @@ fn short_tasks_take_no_more_than_their_share() {
     }
 }
 
-/// Goal: beside polls without an end, the tasks that come back get together what a thread for each would give them, not one turn in
-/// two seconds. Method: one that is taken, three that wait and two workers, a poll of 6 ms: both sides of the moment at which it
-/// is the next one's turn, which is over once somebody takes it.
+/// Goal: beside polls without an end, the tasks that come back get together what a thread for each would give them,
+/// not one turn in two seconds. Method: one that is taken, three that wait and two workers, a poll of 6 ms: both
+/// sides of the moment at which it is the next one's turn, which is over once a thread takes it.
 #[test]
 fn tasks_that_come_back_have_their_share() {
     loom::model(|| {
         let (model, queues) = whole::model(2, 1, Fault::None);
-        let own = Own { reacting: &queues[0], worker: None };
+        let own = OwnQueues { reacting: &queues[0], worker: None };
         let mut turns = Turns::new(2, SLICE);
         for _ in 0..4 {
             model.computing[0].push(Task::Ends, LONG);
         }
         let at = |nanos: u64| Instant::from_nanos(NOW.as_nanos() + nanos);
         let is_turn = |nanos: u64| model.injected.is_turn_of_any(at(nanos).as_nanos());
-        assert!(!is_turn(1_000_000_000), "nobody has come back");
-        model.serves.store(Serves::AnyOne);
+        assert!(!is_turn(1_000_000_000), "no task has come back");
+        model.serves.store(ReserveMode::AnyOne);
         let any = Some((Task::Ends, Lane::Compute));
         assert_eq!(turns.next_of_reserve(&*model, &own, NOW), any);
         assert_eq!(turns.next_of_reserve(&*model, &own, NOW), None, "one at a time");
         turns.record(&*model, &own, Lane::Compute, 6_000_000);
         assert!(!is_turn(4_499_999));
         assert!(is_turn(4_500_000));
-        model.serves.store(Serves::AnyOne);
+        model.serves.store(ReserveMode::AnyOne);
         assert_eq!(turns.next_of_reserve(&*model, &own, at(4_500_000)), any);
         assert!(!is_turn(1_000_000_000));
     });
@@ -630,7 +635,7 @@ fn tasks_are_ranked_by_what_they_used() {
             |account: &Account| order::choose_rank(account, None, false, now, limits(quantum));
         let account = Account::new(Credit::FULL, None);
         assert_eq!(choose(&account), None);
-        assert!(!order::has_short_polls(&account, true), "nobody knows");
+        assert!(!order::has_short_polls(&account, true), "unknown");
         let spent = Credit::FULL.after(now, 1_000_000);
         let rank = |needs_ns, is_short| Some(Rank { place: spent.place(now), needs_ns, is_short });
         let like_others = choose(&Account::new(spent, Some(10_000)));
@@ -642,7 +647,7 @@ fn tasks_are_ranked_by_what_they_used() {
             (500_001, false, false),
         ] {
             let account = Account::new(spent, None);
-            assert_eq!(choose(&account), rank(0, false), "nobody knows");
+            assert_eq!(choose(&account), rank(0, false), "unknown");
             account.charge(spent, usual);
             assert_eq!(choose(&account), rank(usual as u32, is_short));
             assert_eq!(order::has_short_polls(&account, true), is_very_short);
@@ -657,7 +662,7 @@ fn tasks_are_ranked_by_what_they_used() {
 fn who_is_brief_has_shown_it() {
     loom::model(|| {
         let account = Account::new(Credit::FULL, None);
-        assert!(!order::is_brief(&account, true, LONG_POLL_NS), "nobody knows");
+        assert!(!order::is_brief(&account, true, LONG_POLL_NS), "unknown");
         for (usual, is_proven, long_poll_ns, expected) in [
             (100_000, true, LONG_POLL_NS, true),
             (100_000, false, LONG_POLL_NS, false),

@@ -1,8 +1,8 @@
-//! What one thread of `worker.rs` does around its polls, without a second thread.
+//! The actions of one thread of `worker.rs` around its polls, without a second thread.
 
 use std::{cell::RefCell, rc::Rc};
 
-use super::{Arc, Fault, Ordering, Parts, Queue, RANK, Runnable, Shared, worker};
+use super::{Arc, Fault, HybridShared, Ordering, Parts, Queue, RANK, Runnable, worker};
 use crate::{lane::Rank, whole::SOON};
 
 /// Longer than any task has credit for.
@@ -13,10 +13,10 @@ const LONG_NS: u64 = 4_000_000_000;
 fn run(
     is_serving: bool,
     expected: &'static str,
-    fill: impl Fn(&Arc<Shared>, &Queue<Runnable>, &Rc<RefCell<String>>) + Sync + Send + 'static,
+    fill: impl Fn(&Arc<HybridShared>, &Queue<Runnable>, &Rc<RefCell<String>>) + Sync + Send + 'static,
 ) {
     loom::model(move || {
-        let (mut shared, mut queues) = Shared::parts(1, 0, Fault::None);
+        let (mut shared, mut queues) = HybridShared::parts(1, 0, Fault::None);
         shared.reserves.is_serving = is_serving;
         let (shared, queue) = (Arc::new(shared), queues.remove(0));
         let polled = Rc::default();
@@ -28,7 +28,7 @@ fn run(
 }
 
 /// The second of two tasks ends the runtime.
-fn note(shared: &Shared, polled: &RefCell<String>, name: char) {
+fn note(shared: &HybridShared, polled: &RefCell<String>, name: char) {
     polled.borrow_mut().push(name);
     shared.is_shutdown.store(polled.borrow().len() == 2, Ordering::SeqCst);
 }
@@ -79,10 +79,10 @@ fn known_hogs_have_a_timer() {
 #[test]
 fn reserve_threads_leave_steady_workers() {
     loom::model(|| {
-        let (mut shared, _queues) = Shared::parts(1, 0, Fault::None);
+        let (mut shared, _queues) = HybridShared::parts(1, 0, Fault::None);
         shared.server.is_steady = true;
         let shared = Arc::new(shared);
         worker::run_reserve(Arc::clone(&shared), 0);
-        assert_eq!(shared.alarm.timer.take(), SOON);
+        assert_eq!(shared.watchdog.timer.take(), SOON);
     });
 }

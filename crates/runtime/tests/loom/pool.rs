@@ -6,7 +6,7 @@ use loom::sync::{Arc, Condvar, Mutex};
 
 use super::{
     blocking_pool::BlockingPool,
-    context::{Enter, Entered},
+    context::{Enter, EnteredContext},
     reserves::blocking::IS_MUTE,
     whole::Fault,
 };
@@ -16,8 +16,8 @@ use super::{
 struct Nothing;
 
 impl Enter for Nothing {
-    fn enter(self) -> Entered {
-        Entered
+    fn enter(self) -> EnteredContext {
+        EnteredContext
     }
 }
 

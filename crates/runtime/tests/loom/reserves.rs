@@ -1,4 +1,4 @@
-//! The reserve threads' slots: whoever is called serves, also while its keep-alive ends, and everybody
+//! The reserve threads' slots: a called thread serves, also while its keep-alive ends, and everybody
 //! ends at the shutdown. `reserve.rs` runs as it stands, over locks and threads of loom.
 
 use std::{env, process::Command, time::Duration};
@@ -10,13 +10,13 @@ use loom::{
 
 use super::hybrid::reserve::{Activated, Reserves};
 
-/// What `reserve.rs` has beside it.
+/// Stubs for what `reserve.rs` imports.
 #[derive(Default)]
 pub(crate) struct Options {
     pub(crate) thread_name: String,
 }
 
-pub(crate) struct Shared {
+pub(crate) struct HybridShared {
     pub(crate) options: Options,
     reserves: Reserves,
     fault: Fault,
@@ -30,7 +30,7 @@ struct Work {
     calls: usize,
 }
 
-impl Shared {
+impl HybridShared {
     /// No model reaches the bound.
     pub(crate) fn caught_in(
         &self,
@@ -53,10 +53,10 @@ impl Shared {
 }
 
 pub(crate) mod worker {
-    use super::{Arc, Fault, Shared};
+    use super::{Arc, Fault, HybridShared};
 
     /// As the real one: serves what it was called for, and rests.
-    pub(crate) fn run_reserve(shared: Arc<Shared>, slot: usize) {
+    pub(crate) fn run_reserve(shared: Arc<HybridShared>, slot: usize) {
         loop {
             shared.work.lock().expect("no panic").calls = 0;
             shared.served.notify_one();
@@ -116,7 +116,7 @@ pub(crate) mod blocking {
         pub(crate) static IS_HASTY: Cell<bool> = const { Cell::new(false) };
         /// Whether threads run at all. Loom has five at most.
         pub(crate) static RUNS_THREADS: Cell<bool> = const { Cell::new(true) };
-        /// A fault: nobody is notified of a single thing.
+        /// A fault: no thread is notified of a single event.
         pub(crate) static IS_MUTE: Cell<bool> = const { Cell::new(false) };
     }
 
@@ -213,7 +213,7 @@ pub(crate) mod blocking {
         pub(crate) struct JoinHandle<T>(Option<loom::thread::JoinHandle<T>>);
 
         impl JoinHandle<()> {
-            /// Nobody may rely on it: it says so late.
+            /// No thread may rely on it: it is updated late.
             pub(crate) fn is_finished(&self) -> bool {
                 false
             }
@@ -229,21 +229,21 @@ pub(crate) mod blocking {
     }
 }
 
-/// What is left out.
+/// The omitted step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     None,
-    /// A thread that is called while it rests ends all the same.
+    /// A thread that is called while it rests ends anyway.
     Deaf,
     /// A thread sleeps without asking whether it was called, or all is over.
     Hasty,
 }
 
-/// The supervisor calls somebody twice, waits each time until that has served, and ends all.
+/// The supervisor calls a thread twice, waits each time until that has served, and ends all.
 fn call_and_end(keep_alive: Duration, fault: Fault) {
     blocking::IS_HASTY.set(fault == Fault::Hasty);
     blocking::RUNS_THREADS.set(true);
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(HybridShared {
         options: Options::default(),
         reserves: Reserves::new(1, keep_alive),
         fault,
@@ -291,7 +291,7 @@ fn slots_are_told_apart() {
     model.max_branches = 100_000;
     model.check(|| {
         blocking::RUNS_THREADS.set(false);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(HybridShared {
             options: Options::default(),
             reserves: Reserves::new(COUNT, LONG),
             fault: Fault::None,

@@ -1,5 +1,5 @@
-//! The reserve thread in the wait point, the supervisor's alarm, and the timers of threads that hog.
-//! What the kernel does is replaced by what can be seen of it: a timer is set, or not.
+//! The reserve thread in the poller, the supervisor's watchdog, and the timers of threads that hog.
+//! The kernel is replaced by its visible effects: a timer is set, or not.
 
 use std::{panic::Location, time::Duration};
 
@@ -13,26 +13,25 @@ use loom::{
 use vigie_detect::Instant;
 
 use super::{
-    Sleeper, WaitPoint,
-    baton::Baton,
-    must_fail,
-    parking::{alarm::Alarm, idle::Idle, parker::Parker},
-    seat::{Blocked, Seat},
+    Poller, Sleeper, must_fail,
+    parking::{idle::Idle, parker::Parker, watchdog::Watchdog},
+    sentinel::Sentinel,
     sync,
     task_cell::TaskInfo,
+    worker_slot::{Blocked, WorkerSlot},
 };
 use kernel_help::HogTimer;
 
-/// What `alarm.rs` needs of the kernel.
+/// The kernel's part for `watchdog.rs`.
 pub(crate) mod timerfd {
     use std::{io, time::Duration};
 
     use loom::sync::Mutex;
 
-    /// What it is set to, as long as nobody has slept on it.
-    pub(crate) struct Timer(Mutex<Option<Duration>>);
+    /// Its setting, as long as no thread has slept on it.
+    pub(crate) struct TimerFd(Mutex<Option<Duration>>);
 
-    impl Timer {
+    impl TimerFd {
         pub(crate) fn new() -> io::Result<Self> {
             Ok(Self(Mutex::new(None)))
         }
@@ -57,7 +56,7 @@ pub(crate) mod timerfd {
     }
 }
 
-/// Threads of the models are asleep in the kernel whenever somebody asks, unless a test says otherwise.
+/// Threads of the models are asleep in the kernel at every check, unless a test says otherwise.
 pub(crate) mod thread_state {
     use std::cell::Cell;
 
@@ -75,13 +74,13 @@ pub(crate) mod thread_state {
         IS_ASLEEP.set(is_asleep);
     }
 
-    /// Returns how often somebody has asked since the last call.
+    /// Returns the number of checks since the last call.
     pub(crate) fn take_questions() -> usize {
         QUESTIONS.take()
     }
 }
 
-/// What `seat.rs` needs of the kernel.
+/// The kernel's part for `slot.rs`.
 pub(crate) mod kernel_help {
     pub(crate) use super::thread_state;
 
@@ -153,25 +152,25 @@ pub(crate) mod kernel_help {
     }
 }
 
-/// What is left out of a model.
+/// The step that a model omits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     None,
     /// The sentinel does not look at the queue after it has announced itself.
     NoLook,
-    /// Whoever queues a task does not ask for a sentinel.
+    /// A thread that queues a task does not check for a sentinel.
     NoCall,
-    /// Whoever finds nobody to wake, or begins a poll, does not guard it.
+    /// A thread that finds no worker to wake, or begins a poll, does not guard it.
     NoAlarm,
     /// The sleeper does not look once more before it rests.
     NoSecondLook,
     /// The supervisor does not ask again after it has started a timer.
     NoSecondQuestion,
-    /// Whoever stops the timer does not look whether the alarm was set meanwhile.
+    /// The thread that stops the timer does not check whether the watchdog was set meanwhile.
     BlindStop,
-    /// Nobody says that a long poll has ended.
+    /// The end of a long poll is not reported.
     NoEnd,
-    /// What was found of an earlier poll is not forgotten.
+    /// The finding about an earlier poll is not cleared.
     NoForgetting,
     /// A substitute does not leave the place that it took.
     NoLeaving,
@@ -179,66 +178,67 @@ enum Fault {
 
 const DELAY: Duration = Duration::from_micros(200);
 
-/// A reserve thread goes to the wait point while somebody else queues a task for the reaction lane and
-/// all workers hog; and a third takes rings for its own. In the end the reserve thread is awake.
+/// A reserve thread goes to the poller while another thread queues a task for the reaction lane and
+/// all workers hog; and a third takes notifications for its own. In the end the reserve thread is awake.
 fn sentinel_against_push(fault: Fault) {
     let idle = Arc::new(Idle::new(1));
-    let baton = Arc::new(Baton::new());
+    let sentinel = Arc::new(Sentinel::new());
     let parker = Arc::new(Parker::new());
     let queue = Arc::new(AtomicUsize::new(0));
-    let alarm = Arc::new(Alarm::new(DELAY).expect("a timer"));
-    let wait_point = Arc::new(WaitPoint { state: Mutex::new(Sleeper::default()) });
+    let watchdog = Arc::new(Watchdog::new(DELAY).expect("a timer"));
+    let poller = Arc::new(Poller { state: Mutex::new(Sleeper::default()) });
     parker.bind();
     let producer = {
-        let (idle, baton, parker) = (Arc::clone(&idle), Arc::clone(&baton), Arc::clone(&parker));
-        let (queue, alarm, wait_point) =
-            (Arc::clone(&queue), Arc::clone(&alarm), Arc::clone(&wait_point));
-        // As `Shared::schedule` does outside of workers.
+        let (idle, sentinel, parker) =
+            (Arc::clone(&idle), Arc::clone(&sentinel), Arc::clone(&parker));
+        let (queue, watchdog, poller) =
+            (Arc::clone(&queue), Arc::clone(&watchdog), Arc::clone(&poller));
+        // As `Shared::schedule` does outside workers.
         thread::spawn(move || {
             queue.store(1, Ordering::Release);
             if idle.choose().is_some() {
                 unreachable!("no worker sleeps");
             }
-            let sentinel = baton.holder().filter(|_| fault != Fault::NoCall);
+            let sentinel = sentinel.holder().filter(|_| fault != Fault::NoCall);
             match sentinel {
-                Some(_) => parker.unpark(|| wait_point.ring()),
+                Some(_) => parker.unpark(|| poller.notify()),
                 None if fault == Fault::NoAlarm => {}
-                None => alarm.guard(1, 1, || false),
+                None => watchdog.guard(1, 1, || false),
             }
         })
     };
     let other = {
-        let wait_point = Arc::clone(&wait_point);
-        thread::spawn(move || wait_point.steal_ring())
+        let poller = Arc::clone(&poller);
+        thread::spawn(move || poller.steal_ring())
     };
     // As `Worker::serve` and `Worker::watch` do.
     if queue.load(Ordering::Acquire) == 0 {
         parker.park(|is_awaited| {
-            wait_point.wait(&|| {
+            poller.wait(&|| {
                 let has_work = || fault != Fault::NoLook && queue.load(Ordering::Acquire) == 1;
-                baton.take(0, || is_awaited() || has_work())
+                sentinel.take(0, || is_awaited() || has_work())
             });
             producer.join().expect("it ends");
             other.join().expect("it ends");
-            let sleeps = wait_point.state.lock().expect("not poisoned").sleeps;
+            let sleeps = poller.state.lock().expect("not poisoned").sleeps;
             assert!(!sleeps, "a task is queued, and the sentinel sleeps");
             true
         });
-        baton.give_up(0);
-        assert_eq!(baton.holder(), None);
+        sentinel.give_up(0);
+        assert_eq!(sentinel.holder(), None);
     } else {
         producer.join().expect("it ends");
         other.join().expect("it ends");
     }
 }
 
-/// Goal: no task of the reaction lane lies still while the sentinel sleeps.
+/// Goal: no task of the reaction lane is left behind while the sentinel sleeps.
 #[test]
 fn the_sentinel_never_sleeps_over_a_task() {
     loom::model(|| sentinel_against_push(Fault::None));
 }
 
-/// Goal: the model above can fail. Method: the sentinel does not look; nobody calls it.
+/// Goal: the model above can fail. Method: the sentinel does not look; it is not called.
 #[test]
 fn without_a_look_or_a_call_the_sentinel_sleeps_over_a_task() {
     for fault in [Fault::NoLook, Fault::NoCall] {
@@ -246,45 +246,45 @@ fn without_a_look_or_a_call_the_sentinel_sleeps_over_a_task() {
     }
 }
 
-/// Goal: the model above can fail. Method: `baton.rs` and `idle.rs` without their fences.
+/// Goal: the model above can fail. Method: `sentinel.rs` and `idle.rs` without their fences.
 #[test]
 fn without_fences_the_sentinel_sleeps_over_a_task() {
     sync::take_fences_away();
     must_fail(|| sentinel_against_push(Fault::None));
 }
 
-/// A thread begins a poll that turns out long, and finds the alarm set or sets it; the supervisor looks,
+/// A thread begins a poll that turns out long, and finds the watchdog set or sets it; the supervisor looks,
 /// finds nothing, and rests. The delay of its second look is longer than what the thread does until then.
-fn alarm_against_rest(fault: Fault, is_held: bool) {
-    let alarm = Arc::new(Alarm::new(DELAY).expect("a timer"));
+fn watchdog_against_rest(fault: Fault, is_held: bool) {
+    let watchdog = Arc::new(Watchdog::new(DELAY).expect("a timer"));
     let poll = Arc::new(AtomicUsize::new(0));
-    // The alarm is set so far, by the supervisor itself or by others; and enough for a poll that begins
+    // The watchdog is set so far, by the supervisor itself or by others; and enough for a poll that begins
     // now.
     if is_held {
-        alarm.hold(1, DELAY);
+        watchdog.hold(1, DELAY);
     } else {
-        alarm.guard(1, 1, || false);
+        watchdog.guard(1, 1, || false);
     }
     let worker = {
-        let (alarm, poll) = (Arc::clone(&alarm), Arc::clone(&poll));
-        // As `Worker::guard` and `Seat::begin` do.
+        let (watchdog, poll) = (Arc::clone(&watchdog), Arc::clone(&poll));
+        // As `Worker::guard` and `WorkerSlot::begin` do.
         thread::spawn(move || {
-            alarm.guard(2, 1, || false);
+            watchdog.guard(2, 1, || false);
             poll.store(1, Ordering::Relaxed);
         })
     };
     // As `Supervisor::work` does. Returns whether the poll was seen; none if the sleep would never end.
     let look = || {
-        if alarm.timer.sleep().is_err() {
+        if watchdog.timer.sleep().is_err() {
             return None;
         }
-        let was_resting = alarm.is_resting();
+        let was_resting = watchdog.is_resting();
         let is_seen = poll.load(Ordering::Relaxed) == 1;
         if !is_seen && !was_resting {
-            alarm.begin_rest();
+            watchdog.begin_rest();
             if fault == Fault::NoSecondLook {
                 // The rest without a timer.
-                alarm.timer.stop();
+                watchdog.timer.stop();
             }
         }
         Some(is_seen)
@@ -295,59 +295,59 @@ fn alarm_against_rest(fault: Fault, is_held: bool) {
     while is_seen == Some(false) {
         is_seen = look();
     }
-    assert!(is_seen.is_some(), "a long poll, and nobody looks");
+    assert!(is_seen.is_some(), "a long poll, and the supervisor does not look");
 }
 
-/// Goal: who finds the alarm set, or sets it, is looked at.
+/// Goal: a thread that finds the watchdog set, or sets it, is checked.
 #[test]
-fn the_alarm_is_never_slept_through() {
+fn the_watchdog_is_never_slept_through() {
     for is_held in [false, true] {
-        loom::model(move || alarm_against_rest(Fault::None, is_held));
+        loom::model(move || watchdog_against_rest(Fault::None, is_held));
     }
 }
 
 /// Goal: the model above can fail. Method: no second look before the rest.
 #[test]
-fn without_a_second_look_the_alarm_is_slept_through() {
+fn without_a_second_look_the_watchdog_is_slept_through() {
     for is_held in [false, true] {
-        must_fail(move || alarm_against_rest(Fault::NoSecondLook, is_held));
+        must_fail(move || watchdog_against_rest(Fault::NoSecondLook, is_held));
     }
 }
 
-/// The last thread that runs out of work stops the alarm, while another one wakes up and begins a poll, or
+/// The last thread that runs out of work stops the watchdog, while another one wakes up and begins a poll, or
 /// while the runtime shuts down; and then begins a poll itself. In the end the timer runs.
 fn stop_against_guard(fault: Fault, is_shutdown: bool, deadline: Option<u64>) {
-    let alarm = Arc::new(Alarm::new(DELAY).expect("a timer"));
-    alarm.guard(1, 1, || false);
+    let watchdog = Arc::new(Watchdog::new(DELAY).expect("a timer"));
+    watchdog.guard(1, 1, || false);
     let other = {
-        let alarm = Arc::clone(&alarm);
+        let watchdog = Arc::clone(&watchdog);
         thread::spawn(move || {
             if is_shutdown {
-                alarm.hold(0, Duration::ZERO);
+                watchdog.hold(0, Duration::ZERO);
             } else {
-                alarm.guard(2, 1, || false);
+                watchdog.guard(2, 1, || false);
             }
         })
     };
-    alarm.stop(2, deadline, 1);
+    watchdog.stop(2, deadline, 1);
     if fault == Fault::BlindStop {
-        deadline.map_or_else(|| alarm.timer.stop(), |_| alarm.timer.wake_in(5 * DELAY));
+        deadline.map_or_else(|| watchdog.timer.stop(), |_| watchdog.timer.wake_in(5 * DELAY));
     }
     if !is_shutdown && fault != Fault::NoAlarm {
-        alarm.guard(3, 1, || false);
+        watchdog.guard(3, 1, || false);
     }
     other.join().expect("it ends");
-    let left = alarm.timer.take();
+    let left = watchdog.timer.take();
     assert!(
         left.is_some_and(|left| left <= 2 * DELAY),
-        "somebody needs the sleeper, which wakes in {left:?}"
+        "a thread needs the sleeper, which wakes in {left:?}"
     );
 }
 
-/// Goal: who stops the alarm does not stop it for others, nor for a poll of its own later, nor the one that
+/// Goal: a thread that stops the watchdog does not stop it for others, nor for a poll of its own later, nor the one that
 /// ends the supervisor.
 #[test]
-fn nobody_stops_the_alarm_of_others() {
+fn nobody_stops_the_watchdog_of_others() {
     for is_shutdown in [false, true] {
         for deadline in [None, Some(1_000_000)] {
             loom::model(move || stop_against_guard(Fault::None, is_shutdown, deadline));
@@ -355,9 +355,9 @@ fn nobody_stops_the_alarm_of_others() {
     }
 }
 
-/// Goal: the model above can fail. Method: a stop that does not look afterwards; nobody guards a poll.
+/// Goal: the model above can fail. Method: a stop that does not look afterwards; a poll is not guarded.
 #[test]
-fn a_blind_stop_stops_the_alarm_of_others() {
+fn a_blind_stop_stops_the_watchdog_of_others() {
     for is_shutdown in [false, true] {
         for deadline in [None, Some(1_000_000)] {
             must_fail(move || stop_against_guard(Fault::BlindStop, is_shutdown, deadline));
@@ -369,21 +369,21 @@ fn a_blind_stop_stops_the_alarm_of_others() {
 /// The supervisor finds a thread asleep inside its poll, while the poll ends and the next one begins. What
 /// was counted is taken away again, once.
 fn mark_against_end(fault: Fault, is_long: bool) {
-    let seat = Arc::new(Seat::new());
+    let worker_slot = Arc::new(WorkerSlot::new());
     let blocked = Arc::new(Blocked::new());
     let task = TaskInfo::new();
-    seat.take();
-    seat.begin(Instant::from_nanos(1), &task);
+    worker_slot.take();
+    worker_slot.begin(Instant::from_nanos(1), &task);
     let supervisor = {
-        let (seat, blocked) = (Arc::clone(&seat), Arc::clone(&blocked));
+        let (worker_slot, blocked) = (Arc::clone(&worker_slot), Arc::clone(&blocked));
         // As `Supervisor::take_census` does.
         thread::spawn(move || {
             for now in [1_000_000, 2_000_000] {
-                seat.forget_earlier(&blocked);
-                if let Some((began, _)) = seat.current()
+                worker_slot.forget_earlier(&blocked);
+                if let Some((began, _)) = worker_slot.current()
                     && began == Instant::from_nanos(1)
                 {
-                    seat.ask(began, Instant::from_nanos(now), &blocked);
+                    worker_slot.ask(began, Instant::from_nanos(now), &blocked);
                 }
                 assert!(blocked.count() <= 1, "it counts threads that there are not");
             }
@@ -391,18 +391,18 @@ fn mark_against_end(fault: Fault, is_long: bool) {
     };
     // A poll that the supervisor takes for longer than its thread does is not ended as a long one.
     if is_long && fault != Fault::NoEnd {
-        seat.end_long_poll(&blocked);
+        worker_slot.end_long_poll(&blocked);
         assert!(blocked.count() <= 1, "more is taken away than was counted");
     }
-    seat.begin(Instant::from_nanos(2), &task);
+    worker_slot.begin(Instant::from_nanos(2), &task);
     supervisor.join().expect("it ends");
     if !is_long && fault != Fault::NoForgetting {
-        seat.forget_earlier(&blocked);
+        worker_slot.forget_earlier(&blocked);
     }
     assert_eq!(blocked.count(), 0, "an ended poll counts as asleep");
-    assert!(!seat.is_blocked(), "what is said of one poll was found of another");
+    assert!(!worker_slot.is_blocked(), "what is said of one poll was found of another");
     // Not only taken away from the count: a mark that is left would take away again.
-    seat.end_long_poll(&blocked);
+    worker_slot.end_long_poll(&blocked);
     assert_eq!(blocked.count(), 0);
 }
 
@@ -415,7 +415,7 @@ fn ended_polls_do_not_count_as_asleep() {
     }
 }
 
-/// Goal: the model above can fail. Method: nobody ends a long poll; nobody forgets what was found of a poll
+/// Goal: the model above can fail. Method: a long poll is not ended; no thread forgets what was found of a poll
 /// that ended as a short one.
 #[test]
 fn without_an_end_polls_count_as_asleep() {
@@ -425,14 +425,14 @@ fn without_an_end_polls_count_as_asleep() {
 
 /// Two reserve threads want to compute in the place of one thread that sleeps.
 fn substitutes(fault: Fault) {
-    let seat = Seat::new();
+    let worker_slot = WorkerSlot::new();
     let blocked = Arc::new(Blocked::new());
     let task = TaskInfo::new();
-    seat.take();
-    seat.begin(Instant::from_nanos(1), &task);
+    worker_slot.take();
+    worker_slot.begin(Instant::from_nanos(1), &task);
     for now in [1_000_000, 1_100_000] {
         assert_eq!(blocked.count(), 0, "asleep once may be by chance");
-        seat.ask(Instant::from_nanos(1), Instant::from_nanos(now), &blocked);
+        worker_slot.ask(Instant::from_nanos(1), Instant::from_nanos(now), &blocked);
     }
     assert_eq!((blocked.count(), blocked.vacancies()), (1, 1));
     let computing = Arc::new(AtomicUsize::new(0));
@@ -452,9 +452,9 @@ fn substitutes(fault: Fault) {
     let other = thread::spawn(substitute.clone());
     substitute();
     other.join().expect("it ends");
-    assert_eq!(blocked.vacancies(), 1, "a place is taken that nobody fills");
+    assert_eq!(blocked.vacancies(), 1, "a place is taken that no thread fills");
     assert!(blocked.substitute());
-    seat.end_long_poll(&blocked);
+    worker_slot.end_long_poll(&blocked);
     assert!(blocked.is_overfull() && blocked.vacancies() == 0 && !blocked.substitute());
     blocked.leave();
     assert!(!blocked.is_overfull());
@@ -474,23 +474,23 @@ fn without_leaving_a_place_stays_taken() {
 
 /// The supervisor sees a hog and starts its timer, while the hog ends and its thread rests.
 fn timer_against_rest(fault: Fault) {
-    let seat = Arc::new(Seat::new());
+    let worker_slot = Arc::new(WorkerSlot::new());
     let timer = Arc::new(HogTimer::new());
     let task = TaskInfo::new();
-    seat.begin(Instant::from_nanos(1), &task);
+    worker_slot.begin(Instant::from_nanos(1), &task);
     let supervisor = {
-        let (seat, timer) = (Arc::clone(&seat), Arc::clone(&timer));
+        let (worker_slot, timer) = (Arc::clone(&worker_slot), Arc::clone(&timer));
         thread::spawn(move || {
-            if seat.current().is_some() {
+            if worker_slot.current().is_some() {
                 if fault == Fault::NoSecondQuestion {
                     timer.start();
                 } else {
-                    seat.help(&timer);
+                    worker_slot.help(&timer);
                 }
             }
         })
     };
-    seat.rest(&timer);
+    worker_slot.rest(&timer);
     supervisor.join().expect("it ends");
     assert!(!timer.runs(), "the timer runs for a thread that rests");
 }
@@ -507,7 +507,7 @@ fn without_a_second_question_a_timer_runs_on() {
     must_fail(|| timer_against_rest(Fault::NoSecondQuestion));
 }
 
-/// Goal: the model above can fail. Method: `seat.rs` without its fences.
+/// Goal: the model above can fail. Method: `slot.rs` without its fences.
 #[test]
 fn without_fences_a_timer_runs_on() {
     sync::take_fences_away();
@@ -531,37 +531,44 @@ fn long_polls_are_asked_of_ever_more_rarely() {
     let awake = [100, 200, 400, 800, 1_600, 3_200, 6_400, 10_000, 10_000];
     let asleep = [100, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 100_000, 100_000];
     loom::model(move || {
-        let (seat, count) = (Seat::new(), Blocked::new());
+        let (worker_slot, count) = (WorkerSlot::new(), Blocked::new());
         let task = task();
-        seat.begin(at(5), &task);
-        seat.ask(at(5), at(6), &count);
-        assert_eq!((thread_state::take_questions(), seat.thread()), (0, None), "nobody sits here");
-        seat.take();
-        assert_eq!(seat.thread(), Some(1));
+        worker_slot.begin(at(5), &task);
+        worker_slot.ask(at(5), at(6), &count);
+        assert_eq!(
+            (thread_state::take_questions(), worker_slot.thread()),
+            (0, None),
+            "no thread is here"
+        );
+        worker_slot.take();
+        assert_eq!(worker_slot.thread(), Some(1));
         for (began, is_asleep, pauses) in [(7, false, &awake[..]), (9, true, &asleep[..])] {
             thread_state::set_asleep(is_asleep);
-            seat.begin(at(began), &task);
+            worker_slot.begin(at(began), &task);
             // Earlier than it would be asked again of the poll before.
             let mut now = began;
-            seat.ask(at(began), at(now), &count);
+            worker_slot.ask(at(began), at(now), &count);
             assert_eq!(thread_state::take_questions(), 1);
             for pause in pauses {
                 now += pause * US;
-                seat.ask(at(began), at(now - 1), &count);
+                worker_slot.ask(at(began), at(now - 1), &count);
                 assert_eq!(thread_state::take_questions(), 0, "before {pause} us are over");
-                seat.ask(at(began), at(now), &count);
+                worker_slot.ask(at(began), at(now), &count);
                 assert_eq!(thread_state::take_questions(), 1, "after {pause} us");
             }
-            assert_eq!((count.count(), seat.is_blocked()), (usize::from(is_asleep), is_asleep));
+            assert_eq!(
+                (count.count(), worker_slot.is_blocked()),
+                (usize::from(is_asleep), is_asleep)
+            );
         }
         // It wakes up within the same poll.
         thread_state::set_asleep(false);
-        seat.ask(at(9), at(1_000_000 * US), &count);
-        assert_eq!((count.count(), seat.is_blocked()), (0, false));
+        worker_slot.ask(at(9), at(1_000_000 * US), &count);
+        assert_eq!((count.count(), worker_slot.is_blocked()), (0, false));
         thread_state::set_asleep(true);
         thread_state::take_questions();
-        seat.leave();
-        assert_eq!(seat.thread(), None);
+        worker_slot.leave();
+        assert_eq!(worker_slot.thread(), None);
     });
 }
 
@@ -571,23 +578,23 @@ fn long_polls_are_asked_of_ever_more_rarely() {
 fn expected_sleepers_are_asked_of_late() {
     const US: u64 = 1_000;
     loom::model(|| {
-        let (seat, count) = (Seat::new(), Blocked::new());
-        seat.take();
+        let (worker_slot, count) = (WorkerSlot::new(), Blocked::new());
+        worker_slot.take();
         thread_state::set_asleep(true);
-        seat.begin(at(1), &task());
-        seat.expect_sleep(at(1), &count);
+        worker_slot.begin(at(1), &task());
+        worker_slot.expect_sleep(at(1), &count);
         let mut now = 200 * US;
-        assert!(!seat.ask(at(1), at(now), &count));
+        assert!(!worker_slot.ask(at(1), at(now), &count));
         for pause in [5_000, 10_000, 20_000, 40_000, 80_000, 100_000, 100_000] {
             now += pause * US;
-            seat.ask(at(1), at(now - 1), &count);
+            worker_slot.ask(at(1), at(now - 1), &count);
             assert_eq!(thread_state::take_questions(), 0, "before {pause} us are over");
-            assert!(!seat.ask(at(1), at(now), &count), "nothing is in doubt");
+            assert!(!worker_slot.ask(at(1), at(now), &count), "nothing is in doubt");
             assert_eq!(thread_state::take_questions(), 1, "after {pause} us");
         }
         thread_state::set_asleep(false);
-        seat.ask(at(1), at(now + 100_000 * US), &count);
-        assert_eq!((count.count(), seat.is_blocked()), (0, false));
+        worker_slot.ask(at(1), at(now + 100_000 * US), &count);
+        assert_eq!((count.count(), worker_slot.is_blocked()), (0, false));
         thread_state::take_questions();
         thread_state::set_asleep(true);
     });
@@ -598,47 +605,47 @@ fn expected_sleepers_are_asked_of_late() {
 #[test]
 fn expected_sleepers_count_once() {
     loom::model(|| {
-        let (seat, count) = (Seat::new(), Blocked::new());
+        let (worker_slot, count) = (WorkerSlot::new(), Blocked::new());
         let task = task();
-        seat.take();
-        seat.begin(at(1), &task);
-        seat.expect_sleep(at(1), &count);
-        assert!(seat.is_blocked());
-        seat.expect_sleep(at(1), &count);
-        seat.ask(at(1), at(2), &count);
-        seat.forget_earlier(&count);
-        assert_eq!((count.count(), seat.is_blocked()), (1, true));
-        seat.begin(at(3), &task);
-        assert_eq!((count.count(), seat.is_blocked()), (1, false));
-        seat.forget_earlier(&count);
+        worker_slot.take();
+        worker_slot.begin(at(1), &task);
+        worker_slot.expect_sleep(at(1), &count);
+        assert!(worker_slot.is_blocked());
+        worker_slot.expect_sleep(at(1), &count);
+        worker_slot.ask(at(1), at(2), &count);
+        worker_slot.forget_earlier(&count);
+        assert_eq!((count.count(), worker_slot.is_blocked()), (1, true));
+        worker_slot.begin(at(3), &task);
+        assert_eq!((count.count(), worker_slot.is_blocked()), (1, false));
+        worker_slot.forget_earlier(&count);
         assert_eq!(count.count(), 0);
-        seat.forget_earlier(&count);
+        worker_slot.forget_earlier(&count);
         assert_eq!(count.count(), 0);
-        seat.expect_sleep(at(3), &count);
+        worker_slot.expect_sleep(at(3), &count);
         assert_eq!(count.count(), 1);
-        seat.end_long_poll(&count);
-        assert_eq!((count.count(), seat.is_blocked()), (0, false));
+        worker_slot.end_long_poll(&count);
+        assert_eq!((count.count(), worker_slot.is_blocked()), (0, false));
         // A place may have been taken while its thread slept.
-        seat.expect_sleep(at(3), &count);
+        worker_slot.expect_sleep(at(3), &count);
         assert!(count.substitute() && !count.substitute() && !count.is_overfull());
-        seat.end_long_poll(&count);
+        worker_slot.end_long_poll(&count);
         assert!(count.is_overfull());
         count.leave();
         assert!(!count.is_overfull());
     });
 }
 
-/// Goal: a thread that computed in nobody's place and sleeps leaves no place, and what is counted of it is taken away
+/// Goal: a thread that computed in no other thread's place and sleeps leaves no place, and what is counted of it is taken away
 /// as it was counted, whatever it does next. Method: by hand, with and without another sleeper.
 #[test]
 fn extra_threads_leave_no_place() {
     loom::model(|| {
-        let (extra, worker, count) = (Seat::new(), Seat::new(), Blocked::new());
+        let (extra, worker, count) = (WorkerSlot::new(), WorkerSlot::new(), Blocked::new());
         let task = task();
         extra.set_extra(true);
-        for seat in [&extra, &worker] {
-            seat.take();
-            seat.begin(at(1), &task);
+        for worker_slot in [&extra, &worker] {
+            worker_slot.take();
+            worker_slot.begin(at(1), &task);
         }
         extra.expect_sleep(at(1), &count);
         assert!(extra.is_blocked());
@@ -660,54 +667,56 @@ fn extra_threads_leave_no_place() {
     });
 }
 
-/// Goal: a late poll of a task whose polls have always been brief counts as caught at the second look that finds nobody who relieves
+/// Goal: a late poll of a task whose polls have always been brief counts as caught at the second look that finds no thread that relieves
 /// it, or after two milliseconds, and not before. Method: each of them, and the next poll.
 #[test]
 fn brief_polls_are_caught_at_the_second_look() {
     loom::model(|| {
-        let seat = Seat::new();
-        seat.take();
-        seat.set_brief(true);
-        seat.begin(at(1), &task());
-        assert!(seat.is_late(at(1_000), 200) && !seat.is_caught(at(1_000), 200));
-        assert!(seat.is_caught(at(2_000_002), 200), "whatever it does");
-        assert!(seat.doubt(at(1)), "one look tells nothing");
-        assert!(!seat.is_caught(at(1_000), 200));
-        assert!(!seat.doubt(at(1)));
-        assert!(seat.is_caught(at(1_000), 200));
-        assert!(!seat.is_caught(at(1_000), 999), "it is no long poll");
-        seat.begin(at(2_000), &task());
-        assert!(!seat.is_caught(at(3_000), 200), "another poll");
-        assert!(seat.doubt(at(2_000)), "its first look");
-        seat.set_brief(false);
-        assert!(seat.is_caught(at(3_000), 200));
+        let worker_slot = WorkerSlot::new();
+        worker_slot.take();
+        worker_slot.set_brief(true);
+        worker_slot.begin(at(1), &task());
+        assert!(worker_slot.is_late(at(1_000), 200) && !worker_slot.is_caught(at(1_000), 200));
+        assert!(worker_slot.is_caught(at(2_000_002), 200), "whatever it does");
+        assert!(worker_slot.doubt(at(1)), "one look tells nothing");
+        assert!(!worker_slot.is_caught(at(1_000), 200));
+        assert!(!worker_slot.doubt(at(1)));
+        assert!(worker_slot.is_caught(at(1_000), 200));
+        assert!(!worker_slot.is_caught(at(1_000), 999), "it is no long poll");
+        worker_slot.begin(at(2_000), &task());
+        assert!(!worker_slot.is_caught(at(3_000), 200), "another poll");
+        assert!(worker_slot.doubt(at(2_000)), "its first look");
+        worker_slot.set_brief(false);
+        assert!(worker_slot.is_caught(at(3_000), 200));
     });
 }
 
-/// Goal: what is seen of a poll is that of the present one. Method: before the first, inside one, around the
+/// Goal: the visible state of a poll is that of the present one. Method: before the first, inside one, around the
 /// time from which it is long, and after it.
 #[test]
 fn the_present_poll_is_seen() {
     loom::model(|| {
-        let (seat, timer, live) = (Seat::new(), HogTimer::new(), super::task_cell::LiveTasks);
+        let (worker_slot, timer, live) =
+            (WorkerSlot::new(), HogTimer::new(), super::task_cell::LiveTasks);
         let task = task();
-        let is_seen = || (seat.current().is_some(), seat.current_task(at(50), &live).is_some());
+        let is_seen =
+            || (worker_slot.current().is_some(), worker_slot.current_task(at(50), &live).is_some());
         assert_eq!(is_seen(), (false, false));
-        assert!(!seat.is_caught(at(1_000), 0));
-        // The supervisor is late: nobody needs its help.
-        seat.help(&timer);
+        assert!(!worker_slot.is_caught(at(1_000), 0));
+        // The supervisor is late: its help is not needed.
+        worker_slot.help(&timer);
         assert!(!timer.runs());
 
-        seat.begin(at(40), &task);
-        assert_eq!(seat.current(), Some((at(40), task.site)));
-        let current = seat.current_task(at(50), &live).expect("a poll");
+        worker_slot.begin(at(40), &task);
+        assert_eq!(worker_slot.current(), Some((at(40), task.site)));
+        let current = worker_slot.current_task(at(50), &live).expect("a poll");
         assert_eq!((current.site, current.elapsed), (task.site, Duration::from_nanos(10)));
-        assert!(!seat.is_caught(at(30), 0) && !seat.is_caught(at(60), 20));
-        assert!(seat.is_caught(at(61), 20));
-        seat.help(&timer);
+        assert!(!worker_slot.is_caught(at(30), 0) && !worker_slot.is_caught(at(60), 20));
+        assert!(worker_slot.is_caught(at(61), 20));
+        worker_slot.help(&timer);
         assert!(timer.runs());
 
-        seat.rest(&timer);
+        worker_slot.rest(&timer);
         assert_eq!((is_seen(), timer.runs()), ((false, false), false));
     });
 }
@@ -716,13 +725,13 @@ fn the_present_poll_is_seen() {
 #[test]
 fn each_poll_is_told_of_once() {
     loom::model(|| {
-        let seat = Seat::new();
-        assert!(!seat.take_long_slice());
+        let worker_slot = WorkerSlot::new();
+        assert!(!worker_slot.take_long_slice());
         for began in [1, 2] {
-            assert!(seat.tell_once(at(began)) && !seat.tell_once(at(began)));
-            assert!(seat.tell_hog_once(at(began)) && !seat.tell_hog_once(at(began)));
-            seat.give_long_slice();
-            assert!(seat.take_long_slice() && !seat.take_long_slice());
+            assert!(worker_slot.log_once(at(began)) && !worker_slot.log_once(at(began)));
+            assert!(worker_slot.log_hog_once(at(began)) && !worker_slot.log_hog_once(at(began)));
+            worker_slot.give_long_slice();
+            assert!(worker_slot.take_long_slice() && !worker_slot.take_long_slice());
         }
     });
 }

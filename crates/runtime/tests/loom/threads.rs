@@ -1,5 +1,5 @@
 //! `flavor/hybrid/worker.rs` as it stands, with `local.rs`, `order.rs` and the parts below them, over what the
-//! models have in the place of the rest: a wait point, tasks that count down, and a kernel that helps nobody.
+//! models have in the place of the rest: a poller, tasks that count down, and a kernel that helps no thread.
 
 use std::{
     cell::{Cell, RefCell},
@@ -17,19 +17,19 @@ use vigie_detect::{Detected, Instant};
 
 use super::{
     RANK,
-    baton::Baton,
-    context::Entered,
+    context::EnteredContext,
     door::{AtomicCell, Ordering},
     lane::{Cause, ComputeQueue},
-    measure::{Counters, Hogs},
-    order::{Injected, Own, Parts, Serves, Waking},
-    parking::{alarm::Alarm, idle::Idle, parker::Parker},
-    seat::{Blocked, Seat},
+    measure::{Hogs, ThreadCounters},
+    order::{Injected, OwnQueues, Parts, ReserveMode, WakeContext},
+    parking::{idle::Idle, parker::Parker, watchdog::Watchdog},
+    sentinel::Sentinel,
     supervision::kernel_help::HogTimer,
     task_cell::{Runnable, TaskInfo},
-    whole::{Fault, Model, NOW, Task, WaitPoint},
+    whole::{Fault, Model, NOW, Poller, Task},
+    worker_slot::{Blocked, WorkerSlot},
 };
-pub(crate) use super::{order, seat};
+pub(crate) use super::{order, worker_slot};
 use local::{Local, Remote};
 
 #[path = "../../src/flavor/hybrid/local.rs"]
@@ -40,11 +40,11 @@ mod polls;
 mod worker;
 
 mod shared {
-    pub(super) use super::{LOCAL, Shared, was_asleep};
+    pub(super) use super::{HybridShared, LOCAL, was_asleep};
 }
 
-/// What the threads share.
-pub(crate) struct Shared {
+/// The state that the threads share.
+pub(crate) struct HybridShared {
     model: Model<Runnable>,
     remotes: Vec<Remote>,
     server: Server,
@@ -52,20 +52,20 @@ pub(crate) struct Shared {
     reserves: Reserves,
     hogs: Hogs,
     signal: Option<i32>,
-    enter: fn(Arc<Self>) -> Entered,
-    /// What the blind see in the place of the injected tasks.
+    enter: fn(Arc<Self>) -> EnteredContext,
+    /// What threads that cannot see the injected tasks see instead.
     nothing: Injected<Runnable>,
 }
 
 loom::thread_local! {
-    static LOCAL: RefCell<Option<Rc<Local<Shared>>>> = RefCell::new(None);
+    static LOCAL: RefCell<Option<Rc<Local<HybridShared>>>> = RefCell::new(None);
     /// Whether this thread looks for events at each switch.
     static LOOKS: Cell<bool> = Cell::new(false);
     /// This thread sees no work.
     static IS_BLIND: Cell<bool> = Cell::new(false);
 }
 
-impl Shared {
+impl HybridShared {
     /// Makes the shared part of a runtime of `workers` workers and one reserve thread with `left` tasks to run,
     /// and the workers' queues.
     pub(crate) fn new(
@@ -81,13 +81,13 @@ impl Shared {
         let (model, queues) = Model::new(workers, left, fault);
         let remotes = (0..=workers).map(|_| Remote {
             parker: Parker::new(),
-            seat: Seat::new(),
+            worker_slot: WorkerSlot::new(),
             hog_timer: HogTimer::new(),
-            counters: CachePadded::new(Counters),
+            counters: CachePadded::new(ThreadCounters),
         });
         let shared = Self {
             remotes: remotes.collect(),
-            server: Server { wait_point: Arc::clone(&model.wait_point), fault, is_steady: false },
+            server: Server { poller: Arc::clone(&model.poller), fault, is_steady: false },
             model,
             options: Options {
                 workers,
@@ -99,7 +99,7 @@ impl Shared {
             reserves: Reserves { is_serving: false },
             hogs: Hogs,
             signal: None,
-            enter: |_| Entered,
+            enter: |_| EnteredContext,
             nothing: Injected::new(),
         };
         (shared, queues)
@@ -107,17 +107,17 @@ impl Shared {
 
     /// Returns whether a thread is inside a poll, as far as others know.
     pub(crate) fn is_polling(&self) -> bool {
-        self.remotes.iter().any(|remote| remote.seat.current().is_some())
+        self.remotes.iter().any(|remote| remote.worker_slot.current().is_some())
     }
 
-    /// Queues another task, as `Shared::schedule_here` does, and waits until it has run.
+    /// Queues another task, as `HybridShared::schedule_here` does, and waits until it has run.
     fn wait_for_another(&self, local: &Local<Self>) {
         let (cause, is_short) = (local.cause.get(), local.is_short.get());
         let turn_began = local.switched_at.get();
-        let waking = Waking { cause, was_running: false, is_short, turn_began };
+        let waking = WakeContext { cause, was_running: false, is_short, turn_began };
         self.queue_here(&local.own(), Runnable::new(Task::Ends), Some(RANK), waking);
         // The supervisor's look, if it was asked for one.
-        if self.alarm.timer.take().is_some() {
+        if self.watchdog.timer.take().is_some() {
             self.wake_one();
         }
         let mut left = self.left.lock().expect("no panic");
@@ -141,7 +141,7 @@ impl Shared {
 
 /// Starts a worker.
 pub(crate) fn start_worker(
-    shared: &Arc<Shared>,
+    shared: &Arc<HybridShared>,
     index: usize,
     queue: Queue<Runnable>,
     looks: bool,
@@ -154,12 +154,12 @@ pub(crate) fn start_worker(
 }
 
 /// Starts the reserve thread.
-pub(crate) fn start_reserve(shared: &Arc<Shared>) -> thread::JoinHandle<()> {
+pub(crate) fn start_reserve(shared: &Arc<HybridShared>) -> thread::JoinHandle<()> {
     let shared = Arc::clone(shared);
     thread::spawn(move || worker::run_reserve(shared, 0))
 }
 
-/// What a task does when it is polled.
+/// The action of a task's poll.
 pub(crate) fn poll(task: Task) {
     let local = LOCAL.with(|local| local.borrow().clone()).expect("a thread of the runtime");
     let shared = &*local.owner;
@@ -178,7 +178,7 @@ pub(crate) fn poll(task: Task) {
     }
 }
 
-impl Deref for Shared {
+impl Deref for HybridShared {
     type Target = Model<Runnable>;
 
     fn deref(&self) -> &Self::Target {
@@ -187,7 +187,7 @@ impl Deref for Shared {
 }
 
 /// As the real ones, but for the planted faults.
-impl Parts for Shared {
+impl Parts for HybridShared {
     type Task = Runnable;
 
     fn injected(&self) -> &Injected<Runnable> {
@@ -202,8 +202,8 @@ impl Parts for Shared {
         self.model.computing()
     }
 
-    fn seat(&self, place: usize) -> &Seat {
-        &self.remotes[place].seat
+    fn worker_slot(&self, place: usize) -> &WorkerSlot {
+        &self.remotes[place].worker_slot
     }
 
     fn serving(&self) -> impl Iterator<Item = usize> + '_ {
@@ -218,19 +218,19 @@ impl Parts for Shared {
         self.model.idle()
     }
 
-    fn baton(&self) -> &Baton {
-        self.model.baton()
+    fn sentinel(&self) -> &Sentinel {
+        self.model.sentinel()
     }
 
-    fn alarm(&self) -> &Alarm {
-        self.model.alarm()
+    fn watchdog(&self) -> &Watchdog {
+        self.model.watchdog()
     }
 
     fn blocked(&self) -> &Blocked {
         self.model.blocked()
     }
 
-    fn serves(&self) -> &AtomicCell<Serves> {
+    fn serves(&self) -> &AtomicCell<ReserveMode> {
         self.model.serves()
     }
 
@@ -248,7 +248,7 @@ impl Parts for Shared {
         self.remotes[place].parker.take_back()
     }
 
-    fn ring(&self) {
+    fn notify(&self) {
         self.server.unpark();
     }
 
@@ -274,39 +274,39 @@ struct KernelHelp {
     short_slices: bool,
 }
 
-/// The detection server: no more than its wait point.
+/// The detection server: no more than its poller.
 struct Server {
-    wait_point: Arc<WaitPoint>,
+    poller: Arc<Poller>,
     fault: Fault,
     /// The workers look for events as often as the policies want.
     is_steady: bool,
 }
 
 impl Server {
-    fn lookout(&self) -> Lookout {
-        let (wait_point, fault) = (Arc::clone(&self.wait_point), self.fault);
+    fn driver(&self) -> Driver {
+        let (poller, fault) = (Arc::clone(&self.poller), self.fault);
         let (is_steady, looks) = (self.is_steady, LOOKS.with(Cell::get));
-        Lookout { wait_point, fault, is_steady, is_watcher: false, looks }
+        Driver { poller, fault, is_steady, is_watcher: false, looks }
     }
 
-    fn wait_point(&self) -> Option<i32> {
+    fn poller_fd(&self) -> Option<i32> {
         None
     }
 
     fn unpark(&self) {
-        self.wait_point.unpark();
+        self.poller.unpark();
     }
 }
 
-struct Lookout {
-    wait_point: Arc<WaitPoint>,
+struct Driver {
+    poller: Arc<Poller>,
     fault: Fault,
     is_steady: bool,
     is_watcher: bool,
     looks: bool,
 }
 
-impl Lookout {
+impl Driver {
     fn sharing(self) -> Self {
         self
     }
@@ -321,7 +321,7 @@ impl Lookout {
     }
 
     fn detect(&self) {
-        self.wait_point.detect(self.fault);
+        self.poller.detect(self.fault);
     }
 
     fn park_unless(
@@ -334,17 +334,17 @@ impl Lookout {
             Fault::NoLastLook if self.is_watcher => blindly(is_awaited),
             _ => is_awaited(),
         };
-        let was_free = self.wait_point.park_unless(!self.is_watcher, is_awaited);
+        let was_free = self.poller.park_unless(!self.is_watcher, is_awaited);
         if was_free { Detected::Nothing } else { Detected::Busy }
     }
 
     fn is_watched(&self) -> bool {
-        self.wait_point.is_watched()
+        self.poller.is_watched()
     }
 
     fn resume(&self, _: Instant) {}
 
-    fn last_look(&self) -> Instant {
+    fn last_pass(&self) -> Instant {
         NOW
     }
 
@@ -356,7 +356,7 @@ impl Lookout {
         None
     }
 
-    fn wants_company(&self, _: Instant) -> bool {
+    fn wants_second_sleeper(&self, _: Instant) -> bool {
         false
     }
 }
@@ -397,5 +397,5 @@ impl Reserves {
         self.is_serving
     }
 
-    fn activate(&self, _: &Shared) {}
+    fn activate(&self, _: &HybridShared) {}
 }

@@ -1,5 +1,5 @@
 //! All parts of a worker's sleep together: the threads of `flavor/hybrid/worker.rs`, from their first step to
-//! their last, the wait point with its word, its lock and its gate, and a thread that queues tasks. The wait
+//! their last, the poller with its word, its lock and its gate, and a thread that queues tasks. The wait
 //! point does what `vigie-detect`'s does; what else is replaced stands in `threads.rs`. Whatever the order, each
 //! task is run: otherwise all threads sleep in the end, and loom says so.
 
@@ -17,17 +17,17 @@ use vigie_detect::Instant;
 
 use super::{
     RANK,
-    baton::Baton,
     door::AtomicCell,
     lane::{Cause, ComputeQueue},
-    order::{Injected, Own, Parts, Serves, Turns, Waking},
-    parking::{alarm::Alarm, idle::Idle, parker::Parker},
-    seat::{Blocked, Seat},
+    order::{Injected, OwnQueues, Parts, ReserveMode, Turns, WakeContext},
+    parking::{idle::Idle, parker::Parker, watchdog::Watchdog},
+    sentinel::Sentinel,
     task_cell::Runnable,
-    threads::{Shared, start_reserve, start_worker},
+    threads::{HybridShared, start_reserve, start_worker},
+    worker_slot::{Blocked, WorkerSlot},
 };
 
-/// What is left out.
+/// The omitted step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
@@ -35,24 +35,24 @@ pub(crate) enum Fault {
     NoLastLook,
     /// A host does not ask whether it is awaited before it sleeps.
     NoAsking,
-    /// A look takes the ring while others sleep.
+    /// A look takes the notification while others sleep.
     NoLeaving,
-    /// A worker that is back from the wait point does not ask whether another one was called.
+    /// A worker that is back from the poller does not ask whether another one was called.
     NoAnswering,
-    /// Whoever queues a task wakes nobody.
+    /// A thread that queues a task wakes no worker.
     NoWaking,
-    /// Nobody tells an idle blocking thread of a closure.
+    /// An idle blocking thread is not told of a closure.
     NoNotice,
 }
 
-const RUNG: u32 = 1;
+const NOTIFIED: u32 = 1;
 const PARKED: u32 = 2;
 
-/// The most threads in the wait point: workers go there while one is, a reserve thread if none is.
+/// The most threads in the poller: workers go there while one is, a reserve thread if none is.
 const SLEEPERS_MAX: u32 = 2;
 
-/// The wait point: `detect`'s park word, driver's lock, and the eventfd behind the gate, which wakes any one of those who sleep.
-pub(crate) struct WaitPoint {
+/// The poller: `detect`'s park state, driver's lock, and the eventfd behind the gate, which wakes any one of the sleepers.
+pub(crate) struct Poller {
     bits: AtomicU32,
     /// Not loom's `Mutex`, whose `try_lock` waits where it should fail.
     driver: AtomicBool,
@@ -62,7 +62,7 @@ pub(crate) struct WaitPoint {
     opened: Condvar,
 }
 
-impl WaitPoint {
+impl Poller {
     fn new() -> Self {
         Self {
             bits: AtomicU32::new(0),
@@ -84,8 +84,8 @@ impl WaitPoint {
     }
 
     pub(crate) fn unpark(&self) {
-        let before = self.bits.fetch_or(RUNG, Ordering::SeqCst);
-        if before & RUNG == 0 && before >= PARKED {
+        let before = self.bits.fetch_or(NOTIFIED, Ordering::SeqCst);
+        if before & NOTIFIED == 0 && before >= PARKED {
             *self.gate.lock().expect("no panic") = true;
             self.opened.notify_one();
         }
@@ -95,17 +95,17 @@ impl WaitPoint {
         self.bits.load(Ordering::SeqCst) / PARKED
     }
 
-    /// Returns whether somebody sleeps here, or is about to.
+    /// Returns whether a thread sleeps here, or is about to.
     pub(crate) fn is_watched(&self) -> bool {
         self.parked_count() > 0
     }
 
-    /// A look, which takes the ring of whomever it was for. Those who sleep are left to see what comes.
+    /// A look, which takes a notification, whichever thread it was for. Sleepers are not told.
     pub(crate) fn detect(&self, fault: Fault) {
         if self.try_lock() {
             if self.parked_count() == 0 || fault == Fault::NoLeaving {
                 *self.gate.lock().expect("no panic") = false;
-                self.bits.fetch_and(!RUNG, Ordering::SeqCst);
+                self.bits.fetch_and(!NOTIFIED, Ordering::SeqCst);
             }
             self.unlock();
         }
@@ -126,9 +126,9 @@ impl WaitPoint {
         if parked_count == 0 {
             self.is_shared.store(is_worker, Ordering::Relaxed);
         }
-        let is_rung = self.bits.fetch_add(PARKED, Ordering::SeqCst) & RUNG != 0;
-        // Who is rung for while another one sleeps has woken that one.
-        let sleeps = !(is_rung && parked_count == 0) && !is_awaited();
+        let is_notified = self.bits.fetch_add(PARKED, Ordering::SeqCst) & NOTIFIED != 0;
+        // A notification while another thread sleeps has woken that one.
+        let sleeps = !(is_notified && parked_count == 0) && !is_awaited();
         if sleeps {
             self.unlock();
             let mut is_open = self.gate.lock().expect("no panic");
@@ -140,10 +140,10 @@ impl WaitPoint {
         self.bits.fetch_sub(PARKED, Ordering::SeqCst);
         if sleeps {
             // Under the lock, but nothing else here depends on it.
-            self.bits.fetch_and(!RUNG, Ordering::SeqCst);
+            self.bits.fetch_and(!NOTIFIED, Ordering::SeqCst);
         } else {
-            if is_rung && parked_count == 0 {
-                self.bits.fetch_and(!RUNG, Ordering::SeqCst);
+            if is_notified && parked_count == 0 {
+                self.bits.fetch_and(!NOTIFIED, Ordering::SeqCst);
             }
             self.unlock();
         }
@@ -151,7 +151,7 @@ impl WaitPoint {
     }
 }
 
-/// What a task does.
+/// The action of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Task {
     /// Nothing else.
@@ -163,15 +163,15 @@ pub(crate) enum Task {
 pub(crate) struct Model<T = Task> {
     pub(crate) fault: Fault,
     pub(crate) idle: Idle,
-    pub(crate) baton: Baton,
-    pub(crate) alarm: Alarm,
+    pub(crate) sentinel: Sentinel,
+    pub(crate) watchdog: Watchdog,
     pub(crate) blocked: Blocked,
-    pub(crate) serves: AtomicCell<Serves>,
+    pub(crate) serves: AtomicCell<ReserveMode>,
     /// Reserve threads that serve.
     pub(crate) serving_count: AtomicUsize,
-    pub(crate) seats: Vec<Seat>,
+    pub(crate) worker_slots: Vec<WorkerSlot>,
     pub(crate) parkers: Vec<Parker>,
-    pub(crate) wait_point: Arc<WaitPoint>,
+    pub(crate) poller: Arc<Poller>,
     pub(crate) injected: Injected<T>,
     pub(crate) reacting: Vec<Stealer<T>>,
     pub(crate) computing: Vec<ComputeQueue<T>>,
@@ -200,8 +200,8 @@ impl<T> Parts for Model<T> {
         &self.computing
     }
 
-    fn seat(&self, place: usize) -> &Seat {
-        &self.seats[place]
+    fn worker_slot(&self, place: usize) -> &WorkerSlot {
+        &self.worker_slots[place]
     }
 
     fn serving(&self) -> impl Iterator<Item = usize> + '_ {
@@ -216,24 +216,24 @@ impl<T> Parts for Model<T> {
         &self.idle
     }
 
-    fn baton(&self) -> &Baton {
-        &self.baton
+    fn sentinel(&self) -> &Sentinel {
+        &self.sentinel
     }
 
-    fn alarm(&self) -> &Alarm {
-        &self.alarm
+    fn watchdog(&self) -> &Watchdog {
+        &self.watchdog
     }
 
     fn blocked(&self) -> &Blocked {
         &self.blocked
     }
 
-    fn serves(&self) -> &AtomicCell<Serves> {
+    fn serves(&self) -> &AtomicCell<ReserveMode> {
         &self.serves
     }
 
     fn unpark(&self, place: usize) {
-        self.parkers[place].unpark(|| self.wait_point.unpark());
+        self.parkers[place].unpark(|| self.poller.unpark());
     }
 
     fn is_called(&self, place: usize) -> bool {
@@ -244,8 +244,8 @@ impl<T> Parts for Model<T> {
         self.parkers[place].take_back()
     }
 
-    fn ring(&self) {
-        self.wait_point.unpark();
+    fn notify(&self) {
+        self.poller.unpark();
     }
 }
 
@@ -260,15 +260,15 @@ impl<T> Model<T> {
         let model = Self {
             fault,
             idle: Idle::new(workers),
-            baton: Baton::new(),
-            alarm: Alarm::new(Duration::from_micros(200)).expect("a timer"),
+            sentinel: Sentinel::new(),
+            watchdog: Watchdog::new(Duration::from_micros(200)).expect("a timer"),
             blocked: Blocked::new(),
-            serves: AtomicCell::new(Serves::Nothing),
+            serves: AtomicCell::new(ReserveMode::Nothing),
             serving_count: AtomicUsize::new(0),
             // One more for a reserve thread.
-            seats: (0..=workers).map(|_| Seat::new()).collect(),
+            worker_slots: (0..=workers).map(|_| WorkerSlot::new()).collect(),
             parkers: (0..=workers).map(|_| Parker::new()).collect(),
-            wait_point: Arc::new(WaitPoint::new()),
+            poller: Arc::new(Poller::new()),
             injected: Injected::new(),
             reacting: queues.iter().map(Queue::stealer).collect(),
             computing: (0..workers).map(|_| ComputeQueue::new()).collect(),
@@ -281,21 +281,21 @@ impl<T> Model<T> {
     }
 }
 
-/// What `order.rs` decides over, without a thread that goes by it.
+/// The state for the decisions of `order.rs`, without a thread that follows them.
 pub(crate) fn model(workers: usize, left: usize, fault: Fault) -> (Arc<Model>, Vec<Queue<Task>>) {
     let (model, queues) = Model::new(workers, left, fault);
     (Arc::new(model), queues)
 }
 
 /// Starts the workers; the first of several looks at each switch.
-fn start(shared: &Arc<Shared>, queues: Vec<Queue<Runnable>>) -> Vec<thread::JoinHandle<()>> {
+fn start(shared: &Arc<HybridShared>, queues: Vec<Queue<Runnable>>) -> Vec<thread::JoinHandle<()>> {
     let looks = queues.len() > 1;
     let start = |(index, queue)| start_worker(shared, index, queue, looks && index == 0);
     queues.into_iter().enumerate().map(start).collect()
 }
 
 /// Waits until all threads have ended, and all tasks have run.
-fn join(shared: &Shared, threads: Vec<thread::JoinHandle<()>>) {
+fn join(shared: &HybridShared, threads: Vec<thread::JoinHandle<()>>) {
     for thread in threads {
         thread.join().expect("it ends");
     }
@@ -305,7 +305,7 @@ fn join(shared: &Shared, threads: Vec<thread::JoinHandle<()>>) {
 
 /// `workers` workers run `tasks` tasks that come from outside, one for each lane by turns.
 fn whole(workers: usize, tasks: usize, fault: Fault) {
-    let (shared, queues) = Shared::new(workers, tasks, fault);
+    let (shared, queues) = HybridShared::new(workers, tasks, fault);
     let mut threads = start(&shared, queues);
     threads.push(start_push(&shared, tasks));
     join(&shared, threads);
@@ -313,7 +313,7 @@ fn whole(workers: usize, tasks: usize, fault: Fault) {
 
 /// Starts a thread that queues tasks. The first thread of a model only waits, so that going from one of the
 /// others to the next costs none of the preemptions that loom may make.
-fn start_push(shared: &Arc<Shared>, tasks: usize) -> thread::JoinHandle<()> {
+fn start_push(shared: &Arc<HybridShared>, tasks: usize) -> thread::JoinHandle<()> {
     let shared = Arc::clone(shared);
     thread::spawn(move || {
         for number in 0..tasks {
@@ -325,7 +325,7 @@ fn start_push(shared: &Arc<Shared>, tasks: usize) -> thread::JoinHandle<()> {
 
 /// A worker runs a task that comes from outside, while another thread looks for events.
 fn beside_a_look(fault: Fault) {
-    let (shared, queues) = Shared::new(1, 1, fault);
+    let (shared, queues) = HybridShared::new(1, 1, fault);
     let mut threads = start(&shared, queues);
     threads.push(start_look(&shared));
     threads.push(start_push(&shared, 1));
@@ -333,14 +333,14 @@ fn beside_a_look(fault: Fault) {
 }
 
 /// Starts a thread that looks once.
-fn start_look(shared: &Arc<Shared>) -> thread::JoinHandle<()> {
+fn start_look(shared: &Arc<HybridShared>) -> thread::JoinHandle<()> {
     let shared = Arc::clone(shared);
-    thread::spawn(move || shared.wait_point.detect(shared.fault))
+    thread::spawn(move || shared.poller.detect(shared.fault))
 }
 
 /// Two workers run a task that holds one of them until another task has run, which it queues itself.
 fn held(fault: Fault) {
-    let (shared, queues) = Shared::new(2, 2, fault);
+    let (shared, queues) = HybridShared::new(2, 2, fault);
     shared.injected.compute.push(Runnable::new(Task::WaitsForAnother), RANK);
     let threads = start(&shared, queues);
     join(&shared, threads);
@@ -349,7 +349,7 @@ fn held(fault: Fault) {
 /// The reserve thread watches while the only worker is inside a long poll, and another thread looks; a task of
 /// the reaction lane comes from outside.
 fn sentinel(fault: Fault) {
-    let (shared, _queues) = Shared::new(1, 1, fault);
+    let (shared, _queues) = HybridShared::new(1, 1, fault);
     let threads = vec![start_reserve(&shared), start_look(&shared)];
     shared.turn.fetch_add(1, Ordering::Relaxed);
     shared.queue_from_outside(Runnable::new(Task::Ends), None, NOW.as_nanos());
@@ -362,14 +362,14 @@ fn one_worker_runs_all() {
     loom::model(|| whole(1, 2, Fault::None));
 }
 
-/// Goal: a worker never sleeps over a task whose ring a look has taken.
+/// Goal: a worker never sleeps over a task whose notification a look has taken.
 #[test]
 fn a_look_takes_no_call() {
     loom::model(|| beside_a_look(Fault::None));
 }
 
-/// Goal: two workers never sleep over a task, whichever of them is in the wait point, and although one
-/// takes the other's rings. Method: one task, and one preemption less than other models have.
+/// Goal: two workers never sleep over a task, whichever of them is in the poller, and although one
+/// takes the other's notifies. Method: one task, and one preemption less than other models have.
 #[test]
 fn two_workers_run_all() {
     let mut model = loom::model::Builder::new();
@@ -385,13 +385,13 @@ fn another_worker_runs_what_waits() {
     loom::model(|| held(Fault::None));
 }
 
-/// Goal: the reserve thread in the wait point never sleeps over a reaction, whoever takes its rings.
+/// Goal: the reserve thread in the poller never sleeps over a reaction, whichever thread takes its notifications.
 #[test]
 fn the_sentinel_runs_reactions() {
     loom::model(|| sentinel(Fault::None));
 }
 
-/// What the alarm is set to for a poll that should be looked at soon, and for one that may take longer.
+/// The watchdog's setting for a poll that should be looked at soon, and for one that may take longer.
 pub(crate) const SOON: Option<Duration> = Some(Duration::from_micros(2 * 200));
 pub(crate) const BRIEF: Option<Duration> = Some(Duration::from_micros(2 * 3 * 200));
 pub(crate) const LATER: Option<Duration> = Some(Duration::from_micros(2 * 5 * 200));
@@ -428,12 +428,12 @@ fn tasks_from_outside_are_seen_to() {
                     model.let_one_sleep();
                 }
                 if watches {
-                    model.baton.take(2, || false);
+                    model.sentinel.take(2, || false);
                 }
                 model.queue_from_outside(Task::Ends, rank, NOW.as_nanos());
                 let is_called = !sleeps && watches && rank.is_none();
-                let alarm = if sleeps || is_called { None } else { SOON };
-                assert_eq!(model.alarm.timer.take(), alarm, "{case}, {rank:?}");
+                let watchdog = if sleeps || is_called { None } else { SOON };
+                assert_eq!(model.watchdog.timer.take(), watchdog, "{case}, {rank:?}");
                 assert_eq!((model.was_called(1), model.was_called(2)), (sleeps, is_called));
                 let counts = (model.injected.reaction.len(), model.injected.compute.len());
                 assert_eq!(counts, if rank.is_none() { (1, 0) } else { (0, 1) });
@@ -442,9 +442,9 @@ fn tasks_from_outside_are_seen_to() {
     }
 }
 
-/// Goal: a task that is queued in the middle of a poll is waited for by nobody: a sleeping worker is woken, or
-/// the supervisor looks, sooner for reactions, unless the poll is usually short; after the poll, or out of a look, nothing of this is needed.
-/// Method: every case.
+/// Goal: a task that is queued in the middle of a poll delays no other task: a sleeping worker is woken, or
+/// the supervisor looks, sooner for reactions, unless the poll is usually short; after the poll, or out of a look,
+/// nothing of this is needed. Method: every case.
 #[test]
 fn tasks_behind_polls_are_seen_to() {
     let bits = |case: usize| std::array::from_fn(|bit| case >> bit & 1 == 1);
@@ -455,10 +455,10 @@ fn tasks_behind_polls_are_seen_to() {
             if sleeps {
                 model.let_one_sleep();
             }
-            let own = Own { reacting: &queues[0], worker: of_worker.then_some(0) };
+            let own = OwnQueues { reacting: &queues[0], worker: of_worker.then_some(0) };
             let rank = (!reacts).then_some(RANK);
             let cause = if is_polled { Cause::Poll } else { Cause::Detection };
-            let waking = Waking { cause, was_running, is_short, turn_began: NOW.as_nanos() };
+            let waking = WakeContext { cause, was_running, is_short, turn_began: NOW.as_nanos() };
             model.queue_here(&own, Task::Ends, rank, waking);
 
             // A reserve thread has no compute lane of its own.
@@ -471,8 +471,12 @@ fn tasks_behind_polls_are_seen_to() {
                 (true, false) => SOON,
                 (false, _) => LATER,
             };
-            let alarm = if must_wait && !wakes { look } else { None };
-            assert_eq!((model.was_called(1), model.alarm.timer.take()), (wakes, alarm), "{case}");
+            let watchdog = if must_wait && !wakes { look } else { None };
+            assert_eq!(
+                (model.was_called(1), model.watchdog.timer.take()),
+                (wakes, watchdog),
+                "{case}"
+            );
             let counts = [
                 queues[0].len(),
                 model.injected.reaction.len(),

@@ -57,7 +57,7 @@ fn polls_are_counted() {
     });
 }
 
-/// Goal: what a thread polls inside `block_on` while another one drives is counted as well, and still is
+/// Goal: polls of a thread inside `block_on` while another one drives are counted as well, and still is
 /// when that thread is gone. Method: one thread drives until the other, with a local task of a known
 /// number of polls and one long poll in it, has left its `block_on`; a third one enters later.
 #[test]
@@ -100,7 +100,7 @@ fn polls_of_threads_that_wait_are_counted() {
 }
 
 /// Goal: a task that an event woke is measured as such, and the handle that saw the event tells of
-/// it, with its name and strategy. Method: a doorbell, pressed once somebody waits.
+/// it, with its name and strategy. Method: a doorbell, pressed once a task waits.
 #[test]
 fn events_are_counted_for_their_handle() {
     against_hang(|| {
@@ -170,7 +170,7 @@ fn long_polls_are_named() {
     });
 }
 
-/// Goal: one sees who hogs while it lasts, and that a reserve thread was called. Method: the only
+/// Goal: a hog is visible while it lasts, and that a reserve thread was called. Method: the only
 /// worker is blocked until an event was served.
 #[test]
 fn a_hog_is_seen_while_it_lasts() {
@@ -189,7 +189,7 @@ fn a_hog_is_seen_while_it_lasts() {
             is_seen.recv().expect("the test looks");
         });
         let metrics = || runtime.handle().metrics();
-        // Whoever runs it: where the machine stops the worker for long, a reserve thread comes for the other task first.
+        // Whichever thread runs it: where the machine stops the worker for long, a reserve thread comes for the other task first.
         let is_hog = |metrics: &Metrics| {
             let mut current = metrics.threads.iter().filter_map(|thread| thread.current.as_ref());
             current.any(|task| task.name.as_deref() == Some("the hog"))

@@ -1,4 +1,4 @@
-//! What a runtime tells of itself: its metrics, the event that names a hog, and the socket.
+//! What a runtime reports: its metrics, the event that names a hog, and the socket.
 
 #[path = "../flavors/mod.rs"]
 mod flavors;

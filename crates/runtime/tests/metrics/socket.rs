@@ -56,7 +56,7 @@ fn a_runtime_serves_while_it_lives() {
     });
 }
 
-/// Goal: a dead program's socket is replaced; a living one's is not, nor a file that is none; a folder
+/// Goal: a dead program's socket is replaced; a live one's is not, nor a file that is not a socket; a folder
 /// that does not exist is told. Method: one of each.
 #[test]
 fn what_is_there_is_told_apart() {
@@ -91,8 +91,8 @@ fn what_is_there_is_told_apart() {
     });
 }
 
-/// Goal: nobody who can read the folder keeps a socket from being made in it. Method: lock the folder, as
-/// every user may who can open it.
+/// Goal: no user who can read the folder keeps a socket from being made in it. Method: lock the folder, as
+/// every user that can open it may.
 #[test]
 fn a_locked_folder_is_no_hindrance() {
     against_hang(|| {
@@ -100,7 +100,7 @@ fn a_locked_folder_is_no_hindrance() {
         let folder = env::temp_dir().join(format!("vigie-test-{}-locked", process::id()));
         fs::create_dir(&folder).expect("a folder");
         let held = fs::File::open(&folder).expect("it can be read");
-        held.lock().expect("nobody else has it");
+        held.lock().expect("no other thread has it");
         let served = serve(runtime.handle(), folder.join("metrics.sock"));
         drop(served.expect("it serves all the same"));
         drop(held);
@@ -109,7 +109,7 @@ fn a_locked_folder_is_no_hindrance() {
 }
 
 /// Goal: of several that find the same dead socket one replaces it, and serves; nothing else is left.
-/// Method: four threads at a time, many times.
+/// Method: four threads at once, many times.
 #[test]
 fn a_dead_socket_is_replaced_once() {
     against_hang(|| {
@@ -160,7 +160,7 @@ fn a_foreign_lock_is_passed_over() {
     });
 }
 
-/// Goal: a socket that somebody else has put in the place of ours is not removed. Method: replace it.
+/// Goal: a socket that another program has put in the place of ours is not removed. Method: replace it.
 #[test]
 fn a_foreign_socket_is_left_alone() {
     against_hang(|| {
@@ -176,7 +176,7 @@ fn a_foreign_socket_is_left_alone() {
     });
 }
 
-/// Goal: nonsense is answered and ends the connection; readers who take nothing or say nothing, and
+/// Goal: nonsense is answered and ends the connection; readers that take nothing or send nothing, and
 /// more of them than are served, harm no other one. Method: one of each kind, and then a good one.
 #[test]
 fn bad_readers_harm_nobody() {

@@ -30,7 +30,7 @@ fn each_alone(test: fn(&Runtime)) {
 }
 
 /// Goal: a task that computes without end, but calls `checkpoint` or asks `need_yield`, delays no event.
-/// Method: nobody else can serve; it goes on until the peer has had its echoes.
+/// Method: no other thread can serve; it goes on until the peer has had its echoes.
 #[test]
 fn events_come_through() {
     against_hang(|| {
@@ -104,7 +104,7 @@ fn no_yield_without_reason() {
     });
 }
 
-/// Goal: outside of a runtime there is nobody to yield to. Method: asked on a plain thread.
+/// Goal: outside of a runtime there is no other task to yield to. Method: asked on a plain thread.
 #[test]
 fn outside_of_a_runtime() {
     assert!((0..10_000).all(|_| !need_yield()));

@@ -1,4 +1,4 @@
-//! What threads cost whose tasks sleep in the kernel: numbers for people, so nothing is judged.
+//! The cost of threads whose tasks sleep in the kernel: figures to read, without assertions.
 //!
 //! `cargo test --release -p vigie-runtime --test reaction costs -- --ignored --nocapture --test-threads=1`
 
@@ -33,7 +33,7 @@ fn status(key: &str) -> u64 {
     number.and_then(|number| number.parse().ok()).expect("a number")
 }
 
-/// Runs `body` in a process of its own, whose memory nobody else has used.
+/// Runs `body` in a process of its own, whose memory no other test has used.
 fn alone(test: &str, body: impl FnOnce()) {
     if is_child(test) {
         body();

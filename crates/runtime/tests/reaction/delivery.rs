@@ -150,7 +150,7 @@ fn timers() {
     });
 }
 
-/// Goal: what a plain thread wakes or spawns, rings or sends, and what a blocking thread has done, is
+/// Goal: events from plain threads (wake-ups, spawns, bells, sends) and from blocking threads are
 /// served while all workers hog. Method: each in turn, many times.
 #[test]
 fn wakes_from_outside() {
@@ -198,7 +198,7 @@ fn wakes_from_outside() {
     });
 }
 
-/// Goal: the reaction lane does not starve those who compute. Method: a peer that pings without pause,
+/// Goal: the reaction lane does not starve computing tasks. Method: a peer that pings without pause,
 /// until the hogs have gone round many times more.
 #[test]
 fn those_who_compute_go_on() {
@@ -223,7 +223,7 @@ fn those_who_compute_go_on() {
     });
 }
 
-/// Goal: a task that blocks its thread in the kernel delays nobody either. Method: the workers block in
+/// Goal: a task that blocks its thread in the kernel delays no other task either. Method: the workers block in
 /// reads from pipes that are written to after the pings.
 #[test]
 fn tasks_that_block_in_the_kernel() {

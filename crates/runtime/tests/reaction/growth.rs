@@ -79,7 +79,7 @@ fn within_the_bound_and_back() {
         drop(hogs);
         let done = runtime.spawn(async { yield_now().await });
         runtime.block_on(done).expect("no panic");
-        // One may stay in the wait point, until an idle worker takes its place.
+        // One may stay in the poller, until an idle worker takes its place.
         eventually(|| threads_named(name) <= least + 1);
     });
 }
@@ -121,7 +121,7 @@ fn substitutes_of_sleepers_are_kept() {
             }
         };
         burst();
-        // One of the sleepers had the worker's thread, one thread may be in the wait point, and what was needed is
+        // One of the sleepers had the worker's thread, one thread may be in the poller, and what was needed is
         // known as it was at the last call.
         eventually(|| spare_and_made(&runtime).0 >= SLEEPERS - 4);
         runtime.block_on(time::sleep(Duration::from_millis(100)));
@@ -211,7 +211,7 @@ fn ten_thousand_hogs_at_once() {
     });
 }
 
-/// Goal: a kernel that gives no thread is no failure: events wait, and are served when a worker
+/// Goal: a refused thread is not a failure: events wait, and are served when a worker
 /// switches. Method: no memory for the stack of another thread while a task hogs.
 #[test]
 fn without_threads() {

@@ -1,4 +1,4 @@
-//! The kernel's help: what it does to the threads, and what it does not do to others.
+//! The kernel's help: its effect on the threads, and that it has none on other code.
 
 use std::{
     io::{ErrorKind, Read},
@@ -156,7 +156,7 @@ fn sleeps() -> Vec<&'static str> {
         let waited = futex::wait(&word, futex::Flags::PRIVATE, 0, Some(&NAP));
         note("futex", waited != Err(Errno::TIMEDOUT));
         compute();
-        let error = socket.recv(&mut [0]).expect_err("nobody sends");
+        let error = socket.recv(&mut [0]).expect_err("no peer sends");
         note("recv", error.kind() != ErrorKind::WouldBlock);
     }
     ended

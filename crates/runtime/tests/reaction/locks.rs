@@ -1,4 +1,4 @@
-//! A lock that a hog holds delays those who need it, each on one thread, and nobody else.
+//! A lock that a hog holds delays the tasks that need it, each on one thread, and no others.
 
 use std::{
     fmt,
@@ -104,7 +104,7 @@ fn receive(peer: &mut StdUnixStream) {
 
 /// Goal: tasks that block on a lock which a hog holds occupy a thread each; events of the others are
 /// delivered, and when the hog lets go, everything ends. Method: the hog holds the lock until another
-/// task has echoed, slept and spawned, which nobody outside of the runtime could do for it. The log
+/// task has echoed, slept and spawned, which no thread outside the runtime could do for it. The log
 /// says in which order the lock was had. One worker, so that only reserve threads can serve, and two.
 #[test]
 fn a_lock_that_a_hog_holds() {
@@ -142,7 +142,7 @@ fn a_lock_that_a_hog_holds() {
     });
 }
 
-/// Goal: whoever blocks on a lock is seen as what it is: a long poll, on one thread. Method: the metrics
+/// Goal: a task that blocks on a lock is seen as what it is: a long poll, on one thread. Method: the metrics
 /// name the tasks that are polled while the lock is held, and count their polls afterwards.
 #[test]
 fn each_blocked_task_is_one_long_poll() {
@@ -179,7 +179,7 @@ fn each_blocked_task_is_one_long_poll() {
     });
 }
 
-/// Goal: whoever has blocked on a lock once does not count as computing, and its next event is delivered
+/// Goal: a task that has blocked on a lock once does not count as computing, and its next event is delivered
 /// while the worker hogs. Method: the test holds the lock until the poll has lasted for longer than that of
 /// any hog; then a hog holds the worker until the task has echoed.
 #[test]
@@ -326,9 +326,9 @@ fn the_bound_is_told_of_once() {
     });
 }
 
-/// Goal: a deadlock by the bound is an error of its own, which names who sleeps where, once for each time. Method: more
+/// Goal: a deadlock by the bound is an error of its own, which names which tasks sleep where, once for each time. Method: more
 /// tasks than threads block on a lock whose holder waits for a task that has no thread, until the error has come
-/// and somebody outside lets the holder go; twice. In a process of its own, as above.
+/// and the test lets the holder go; twice. In a process of its own, as above.
 #[test]
 #[expect(clippy::await_holding_lock, reason = "the mistake that is to be named")]
 fn a_deadlock_by_the_bound_is_named() {

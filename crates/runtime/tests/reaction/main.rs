@@ -15,5 +15,6 @@ mod growth;
 mod hogs;
 mod kernel;
 mod locks;
+mod pauses;
 mod shutdown;
 mod sleepers;

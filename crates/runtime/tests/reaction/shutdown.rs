@@ -1,4 +1,4 @@
-//! A runtime ends in bounded time, and names those who would not.
+//! A runtime ends in bounded time, and names the tasks that did not end.
 
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ fn in_time() {
             for _ in 0..10 {
                 runtime.spawn(std::future::pending::<()>()).detach();
             }
-            runtime.shutdown_timeout(Duration::from_secs(20)).expect("nobody hogs");
+            runtime.shutdown_timeout(Duration::from_secs(20)).expect("no task hogs");
         }
     });
 }

@@ -44,7 +44,7 @@ impl Sleepers {
         Self { peers, tasks, woken }
     }
 
-    /// Ends their calls. Before, nobody's must have ended.
+    /// Ends their calls. Before, none of them must have ended.
     fn release(mut self, runtime: &Runtime) {
         assert_eq!(self.woken.load(Ordering::SeqCst), 0, "a call has ended by itself");
         for peer in &mut self.peers {

@@ -1,4 +1,4 @@
-//! What the supervisor makes of one moment: threads and queues are put there by hand.
+//! The supervisor's conclusions from one moment: threads and queues are put there by hand.
 
 use std::{panic::Location, rc::Rc, time::Duration};
 
@@ -8,9 +8,9 @@ use vigie_detect::{Instant, Simulation};
 use super::{
     KERNEL, MS, Options,
     hybrid::{
-        census::{Census, Since},
-        need::Orders,
-        order::{self, Limits, Own, Parts, Serves, Turns},
+        census::{Census, SupervisorHistory},
+        need::WakePlan,
+        order::{self, Limits, OwnQueues, Parts, ReserveMode, Turns},
     },
     kernel::Kernel,
     lane::{Account, Credit, Lane, Rank},
@@ -21,7 +21,7 @@ use super::{
 const LONG_POLL: Duration = Duration::from_micros(200);
 const QUANTUM: Duration = Duration::from_millis(1);
 
-/// A world of two workers in which nothing happens by itself.
+/// A world of two workers in which nothing happens on its own.
 fn world() -> World {
     world_and_queues().0
 }
@@ -50,23 +50,24 @@ pub(crate) fn world_and_queues() -> (World, Vec<Queue<usize>>) {
 /// The thread at `place` began its poll so long before `now`.
 fn polls_for(world: &World, place: usize, now: u64, nanos: u64) {
     let task = TaskInfo { site: Location::caller(), name_key: 0, early_word: 0 };
-    world.seat(place).begin(Instant::from_nanos(now - nanos), &task);
+    world.worker_slot(place).begin(Instant::from_nanos(now - nanos), &task);
 }
 
-/// What the supervisor orders at `now`, if it called nobody for `call` long polls.
-fn orders(world: &World, now: u64, call: u128) -> Orders {
+/// The supervisor's orders at `now`, if it called no thread for `call` long polls.
+fn orders(world: &World, now: u64, call: u128) -> WakePlan {
     let census = Census::take(world, Instant::from_nanos(now), LONG_POLL);
-    let since = Since { look: LONG_POLL, call, any: Duration::ZERO };
+    let since = SupervisorHistory { look: LONG_POLL, call, any: Duration::ZERO };
     census.decide(world, false, since, QUANTUM).0
 }
 
-/// Goal: a brief poll that is late, and whose thread may only wait for a processor, counts as long at once if another worker sleeps,
-/// which is woken; not if one switches; and not before it was looked at again if none does. Method: a reaction behind such a poll,
-/// while the other worker switches, sleeps, is late as well, or is between two polls; whom the supervisor calls, and when it looks again.
+/// Goal: a brief poll that is late, and whose thread may only wait for a processor, counts as long at once if another
+/// worker sleeps, which is woken; not if one switches; and not before it was looked at again if none does. Method: a
+/// reaction behind such a poll, while the other worker switches, sleeps, is late as well, or is between two polls;
+/// which thread the supervisor calls, and when it looks again.
 #[test]
 fn late_brief_polls_are_left_to_workers_that_switch() {
-    let nobody = Orders::default();
-    let wakes = Orders { wakes_worker: true, ..nobody };
+    let nobody = WakePlan::default();
+    let wakes = WakePlan { wakes_worker: true, ..nobody };
     for (other, sleeps, counts, calls, again) in [
         (Some(10_000), false, false, nobody, LONG_POLL),
         (None, true, true, wakes, LONG_POLL / 2),
@@ -75,10 +76,10 @@ fn late_brief_polls_are_left_to_workers_that_switch() {
     ] {
         let ((world, queues), now) = (world_and_queues(), Instant::from_nanos(1_000 * MS));
         polls_for(&world, 0, now.as_nanos(), 201_000);
-        world.seat(0).set_brief(true);
+        world.worker_slot(0).set_brief(true);
         if let Some(nanos) = other {
             polls_for(&world, 1, now.as_nanos(), nanos);
-            world.seat(1).set_brief(true);
+            world.worker_slot(1).set_brief(true);
         }
         if sleeps {
             let _is_last = world.idle().begin_sleep(1, false);
@@ -87,33 +88,33 @@ fn late_brief_polls_are_left_to_workers_that_switch() {
         let census = Census::take(&world, now, LONG_POLL);
         let case = format!("{other:?} {sleeps}");
         assert_eq!(census.caught, usize::from(counts), "{case}");
-        let since = Since { look: LONG_POLL, call: 1_000, any: Duration::ZERO };
+        let since = SupervisorHistory { look: LONG_POLL, call: 1_000, any: Duration::ZERO };
         let (orders, needs_more) = census.decide(&world, false, since, QUANTUM);
         assert_eq!(orders, calls, "{case}");
-        assert_eq!(world.seat(0).is_caught(now, 200_000), counts, "{case}");
+        assert_eq!(world.worker_slot(0).is_caught(now, 200_000), counts, "{case}");
         census.plan_next_look(&world, now, (needs_more, false), (false, LONG_POLL));
-        assert_eq!(world.alarm().timer.left(), again, "{case}");
+        assert_eq!(world.watchdog().timer.left(), again, "{case}");
     }
 }
 
-/// Goal: late brief polls that nobody relieves count as long at the second look. Method: two looks at two of them, in the middle of
-/// which a reaction waits.
+/// Goal: late brief polls that no thread relieves count as long at the second look. Method: two looks at two of them,
+/// in the middle of which a reaction waits.
 #[test]
 fn doubtful_polls_are_looked_at_twice() {
     let ((world, queues), now) = (world_and_queues(), 1_000 * MS);
     for place in 0..2 {
         polls_for(&world, place, now, 201_000);
-        world.seat(place).set_brief(true);
+        world.worker_slot(place).set_brief(true);
     }
     queues[0].push(0);
-    assert_eq!(orders(&world, now, 1_000), Orders::default());
+    assert_eq!(orders(&world, now, 1_000), WakePlan::default());
     assert_eq!(orders(&world, now, 1_000).activates, 1);
     let census = Census::take(&world, Instant::from_nanos(now), LONG_POLL);
     assert_eq!(census.caught, 2);
 }
 
-/// Goal: the supervisor does not rest while something waits behind a late brief poll that another worker will relieve. Method: with
-/// and without; while somebody watches, and while nobody does.
+/// Goal: the supervisor does not rest while something waits behind a late brief poll that another worker will
+/// relieve. Method: with and without; while a thread watches, and while none does.
 #[test]
 fn what_waits_for_relief_is_looked_at_again() {
     for (waits, is_watched, again) in [
@@ -123,19 +124,19 @@ fn what_waits_for_relief_is_looked_at_again() {
     ] {
         let ((world, queues), now) = (world_and_queues(), Instant::from_nanos(1_000 * MS));
         polls_for(&world, 0, now.as_nanos(), 201_000);
-        world.seat(0).set_brief(true);
+        world.worker_slot(0).set_brief(true);
         polls_for(&world, 1, now.as_nanos(), 10_000);
         if waits {
             queues[0].push(0);
         }
         let census = Census::take(&world, now, LONG_POLL);
         census.plan_next_look(&world, now, (false, false), (is_watched, LONG_POLL));
-        assert_eq!(world.alarm().timer.left(), again, "{waits} {is_watched}");
+        assert_eq!(world.watchdog().timer.left(), again, "{waits} {is_watched}");
     }
 }
 
-/// Goal: for a second after a thread was found asleep for long in a poll, all polls are looked at soon. Method: a poll that is late, asleep or
-/// not, on both sides of the bound.
+/// Goal: for a second after a thread was found asleep for long in a poll, all polls are looked at soon. Method: a
+/// poll that is late, asleep or not, on both sides of the bound.
 #[test]
 fn sleepers_raise_the_alert() {
     for (nanos, is_asleep, is_alert) in
@@ -144,10 +145,10 @@ fn sleepers_raise_the_alert() {
         let (world, now) = (world(), 1_000 * MS);
         polls_for(&world, 0, now, nanos);
         if is_asleep {
-            world.seat(0).expect_sleep(Instant::from_nanos(now - nanos), world.blocked());
+            world.worker_slot(0).expect_sleep(Instant::from_nanos(now - nanos), world.blocked());
         }
         Census::take(&world, Instant::from_nanos(now), LONG_POLL);
-        assert_eq!(world.alarm().is_alert(now), is_alert);
+        assert_eq!(world.watchdog().is_alert(now), is_alert);
     }
 }
 
@@ -155,7 +156,8 @@ fn sleepers_raise_the_alert() {
 /// Method: a short task behind two polls, one of which is as long as that or a little longer.
 #[test]
 fn short_tasks_wait_for_four_quanta() {
-    for (nanos, serves, activates) in [(4 * MS, Serves::Nothing, 0), (4 * MS + 1, Serves::Short, 1)]
+    for (nanos, serves, activates) in
+        [(4 * MS, ReserveMode::Nothing, 0), (4 * MS + 1, ReserveMode::Short, 1)]
     {
         let (world, now) = (world(), 1_000 * MS);
         polls_for(&world, 0, now, 90 * MS);
@@ -171,20 +173,22 @@ fn short_tasks_wait_for_four_quanta() {
 #[test]
 fn short_tasks_do_not_wait_for_workers_that_sleep() {
     for (reserve_ns, is_asleep, serves) in [
-        (None, false, Serves::Nothing),
-        (Some(4 * MS), false, Serves::Nothing),
-        (Some(5 * MS), true, Serves::Nothing),
-        (Some(5 * MS), false, Serves::Short),
+        (None, false, ReserveMode::Nothing),
+        (Some(4 * MS), false, ReserveMode::Nothing),
+        (Some(5 * MS), true, ReserveMode::Nothing),
+        (Some(5 * MS), false, ReserveMode::Short),
     ] {
         let (world, now) = (world(), 1_000 * MS);
         polls_for(&world, 0, now, 90 * MS);
         polls_for(&world, 1, now, 90 * MS);
-        world.seat(0).expect_sleep(Instant::from_nanos(now - 90 * MS), world.blocked());
+        world.worker_slot(0).expect_sleep(Instant::from_nanos(now - 90 * MS), world.blocked());
         if let Some(nanos) = reserve_ns {
             world.serving.borrow_mut().push(2);
             polls_for(&world, 2, now, nanos);
             if is_asleep {
-                world.seat(2).expect_sleep(Instant::from_nanos(now - nanos), world.blocked());
+                world
+                    .worker_slot(2)
+                    .expect_sleep(Instant::from_nanos(now - nanos), world.blocked());
             }
         }
         world.computing()[1].push(0, Rank { place: now, needs_ns: 0, is_short: true });
@@ -193,8 +197,8 @@ fn short_tasks_do_not_wait_for_workers_that_sleep() {
     }
 }
 
-/// Goal: where everybody else is caught, the reserve thread in the wait point is woken for a task that waits for any
-/// thread; one that is awake finds it. Method: the same thread in the wait point, awake, and caught.
+/// Goal: where everybody else is caught, the reserve thread in the poller is woken for a task that waits for any
+/// thread; one that is awake finds it. Method: the same thread in the poller, awake, and caught.
 #[test]
 fn the_sentinel_is_no_free_thread() {
     for (watches, is_caught, wakes_sentinel, activates) in
@@ -206,7 +210,7 @@ fn the_sentinel_is_no_free_thread() {
         }
         world.serving.borrow_mut().push(2);
         if watches {
-            assert!(!world.baton().take(2, || false), "it may sleep");
+            assert!(!world.sentinel().take(2, || false), "it may sleep");
         }
         if is_caught {
             polls_for(&world, 2, now, 2 * MS);
@@ -218,7 +222,7 @@ fn the_sentinel_is_no_free_thread() {
 }
 
 /// Goal: of several reserve threads that wait for a processor, each must have waited for long before there is another one.
-/// Method: two of them behind whom a task waits, of different ages.
+/// Method: two of them behind which a task waits, of different ages.
 #[test]
 fn the_youngest_delay_counts() {
     for (ages_ms, activates) in [([90, 6], 0), ([6, 90], 0), ([7, 90], 1), ([90, 7], 1)] {
@@ -252,20 +256,20 @@ fn reactions_behind_one_poll_are_seen() {
     }
 }
 
-/// Goal: beside polls without an end, one task of any kind may run, after 2 s and again after as long, or when it is its turn. Method:
-/// each time on both sides of its bound, and what was allowed before and not used.
+/// Goal: beside polls without an end, one task of any kind may run, after 2 s and again after as long, or when it is
+/// its turn. Method: each time on both sides of its bound, and what was allowed before and not used.
 #[test]
 fn endless_polls_let_one_task_through() {
     let second = 1_000 * MS;
     let now = 1_000 * second;
     for (polls, any, before, turn, serves) in [
-        (2 * second, 9 * second, Serves::Short, 0, Serves::Short),
-        (2 * second + 1, 2 * second, Serves::Short, 0, Serves::AnyOne),
-        (9 * second, 2 * second - 1, Serves::Short, 0, Serves::Short),
-        (9 * second, 0, Serves::Short, now, Serves::AnyOne),
-        (9 * second, 0, Serves::Short, now + 1, Serves::Short),
-        (second, 0, Serves::Short, now, Serves::Short),
-        (9 * second, 0, Serves::AnyOne, 0, Serves::AnyOne),
+        (2 * second, 9 * second, ReserveMode::Short, 0, ReserveMode::Short),
+        (2 * second + 1, 2 * second, ReserveMode::Short, 0, ReserveMode::AnyOne),
+        (9 * second, 2 * second - 1, ReserveMode::Short, 0, ReserveMode::Short),
+        (9 * second, 0, ReserveMode::Short, now, ReserveMode::AnyOne),
+        (9 * second, 0, ReserveMode::Short, now + 1, ReserveMode::Short),
+        (second, 0, ReserveMode::Short, now, ReserveMode::Short),
+        (9 * second, 0, ReserveMode::AnyOne, 0, ReserveMode::AnyOne),
     ] {
         let world = world();
         world.injected().set_turn_of_any(turn);
@@ -274,7 +278,7 @@ fn endless_polls_let_one_task_through() {
         }
         world.serves().store(before);
         let census = Census::take(&world, Instant::from_nanos(now), LONG_POLL);
-        let since = Since { look: LONG_POLL, call: 0, any: Duration::from_nanos(any) };
+        let since = SupervisorHistory { look: LONG_POLL, call: 0, any: Duration::from_nanos(any) };
         census.decide(&world, false, since, QUANTUM);
         assert_eq!(world.serves().load(), serves, "{polls} {any} {before:?}");
     }
@@ -289,12 +293,12 @@ fn the_next_look_follows_what_was_seen() {
         (true, true, true, LONG_POLL / 2),
         (true, true, false, ms(1)),
         (true, false, false, ms(2)),
-        // One more look before the rest, when whoever reads the alarm meanwhile has set it.
+        // One more look before the rest, when a thread that reads the watchdog meanwhile has set it.
         (false, false, false, rest_delay()),
     ] {
         let (world, now) = (world(), Instant::from_nanos(1_000 * MS));
         if is_caught {
-            // Not asleep, so that nobody has to be asked again.
+            // Not asleep, so that no thread has to be checked again.
             polls_for(&world, 0, now.as_nanos(), 2 * MS);
         }
         if waits {
@@ -302,20 +306,20 @@ fn the_next_look_follows_what_was_seen() {
         }
         let census = Census::take(&world, now, LONG_POLL);
         census.plan_next_look(&world, now, (needs_more, false), (true, LONG_POLL));
-        assert_eq!(world.alarm().timer.left(), expected, "{is_caught} {waits} {needs_more}");
+        assert_eq!(world.watchdog().timer.left(), expected, "{is_caught} {waits} {needs_more}");
     }
 }
 
-/// What the alarm's timer is set to for the rest.
+/// The setting of the watchdog's timer for the rest.
 fn rest_delay() -> Duration {
     let world = world();
-    world.alarm().begin_rest();
-    world.alarm().timer.left()
+    world.watchdog().begin_rest();
+    world.watchdog().timer.left()
 }
 
-/// Goal: while threads sleep in the kernel and more waits, the supervisor looks again soon at one that was called a moment ago, since it
-/// may sleep, too; and not later, nor if nothing waits or sleeps. Method: a worker that sleeps, whose place is taken by a
-/// reserve thread in a young poll.
+/// Goal: while threads sleep in the kernel and more waits, the supervisor looks again soon at one that was called a
+/// moment ago, since it may sleep, too; and not later, nor if nothing waits or sleeps. Method: a worker that sleeps,
+/// whose place is taken by a reserve thread in a young poll.
 #[test]
 fn those_called_for_sleepers_are_looked_at_soon() {
     for (call, waits, sleeps, again) in
@@ -327,7 +331,7 @@ fn those_called_for_sleepers_are_looked_at_soon() {
         polls_for(&world, 0, now.as_nanos(), 900_000);
         if sleeps {
             let began = Instant::from_nanos(now.as_nanos() - 900_000);
-            world.seat(0).expect_sleep(began, world.blocked());
+            world.worker_slot(0).expect_sleep(began, world.blocked());
             assert!(world.blocked().substitute());
         }
         world.serving.borrow_mut().push(2);
@@ -336,15 +340,15 @@ fn those_called_for_sleepers_are_looked_at_soon() {
             world.computing()[0].push(0, Rank { place: 0, needs_ns: 0, is_short: false });
         }
         let census = Census::take(&world, now, LONG_POLL);
-        let since = Since { look: LONG_POLL, call, any: Duration::ZERO };
+        let since = SupervisorHistory { look: LONG_POLL, call, any: Duration::ZERO };
         let (orders, needs_more) = census.decide(&world, false, since, QUANTUM);
-        assert_eq!((orders, needs_more), (Orders::default(), again), "{call} {waits} {sleeps}");
+        assert_eq!((orders, needs_more), (WakePlan::default(), again), "{call} {waits} {sleeps}");
     }
 }
 
-/// Goal: where the reaction lane does not run empty for 5 ms, brief tasks alone react, the briefer the longer that lasts; a lane
-/// that ran empty, or a thread that was away, is no crowd. Method: a worker with two reactions at each of its looks; at one of them, or
-/// at none, it finds nothing, or comes a second late.
+/// Goal: where the reaction lane does not run empty for 5 ms, brief tasks alone react, the briefer the longer that
+/// lasts; a lane that ran empty, or a thread that was away, is no crowd. Method: a worker with two reactions at each
+/// of its looks; at one of them, or at none, it finds nothing, or comes a second late.
 #[test]
 fn brief_tasks_alone_react_in_a_crowd() {
     #[derive(Clone, Copy, PartialEq)]
@@ -356,7 +360,7 @@ fn brief_tasks_alone_react_in_a_crowd() {
     for (odd, begins) in [(Look::Usual, 100), (Look::Empty, 150), (Look::Late, 81)] {
         {
             let (world, queues) = world_and_queues();
-            let (model, own) = (&world, Own { reacting: &queues[0], worker: Some(0) });
+            let (model, own) = (&world, OwnQueues { reacting: &queues[0], worker: Some(0) });
             let (mut turns, mut now) =
                 (Turns::new(0, Duration::from_millis(1)), Instant::from_nanos(1_000 * MS));
             assert_eq!(turns.next(model, &own, now), None);

@@ -1,4 +1,4 @@
-//! What must hold in each run, judged by what has happened in it.
+//! The properties of each run, judged by its events.
 //!
 //! **Events.** Let an event be visible to the kernel at `t0`, whose task has credit and is first polled at
 //! `t1`. Each moment between is one of these, or the scheduler has wasted it:
@@ -7,7 +7,7 @@
 //! - *kernel*: a thread was ready to run and had no core, unless it was inside a poll that computes for long.
 //!
 //! The rest must be at most `(1 + s) * base + share + put_off + surprise`, where
-//! - `base = 3 * long_poll + 3 * wake + start + look + slack`: the alarm rings between one and two delays
+//! - `base = 3 * long_poll + 3 * wake + start + look + slack`: the watchdog fires between one and two delays
 //!   after the beginning of a poll, it wakes the supervisor, which starts a thread; one poll that is just not
 //!   long, and the interval of looks;
 //! - `s` is the number of threads that were caught in a long poll between `t0` and `t1`: after each the
@@ -16,20 +16,21 @@
 //!   each thread that served;
 //! - `put_off` is what `need.rs` lets pass between calls while reserve threads are caught by computations:
 //!   `2^k` long polls with `k` of them, at most 16, for each call;
-//! - `surprise` is four long polls if a task was polled for long whose polls were brief before, and nobody's were long
-//!   lately: then the alarm rings between three and six delays after the beginning.
+//! - `surprise` is four long polls if a task was polled for long whose polls were brief before, and no polls were long
+//!   lately: then the watchdog fires between three and six delays after the beginning.
 //!
 //! **Shares.** Let `h` and `a` be the tasks of the compute and of the reaction lane at a moment, those that wait and
 //! those that run. While a task of the compute lane waits, the lane is owed `min(h, q * w)` of the `w` processors, where `q` is
-//! `h / (h + a)`, between 5 and 25 %. In each window of 10 ms it has that, times the part of its waiting that exceeds a latency of `5 ms + base`
-//! (in `share.rs`, reactions run alone for 5 ms at most). While one of the reaction lane has waited for longer than `base`, and no
-//! worker sleeps, that lane is owed `min(a, 0.75 * w)`, less one poll and the largest debt of each worker, 2 ms; but not in windows in which a thread
-//! sleeps in the kernel inside a poll, where the bounds of events say how late it is replaced. What exceeds a long poll counts for
-//! either lane, and so does a poll that sleeps in the kernel until it can be replaced, which takes `base`. Where the
-//! kernel divides the cores anew at a tick only, one tick in which threads that compute wait for a core counts, too.
+//! `h / (h + a)`, between 5 and 25 %. In each window of 10 ms it has that, times the part of its waiting that exceeds
+//! a latency of `5 ms + base` (in `share.rs`, reactions run alone for 5 ms at most). While one of the reaction lane
+//! has waited for longer than `base`, and no worker sleeps, that lane is owed `min(a, 0.75 * w)`, less one poll and
+//! the largest debt of each worker, 2 ms; but not in windows in which a thread sleeps in the kernel inside a poll,
+//! where the bounds of events say how late it is replaced. What exceeds a long poll counts for either lane, and so
+//! does a poll that sleeps in the kernel until it can be replaced, which takes `base`. Where the kernel divides the
+//! cores anew at a tick only, one tick in which threads that compute wait for a core counts, too.
 //!
-//! **Idle workers.** A worker sleeps no longer than ten alarms and two wake-ups while tasks are ready and
-//! nobody searches for them.
+//! **Idle workers.** A worker sleeps no longer than ten watchdogs and two wake-ups while tasks are ready and
+//! no worker searches for them.
 //!
 //! **Threads.** At most four reserve threads serve, and 16 during the first 100 ms. Beside them one for each
 //! 128 long polls since the beginning, since calls are put off and never refused; and one for each poll of the
@@ -38,7 +39,7 @@
 //! at a time: its own thread, the one that computes in its place and may be inside a long poll when it is back, and
 //! one that was called for it and waits for a core.
 //!
-//! **Liveness.** The alarm never finds a ready task while every thread sleeps, outside of polls; and once the
+//! **Liveness.** The watchdog never finds a ready task while every thread sleeps, outside polls; and once the
 //! events end, every task that is ready is polled, also beside computations that never end.
 
 use std::collections::BTreeSet;
@@ -93,7 +94,7 @@ struct PollSpan {
     is_vouched: bool,
 }
 
-/// What the lanes hold, and what computation is owed in the present window.
+/// The contents of the lanes, and the debt to computation in the present window.
 #[derive(Debug, Default)]
 struct Lanes {
     /// Tasks that wait, and those that run and do not sleep in the kernel, by lane.
@@ -107,7 +108,7 @@ struct Lanes {
     busy_since: u64,
     /// For how long a computation has waited.
     waited_ns: u64,
-    /// What each lane is owed, in hundredths of a nanosecond of processor time.
+    /// The debt to each lane, in hundredths of a nanosecond of processor time.
     owed: [u64; 2],
 }
 
@@ -161,7 +162,7 @@ pub(crate) struct Checks {
     /// Since when a worker sleeps although a task is ready.
     stranded_since: Option<u64>,
     pub(crate) failures: Vec<String>,
-    /// What events with credit have waited for.
+    /// The waits of events with credit.
     pub(crate) waits: Vec<u64>,
     /// The same of those without.
     pub(crate) late: Vec<u64>,
@@ -228,7 +229,7 @@ impl Checks {
         }
     }
 
-    /// The poll that began at `place` takes so much processor time.
+    /// The poll that began at `place` takes that much processor time.
     pub(crate) fn note_work(&mut self, place: usize, work: u64) {
         if let Some(poll) = &mut self.current[place] {
             poll.work = work;
@@ -477,7 +478,7 @@ impl World {
         let queued = self.kernel.queued_after(begin);
         let (mut had, mut kept_off) = ([0; 2], 0);
         for poll in checks.polls_after(begin) {
-            // As long as a thread that has fallen asleep cannot have been replaced, nobody else could have run on it.
+            // As long as a thread that has fallen asleep cannot have been replaced, no other thread could have run on it.
             let to = poll.end.min(poll.asleep_from.saturating_add(base)).min(end);
             let part = |from: u64| {
                 let from = from.max(begin);

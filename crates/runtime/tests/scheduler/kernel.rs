@@ -71,7 +71,7 @@ pub(crate) struct Kernel {
     inner: RefCell<Inner>,
     clock: Arc<VirtualClock>,
     timers: Handle<Timers>,
-    /// What it takes to wake a thread.
+    /// The cost of waking a thread.
     pub(crate) wake_ns: u64,
     has_tick: bool,
 }

@@ -1,4 +1,4 @@
-//! What the tasks of a run do, drawn by its seed: the kinds of load of the everyday.
+//! The tasks of a run, drawn by its seed: everyday kinds of load.
 
 use std::rc::Rc;
 
@@ -8,7 +8,7 @@ use super::{
     world::{Task, World},
 };
 
-/// What a poll does to others.
+/// The effect of a poll on other tasks.
 pub(crate) enum Act {
     Wake(usize),
     /// Wakes a task that has one message more.
@@ -23,7 +23,7 @@ pub(crate) struct Plan {
     pub(crate) block_ns: u64,
 }
 
-/// What a task does. Times in nanoseconds.
+/// The action of a task. Times in nanoseconds.
 #[derive(Clone, Debug)]
 pub(crate) enum Kind {
     /// Computes, and yields after each poll.
@@ -44,8 +44,8 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// What the runtime knows the task by: here, what it does and for how long.
-    pub(crate) fn of_future(&self) -> kind::Kind {
+    /// The task's kind for the runtime: here, what it does and for how long.
+    pub(crate) fn of_future(&self) -> kind::TaskKind {
         let (what, most) = match self {
             Self::Yields { work } => (1, *work),
             Self::Once { work, block } => (2, work + block),
@@ -56,7 +56,7 @@ impl Kind {
             Self::WakesFirst { work, .. } => (7, *work),
         };
         // Multiplied by an odd number, so that the upper half differs, too.
-        kind::Kind::of_hash((most * 8 + what).wrapping_mul(0x9E37_79B9_7F4A_7C15))
+        kind::TaskKind::of_hash((most * 8 + what).wrapping_mul(0x9E37_79B9_7F4A_7C15))
     }
 
     pub(crate) fn begin(&mut self, task: &Task, random: &mut fastrand::Rng) -> Plan {

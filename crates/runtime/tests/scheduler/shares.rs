@@ -6,7 +6,7 @@ use vigie_detect::Instant;
 use super::{
     MS, US,
     census::world_and_queues,
-    hybrid::order::{Own, Parts, Turns},
+    hybrid::order::{OwnQueues, Parts, Turns},
     lane::{Lane, Rank},
     threads::REACTION_SLICE,
     world::World,
@@ -14,14 +14,15 @@ use super::{
 
 const POLL_NS: u64 = 20 * US;
 
-/// So many reactions come again and again.
+/// The number of recurring reactions.
 const REACTIONS: usize = 9;
 
 /// Lets the thread at `place` poll for `nanos`, 20 us each time, beside reactions without end; what it computes is queued in the lane of
 /// worker 1 again. Returns for how long it was in the compute lane, in percent.
 fn percent_of_computation(world: &World, queue: &Queue<usize>, place: usize, nanos: u64) -> u64 {
     let worker = (place < world.options.workers).then_some(place);
-    let (own, mut turns) = (Own { reacting: queue, worker }, Turns::new(place, REACTION_SLICE));
+    let (own, mut turns) =
+        (OwnQueues { reacting: queue, worker }, Turns::new(place, REACTION_SLICE));
     let begin = 1_000 * MS;
     let (mut now, mut computed) = (begin, 0);
     let react = |task| match worker {
@@ -83,7 +84,7 @@ fn the_share_is_that_of_all_lanes() {
 #[test]
 fn substitutes_pay_what_workers_owe() {
     let (world, queues) = world_and_queues();
-    world.seat(0).expect_sleep(Instant::from_nanos(MS), world.blocked());
+    world.worker_slot(0).expect_sleep(Instant::from_nanos(MS), world.blocked());
     (100..104).for_each(|task| wait_at_another(&world, task));
     let place = world.options.workers;
     let percent = percent_of_computation(&world, &queues[place], place, 100 * MS);

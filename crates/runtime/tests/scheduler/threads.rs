@@ -8,8 +8,8 @@ use vigie_detect::Instant;
 
 use super::{
     hybrid::{
-        census::{self, Census, Since},
-        order::{self, Parts, Serves, Turns, Waking},
+        census::{self, Census, SupervisorHistory},
+        order::{self, Parts, ReserveMode, Turns, WakeContext},
     },
     kernel::Kernel,
     lane::{self, Cause, Credit, Lane},
@@ -54,12 +54,12 @@ impl Thread {
         self.kernel.compute(place, 0).await;
         let mut now = self.world.now();
         loop {
-            now = self.look_if_due(now).await;
+            now = self.poll_if_due(now).await;
             let Self { world, local, turns, .. } = &mut self;
             let (parts, own) = (&**world, &local.own());
             if let Some((task, lane)) = turns.next(parts, own, Instant::from_nanos(now)) {
                 turns.stop_searching(parts);
-                turns.share_out(parts, own);
+                turns.distribute(parts, own);
                 now = self.poll(task, lane, now).await;
             } else if let Some((task, lane)) = turns.search(parts, own) {
                 turns.stop_searching(parts);
@@ -76,7 +76,7 @@ impl Thread {
     }
 
     fn rest(&self) {
-        self.world.seat(self.local.place).rest(&super::kernel_help::HogTimer);
+        self.world.worker_slot(self.local.place).rest(&super::kernel_help::HogTimer);
         self.world.checks.borrow_mut().end_poll(self.local.place, self.world.now());
     }
 
@@ -97,7 +97,7 @@ impl Thread {
         }
     }
 
-    /// `Parker::park`; returns whether the wait point was free. A reserve thread sleeps there only.
+    /// `Parker::park`; returns whether the poller was free. A reserve thread sleeps there only.
     async fn park(&self, is_reserve: bool) -> bool {
         let (world, place) = (&*self.world, self.local.place);
         if world.parker(place).replace(Parker::Awake) == Parker::Notified {
@@ -113,7 +113,7 @@ impl Thread {
             world.watchers.borrow_mut().push(place);
             world.parker(place).set(Parker::InWaitPoint);
             let is_awaited = || world.parker(place).get() == Parker::Called;
-            let must_stay = is_reserve && self.turns.take_baton(world, is_awaited);
+            let must_stay = is_reserve && self.turns.become_sentinel(world, is_awaited);
             if !world.has_events() && !must_stay {
                 self.kernel.sleep(place).await;
             }
@@ -131,7 +131,7 @@ impl Thread {
         is_free
     }
 
-    async fn look_if_due(&self, now: u64) -> u64 {
+    async fn poll_if_due(&self, now: u64) -> u64 {
         if !self.world.is_look_due(now) {
             return now;
         }
@@ -159,7 +159,7 @@ impl Thread {
         world.checks.borrow_mut().note_put_back(now);
         world.checks.borrow_mut().note_queued(now, Lane::Compute);
         let cause = Cause::Poll;
-        let waking = Waking { cause, was_running: false, is_short: false, turn_began: now };
+        let waking = WakeContext { cause, was_running: false, is_short: false, turn_began: now };
         world.queue_here(&self.local.own(), task, Some(rank), waking);
         true
     }
@@ -178,13 +178,13 @@ impl Thread {
         let long_poll_ns = world.options.long_poll_ns();
         let is_brief = !cell.sleeps.get()
             && order::is_brief(&cell.account, cell.trust.is_proven(), long_poll_ns);
-        world.seat(place).set_brief(is_brief && place < world.options.workers);
+        world.worker_slot(place).set_brief(is_brief && place < world.options.workers);
         let is_vouched = is_brief && !cell.was_late.get();
         local.own().guard(world, instant, world.is_watched(), is_vouched, |is_later| {
             let is_seen = world.is_watched() || world.is_steady(instant);
             self.turns.may_put_off(world, instant, long_poll_ns, (is_seen, is_later))
         });
-        world.seat(place).begin(instant, &world.info(&cell));
+        world.worker_slot(place).begin(instant, &world.info(&cell));
         let sleeps = cell.sleeps.get();
         if sleeps && self.turns.expect_sleep(world, &local.own(), instant, world.is_watched()) {
             activate(&self.world, place).await;
@@ -212,22 +212,22 @@ impl Thread {
         cell.account.charge(credit.after(end, charged), charged);
         cell.used_ns.set(cell.used_ns.get() + used);
         world.note_poll(&cell, used);
-        cell.sleeps.set(elapsed > long_poll_ns && world.seat(place).is_blocked());
+        cell.sleeps.set(elapsed > long_poll_ns && world.worker_slot(place).is_blocked());
         cell.was_late.set(elapsed > long_poll_ns);
         cell.is_running.set(false);
-        // What happened during its own poll has waited for that, and for nobody else.
+        // What happened during its own poll has waited for that, and for nothing else.
         cell.event_at.set(cell.event_at.get().map(|_| end));
         if cell.was_woken.take() {
             world.queue(task, Some(local), true);
         }
         self.turns.record(world, &local.own(), lane, elapsed);
         world.checks.borrow_mut().end_poll(place, end);
-        let has_slept = world.seat(place).is_blocked();
+        let has_slept = world.worker_slot(place).is_blocked();
         if used > long_poll_ns || elapsed > long_poll_ns && has_slept {
-            world.alarm().note_long_poll(end, elapsed);
+            world.watchdog().note_long_poll(end, elapsed);
         }
         if sleeps || elapsed > long_poll_ns {
-            world.seat(place).end_long_poll(world.blocked());
+            world.worker_slot(place).end_long_poll(world.blocked());
         }
         end
     }
@@ -273,17 +273,17 @@ impl Thread {
         let mut now = self.world.now();
         self.local.switched_at.set(now);
         loop {
-            now = self.look_if_due(now).await;
+            now = self.poll_if_due(now).await;
             let Self { world, local, turns, .. } = &mut *self;
             let (parts, own) = (&**world, &local.own());
             if let Some((task, lane)) = turns.next_of_reserve(parts, own, Instant::from_nanos(now))
             {
-                turns.share_out(parts, own);
+                turns.distribute(parts, own);
                 now = self.poll(task, lane, now).await;
                 continue;
             }
             self.rest();
-            if self.world.seat(place).take_long_slice() {
+            if self.world.worker_slot(place).take_long_slice() {
                 self.kernel.shorten_slice(place);
             }
             self.turns.end_substitution(&*self.world);
@@ -295,7 +295,7 @@ impl Thread {
             self.kernel.compute(place, CALL_NS).await;
             self.local.cause.set(Cause::Detection);
             let is_free = self.park(true).await;
-            self.world.baton().give_up(place);
+            self.world.sentinel().give_up(place);
             if !is_free {
                 break;
             }
@@ -318,15 +318,15 @@ pub(crate) async fn supervise(world: Rc<World>) {
         while !super::timerfd::take_rung() {
             kernel.sleep(thread).await;
         }
-        let was_resting = world.alarm().is_resting();
+        let was_resting = world.watchdog().is_resting();
         let now = world.instant();
         kernel.compute(thread, 2 * CALL_NS).await;
         let census = Census::take(&*world, now, long_poll);
         let is_unwatched = !world.is_watched() && !world.is_steady(now);
         let call = (now - last_call).as_nanos() / long_poll.as_nanos();
-        let since = Since { look: long_poll, call, any: now - last_any };
+        let since = SupervisorHistory { look: long_poll, call, any: now - last_any };
         let (orders, needs_more) = census.decide(&*world, is_unwatched, since, quantum);
-        if world.serves().load() == Serves::AnyOne {
+        if world.serves().load() == ReserveMode::AnyOne {
             last_any = now;
         }
         world.trace(|| {
@@ -350,11 +350,11 @@ pub(crate) async fn supervise(world: Rc<World>) {
 /// What `Supervisor::help_against_hogs` does with kinds.
 fn teach(world: &World, now: Instant) {
     for place in (0..world.options.workers).chain(world.serving()) {
-        let (seat, long_poll) = (world.seat(place), world.options.long_poll_ns());
-        if seat.is_caught(now, long_poll)
-            && !seat.is_blocked()
-            && let Some((word, nanos)) = seat.lesson(now, world.options.quantum)
-            && let Some((kind, early)) = super::kind::Kind::from_word(word)
+        let (worker_slot, long_poll) = (world.worker_slot(place), world.options.long_poll_ns());
+        if worker_slot.is_caught(now, long_poll)
+            && !worker_slot.is_blocked()
+            && let Some((word, nanos)) = worker_slot.lesson(now, world.options.quantum)
+            && let Some((kind, early)) = super::kind::TaskKind::from_word(word)
         {
             let beside = census::caught_beside(world, place, word, now, long_poll);
             world.kinds.note_poll(kind, early, nanos, beside);
@@ -365,13 +365,13 @@ fn teach(world: &World, now: Instant) {
 /// What `Supervisor::help_against_hogs` does with slices.
 fn give_long_slices(world: &World, now: Instant) {
     for place in world.serving() {
-        let seat = world.seat(place);
-        let Some((began, _)) = seat.current() else { continue };
-        if seat.is_caught(now, world.options.long_poll_ns())
-            && !seat.is_blocked()
-            && seat.tell_once(began)
+        let worker_slot = world.worker_slot(place);
+        let Some((began, _)) = worker_slot.current() else { continue };
+        if worker_slot.is_caught(now, world.options.long_poll_ns())
+            && !worker_slot.is_blocked()
+            && worker_slot.log_once(began)
         {
-            seat.give_long_slice();
+            worker_slot.give_long_slice();
             world.kernel.restore_slice(place);
         }
     }

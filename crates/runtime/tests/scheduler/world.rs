@@ -14,20 +14,20 @@ use vigie_detect::Instant;
 use super::{
     checks::Checks,
     hybrid::{
-        baton::Baton,
-        order::{self, Injected, Limits, Own, Parts, Serves, Waking},
-        seat::{Blocked, Seat},
+        order::{self, Injected, Limits, OwnQueues, Parts, ReserveMode, WakeContext},
+        sentinel::Sentinel,
+        worker_slot::{Blocked, WorkerSlot},
     },
     kernel::Kernel,
-    kind::Kinds,
+    kind::TaskKinds,
     lane::{Account, Cause, ComputeQueue, Credit, Early, Lane, SharedCredit, Trust},
     loads::Kind,
-    parking::{alarm::Alarm, idle::Idle},
+    parking::{idle::Idle, watchdog::Watchdog},
     sync::AtomicCell,
     task_cell::TaskInfo,
 };
 
-/// What a run is made with.
+/// The settings of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
     pub(crate) seed: u64,
@@ -39,7 +39,7 @@ pub(crate) struct Options {
     pub(crate) look_ns: u64,
     /// How long the sources send events.
     pub(crate) length_ns: u64,
-    /// They end earlier after so many polls, unless a load needs more.
+    /// They end earlier after this many polls, unless a load needs more.
     pub(crate) polls_max: u64,
 }
 
@@ -52,10 +52,10 @@ impl Options {
 /// The most reserve threads of a run.
 pub(crate) const RESERVES: usize = 160;
 
-/// What starting a thread takes.
+/// The cost of starting a thread.
 pub(crate) const START_NS: u64 = 60_000;
 
-/// What a switch, a look and a system call take.
+/// The costs of a switch, a look and a system call.
 pub(crate) const SWITCH_NS: u64 = 300;
 pub(crate) const LOOK_NS: u64 = 1_500;
 pub(crate) const CALL_NS: u64 = 1_000;
@@ -87,7 +87,7 @@ pub(crate) enum Parker {
     Awake,
     Notified,
     InWaitPoint,
-    /// Notified in the wait point.
+    /// Notified in the poller.
     Called,
     OnThread,
 }
@@ -104,8 +104,8 @@ pub(crate) struct Local {
 }
 
 impl Local {
-    pub(crate) fn own(&self) -> Own<'_, usize> {
-        Own { reacting: &self.reacting, worker: self.worker }
+    pub(crate) fn own(&self) -> OwnQueues<'_, usize> {
+        OwnQueues { reacting: &self.reacting, worker: self.worker }
     }
 }
 
@@ -115,29 +115,29 @@ pub(crate) struct World {
     injected: Injected<usize>,
     computing: Box<[ComputeQueue<usize>]>,
     reacting: Vec<Stealer<usize>>,
-    seats: Vec<Seat>,
+    worker_slots: Vec<WorkerSlot>,
     idle: Idle,
-    baton: Baton,
-    alarm: Alarm,
+    sentinel: Sentinel,
+    watchdog: Watchdog,
     blocked: Blocked,
-    serves: AtomicCell<Serves>,
+    serves: AtomicCell<ReserveMode>,
     pub(crate) serving: RefCell<Vec<usize>>,
     pub(crate) spares: RefCell<Vec<usize>>,
     pub(crate) empty: RefCell<Vec<usize>>,
     parkers: Vec<Cell<Parker>>,
-    /// The place of the thread that holds the wait point.
-    /// Those who sleep in the wait point: an event wakes the last of them.
+    /// The place of the thread that holds the poller.
+    /// The sleepers in the poller: an event wakes the last of them.
     pub(crate) watchers: RefCell<Vec<usize>>,
     pub(crate) is_rung: Cell<bool>,
     pub(crate) next_look: Cell<u64>,
     pub(crate) last_look: Cell<u64>,
     pub(crate) last_gap: Cell<u64>,
-    /// Events that nobody has seen: their tasks.
+    /// Events that no thread has seen: their tasks.
     events: RefCell<VecDeque<usize>>,
     pub(crate) tasks: RefCell<Vec<Rc<Task>>>,
     foreign_credit: SharedCredit,
-    pub(crate) kinds: Kinds,
-    /// The sources end after so many polls, if not before.
+    pub(crate) kinds: TaskKinds,
+    /// The sources end after this many polls, if not before.
     pub(crate) polls_max: Cell<u64>,
     pub(crate) is_ending: Cell<bool>,
     pub(crate) is_traced: bool,
@@ -161,8 +161,8 @@ impl Parts for World {
         &self.computing
     }
 
-    fn seat(&self, place: usize) -> &Seat {
-        &self.seats[place]
+    fn worker_slot(&self, place: usize) -> &WorkerSlot {
+        &self.worker_slots[place]
     }
 
     fn serving(&self) -> impl Iterator<Item = usize> + '_ {
@@ -179,19 +179,19 @@ impl Parts for World {
         &self.idle
     }
 
-    fn baton(&self) -> &Baton {
-        &self.baton
+    fn sentinel(&self) -> &Sentinel {
+        &self.sentinel
     }
 
-    fn alarm(&self) -> &Alarm {
-        &self.alarm
+    fn watchdog(&self) -> &Watchdog {
+        &self.watchdog
     }
 
     fn blocked(&self) -> &Blocked {
         &self.blocked
     }
 
-    fn serves(&self) -> &AtomicCell<Serves> {
+    fn serves(&self) -> &AtomicCell<ReserveMode> {
         &self.serves
     }
 
@@ -199,7 +199,7 @@ impl Parts for World {
         match self.parkers[place].replace(Parker::Notified) {
             Parker::InWaitPoint => {
                 self.parkers[place].set(Parker::Called);
-                self.ring();
+                self.notify();
             }
             Parker::OnThread => self.kernel.wake(place),
             Parker::Called => self.parkers[place].set(Parker::Called),
@@ -218,7 +218,7 @@ impl Parts for World {
         }
     }
 
-    fn ring(&self) {
+    fn notify(&self) {
         self.is_rung.set(true);
         self.wake_watcher();
     }
@@ -227,22 +227,22 @@ impl Parts for World {
 impl World {
     pub(crate) fn new(options: Options, kernel: Rc<Kernel>, queues: &[Queue<usize>]) -> Self {
         let count = options.workers + RESERVES;
-        let seat = |place: usize| {
+        let worker_slot = |place: usize| {
             super::kernel_help::sit_down(u32::try_from(place + 1).expect("few"));
-            let seat = Seat::new();
-            seat.take();
-            seat
+            let worker_slot = WorkerSlot::new();
+            worker_slot.take();
+            worker_slot
         };
         Self {
             injected: Injected::new(),
             computing: (0..options.workers).map(|_| ComputeQueue::new()).collect(),
             reacting: queues[..options.workers].iter().map(Queue::stealer).collect(),
-            seats: (0..count).map(seat).collect(),
+            worker_slots: (0..count).map(worker_slot).collect(),
             idle: Idle::new(options.workers),
-            baton: Baton::new(),
-            alarm: Alarm::new(options.long_poll).expect("a model"),
+            sentinel: Sentinel::new(),
+            watchdog: Watchdog::new(options.long_poll).expect("a model"),
             blocked: Blocked::new(),
-            serves: AtomicCell::new(Serves::Nothing),
+            serves: AtomicCell::new(ReserveMode::Nothing),
             serving: RefCell::default(),
             spares: RefCell::default(),
             empty: RefCell::new((options.workers..count).rev().collect()),
@@ -255,7 +255,7 @@ impl World {
             events: RefCell::default(),
             tasks: RefCell::default(),
             foreign_credit: SharedCredit::new(),
-            kinds: Kinds::new(),
+            kinds: TaskKinds::new(),
             polls_max: Cell::new(options.polls_max),
             is_ending: Cell::new(false),
             is_traced: std::env::var_os("VIGIE_TRACE").is_some(),
@@ -307,7 +307,7 @@ impl World {
         tasks.len() - 1
     }
 
-    /// What others of its kind have used in the poll that comes next, if that is one of the first.
+    /// The time that others of its kind have used in the poll that comes next, if that is one of the first.
     pub(crate) fn expected_ns(&self, task: &Task) -> Option<u32> {
         self.kinds.expected_ns(task.kind.borrow().of_future(), task.trust.early()?)
     }
@@ -357,7 +357,7 @@ impl World {
         match local {
             Some(local) => {
                 let (cause, is_short) = (local.cause.get(), local.is_short.get());
-                let waking = Waking { cause, was_running, is_short, turn_began };
+                let waking = WakeContext { cause, was_running, is_short, turn_began };
                 self.queue_here(&local.own(), task, rank, waking);
             }
             None => self.queue_from_outside(task, rank, now),
@@ -393,7 +393,7 @@ impl World {
         self.wake_watcher();
     }
 
-    /// The kernel takes whom it wakes off its list.
+    /// The kernel removes the thread that it wakes from its list.
     fn wake_watcher(&self) {
         if let Some(watcher) = self.watchers.borrow_mut().pop() {
             self.kernel.wake(watcher);
@@ -410,7 +410,7 @@ impl World {
         self.is_rung.get() || now >= self.next_look.get()
     }
 
-    /// Looks between two polls: what `Lookout::detect` does.
+    /// Looks between two polls: what `Driver::detect` does.
     pub(crate) fn detect(&self, local: &Local, is_watcher: bool) {
         let now = self.now();
         if !is_watcher {
@@ -449,7 +449,7 @@ impl World {
         &self.parkers[place]
     }
 
-    /// What a thread does around one poll of its task, on the books.
+    /// The bookkeeping of a thread around one poll of its task.
     pub(crate) fn info(&self, task: &Task) -> TaskInfo {
         let kind = task.kind.borrow().of_future();
         let early_word = task.trust.early().map_or(0, |early| kind.to_word(early));

@@ -5,7 +5,7 @@ use std::env;
 /// Returns the generator of `test`. `VIGIE_SEED` replays a run, as far as threads allow.
 ///
 /// # Panics
-/// Panics if `VIGIE_SEED` is no number.
+/// Panics if `VIGIE_SEED` is not a number.
 pub(crate) fn random(test: &str) -> fastrand::Rng {
     let seed = match env::var("VIGIE_SEED") {
         Ok(seed) => seed.parse().expect("VIGIE_SEED is a number"),

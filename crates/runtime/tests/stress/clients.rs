@@ -92,7 +92,7 @@ async fn talk(mut stream: TcpStream, world: World, mut random: fastrand::Rng) {
     for _ in 0..random.usize(1..12) {
         let length = if random.u8(..10) == 0 { random.u16(..) } else { random.u16(..64) };
         let sent: Arc<[u8]> = (0..length).map(|_| random.u8(..)).collect();
-        // Both at a time, since neither end may wait for the other's buffers.
+        // Both at once, since neither end may wait for the other's buffers.
         let (mut read, mut write) = stream.into_split();
         let outgoing = Arc::clone(&sent);
         let writing = spawn(async move {

@@ -1,4 +1,4 @@
-//! Who sent what, and whether it came: each message once.
+//! The messages sent and received: each one once.
 
 use std::sync::{
     Mutex,

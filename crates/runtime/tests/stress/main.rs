@@ -22,7 +22,7 @@ use ledger::Ledger;
 use vigie_detect::{Adaptive, Fixed, Frequency, Strategy};
 use vigie_runtime::{Flavor, JoinError, JoinHandle, Runtime, RuntimeBuilder, yield_now};
 
-/// What all actors of one run share.
+/// The state that all actors of one run share.
 #[derive(Clone)]
 struct World {
     census: Census,
@@ -106,7 +106,7 @@ fn live(runtime: Runtime, random: &mut fastrand::Rng) {
     }
     world.ledger.assert_balanced();
     runtime.block_on(async {
-        // Aborted tasks leave children and closures behind, which end by themselves.
+        // Aborted tasks leave children and closures behind, which end on their own.
         while runtime.handle().live_task_count() > 0 || !world.census.is_settled() {
             yield_now().await;
         }
@@ -125,7 +125,7 @@ fn assert_is_planted(error: JoinError) {
 
 const PLANTED: &str = "planted";
 
-/// Messages of hundreds of planted panics help nobody.
+/// Messages of hundreds of planted panics are no help.
 fn hide_planted_panics() {
     let previous = panic::take_hook();
     panic::set_hook(Box::new(move |info| {

@@ -30,7 +30,7 @@ pub(crate) fn open(
         let count = random.usize(100..300);
         threads.push(thread::spawn(move || {
             for _ in 0..count {
-                sender.send_blocking(ledger.send()).expect("somebody receives");
+                sender.send_blocking(ledger.send()).expect("a task receives");
             }
         }));
     }
@@ -42,7 +42,7 @@ pub(crate) fn open(
         let (open, receiver) = (sender.clone(), receiver.clone());
         tasks.push(runtime.spawn(replace_often(open, receiver, world.clone(), random.fork())));
     }
-    // The channel ends with those who hold a sender.
+    // The channel ends with the last sender.
     drop(sender);
 }
 
@@ -51,7 +51,7 @@ async fn send(sender: Sender<u32>, world: World, count: usize, mut random: fastr
     for _ in 0..count {
         let mut value = world.ledger.send();
         while let Err(refused) = sender.try_send(value) {
-            assert!(refused.is_full(), "somebody receives");
+            assert!(refused.is_full(), "a task receives");
             value = refused.into_inner();
             yield_now().await;
         }
@@ -69,7 +69,7 @@ async fn relay(
 ) {
     let _witness = world.census.witness();
     while let Some(number) = receiver.wait(()).await.expect("the server lives") {
-        forward.send(number).await.expect("somebody collects");
+        forward.send(number).await.expect("a task collects");
     }
 }
 
@@ -97,7 +97,7 @@ async fn receive(receiver: Handle<Receiver<u32>>, world: World, streams: bool) {
 }
 
 /// Lets one receiver after the other work for some switches, and aborts it then, wherever it is. What it
-/// has not read yet goes to the others. That needs somebody who has not been told of the end, which
+/// has not read yet goes to the others. That needs a receiver that has not been told of the end, which
 /// therefore does not come before.
 async fn replace_often(
     open: Sender<u32>,

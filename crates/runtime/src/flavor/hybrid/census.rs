@@ -1,72 +1,73 @@
-//! What the supervisor sees when it looks at all threads, whom it calls, and when it looks again.
+//! What the supervisor sees when it looks at all threads, which threads it calls, and when it looks again.
 
 use std::time::Duration;
 
 use vigie_detect::Instant;
 
 use super::{
-    need::{self, Orders, Situation},
-    order::{self, Parts, Serves},
-    seat::ASK_AGAIN_NS,
+    need::{self, Situation, WakePlan},
+    order::{self, Parts, ReserveMode},
+    worker_slot::ASK_AGAIN_NS,
 };
 
-/// How often the supervisor looks while threads are inside long polls, somebody watches, and nothing waits: as late as an
-/// alarm for a brief poll of a reserve thread may be, so that these do not set it.
+/// How often the supervisor looks while threads are inside long polls, another thread watches, and nothing
+/// waits: as late as the watchdog for a brief poll of a reserve thread may fire, so that such polls do not
+/// set it.
 const BACKSTOP: Duration = Duration::from_millis(2);
 
 /// The same while tasks wait that need no thread yet.
 const WAITING: Duration = Duration::from_millis(1);
 
-/// A thread that was called so many long polls ago may have fallen asleep since in its first poll.
+/// A thread called within this many long polls may have fallen asleep in its first poll since.
 const CALLED_LATELY: u128 = 3;
 
-/// Where every worker has been computing for so many quanta in one poll, a reserve thread takes any one task, lest
-/// it wait for ever; another one when that poll has ended and is paid for, or else after the same time. So a few endless
-/// tasks make no crowd. 2 s by default.
+/// Once every worker has been computing for this many quanta in one poll, a reserve thread takes one task of
+/// any kind, so that it does not wait for ever; and another one when that poll has ended and is paid for, or
+/// else after the same time. So a few endless tasks do not cause a crowd of threads. 2 s by default.
 const ENDLESS: u32 = 2_000;
 
-/// Where every worker has been computing for so many quanta in one poll, reserve threads run short tasks. Behind polls of
-/// a few quanta these wait for little longer than they take, and each reserve thread that they hold costs another one. 4 ms
-/// by default.
+/// Once every worker has been computing for this many quanta in one poll, reserve threads run short tasks.
+/// Behind polls of a few quanta these wait for little longer than they take, and each reserve thread that
+/// they hold costs another one. 4 ms by default.
 const LONG: u32 = 4;
 
 /// What the supervisor did before.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Since {
-    /// What counts as a long poll.
+pub(crate) struct SupervisorHistory {
+    /// The length of a long poll.
     pub(crate) look: Duration,
     /// How many long polls ago a reserve thread was called.
     pub(crate) call: u128,
-    /// How long ago one was last allowed to take any task.
+    /// How long ago a reserve thread was last allowed to take any task.
     pub(crate) any: Duration,
 }
 
-/// What is known of all threads at one moment.
+/// A snapshot of all threads.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Census {
-    /// When it was, in nanoseconds.
+    /// When it was taken, in nanoseconds.
     now: u64,
     /// Threads inside long polls.
     pub(crate) caught: usize,
     /// A thread is inside a poll that is not long yet.
     has_young_poll: bool,
-    /// A thread was found asleep once.
+    /// A thread was found asleep for the first time.
     must_ask_again: bool,
     /// A brief poll is late for the first time, and no other worker switches.
     must_look_again: bool,
-    /// One is late, and not all that waits behind it was taken yet by the worker that switches.
+    /// A brief poll is late, and the switching worker has not yet taken all that waits behind it.
     leaves_some: bool,
     free_reserves: usize,
     computing_reserves: usize,
     delayed_reserves: usize,
-    /// For how long the one of them has waited that began last.
+    /// How long the one that began last has waited.
     delayed_for: Duration,
     reaction_waits: bool,
     waiting_count: usize,
     sleeping_workers: usize,
 }
 
-/// Returns how many threads beside the one at `place` are inside long polls like its own, an early one of its kind.
+/// Returns how many other threads are inside long polls of the kind of the one at `place`, an early poll.
 pub(crate) fn caught_beside(
     parts: &impl Parts,
     place: usize,
@@ -76,12 +77,14 @@ pub(crate) fn caught_beside(
 ) -> usize {
     (0..parts.computing().len())
         .chain(parts.serving())
-        .filter(|&other| other != place && parts.seat(other).is_long_like(word, now, long_poll))
+        .filter(|&other| {
+            other != place && parts.worker_slot(other).is_long_like(word, now, long_poll)
+        })
         .count()
 }
 
 impl Census {
-    /// Looks at all threads, and asks of those inside long polls whether they sleep in the kernel.
+    /// Looks at all threads, and checks whether those inside long polls sleep in the kernel.
     pub(crate) fn take(parts: &impl Parts, now: Instant, long_poll: Duration) -> Self {
         let long_poll = u64::try_from(long_poll.as_nanos()).unwrap_or(u64::MAX);
         let mut census = Self {
@@ -90,45 +93,52 @@ impl Census {
             delayed_for: Duration::MAX,
             ..Self::default()
         };
-        // The one in the wait point runs nothing unless it is called.
-        let sentinel = parts.baton().holder();
+
+        // The thread in the poller runs nothing unless it is called.
+        let sentinel = parts.sentinel().holder();
         let mut is_everybody_caught = true;
-        let is_late = |place: usize| parts.seat(place).is_late(now, long_poll);
-        let switches = |place: usize| parts.seat(place).current().is_some() && !is_late(place);
+        let is_late = |place: usize| parts.worker_slot(place).is_late(now, long_poll);
+        let switches =
+            |place: usize| parts.worker_slot(place).current().is_some() && !is_late(place);
         let is_relieved = (0..parts.computing().len()).any(switches);
+
         let reserves = parts.serving().map(|place| (place, None));
         let queues = parts.reacting().iter().zip(parts.computing()).map(Some);
         for (place, queues) in (0..).zip(queues).chain(reserves) {
-            let seat = parts.seat(place);
-            seat.forget_earlier(parts.blocked());
-            let began = seat.current().map(|(began, _)| began);
+            let worker_slot = parts.worker_slot(place);
+            worker_slot.forget_earlier(parts.blocked());
+            let began = worker_slot.current().map(|(began, _)| began);
+
             if let Some(began) = began
                 && is_late(place)
-                && !seat.is_caught(now, long_poll)
+                && !worker_slot.is_caught(now, long_poll)
             {
                 // Perhaps its thread only waits for a processor.
                 if is_relieved {
                     census.leaves_some |= queues.is_some_and(|(reacting, _)| !reacting.is_empty());
                 } else if parts.idle().has_sleepers() {
-                    seat.take_as_caught(began);
+                    worker_slot.take_as_caught(began);
                 } else {
-                    census.must_look_again |= seat.doubt(began);
+                    census.must_look_again |= worker_slot.doubt(began);
                 }
             }
-            let caught = began.filter(|_| seat.is_caught(now, long_poll));
+
+            let caught = began.filter(|_| worker_slot.is_caught(now, long_poll));
             let Some(began) = caught else {
                 is_everybody_caught &= sentinel == Some(place);
                 census.has_young_poll |= began.is_some() && !is_late(place);
                 census.free_reserves += usize::from(queues.is_none());
                 continue;
             };
+
             census.caught += 1;
-            census.must_ask_again |= seat.ask(began, now, parts.blocked());
-            let is_blocked = seat.is_blocked();
-            let computes = !is_blocked && seat.computes(began);
+            census.must_ask_again |= worker_slot.ask(began, now, parts.blocked());
+            let is_blocked = worker_slot.is_blocked();
+            let computes = !is_blocked && worker_slot.computes(began);
             if is_blocked || computes {
-                parts.alarm().note_lasting_poll(census.now, census.now - began.as_nanos());
+                parts.watchdog().note_lasting_poll(census.now, census.now - began.as_nanos());
             }
+
             if let Some((reacting, computing)) = queues {
                 census.reaction_waits |= !reacting.is_empty();
                 census.waiting_count += reacting.len() + computing.len();
@@ -142,6 +152,7 @@ impl Census {
                 }
             }
         }
+
         census.reaction_waits |= is_everybody_caught && !parts.injected().reaction.is_empty();
         census
     }
@@ -151,33 +162,34 @@ impl Census {
         self.waiting_count
     }
 
-    /// Decides whom to call; `is_unwatched` says whether nobody would see an event in time. Returns also
-    /// whether to look again soon: somebody is called, or somebody is needed who may come by itself.
+    /// Decides which threads to call; `is_unwatched` says whether no thread would see an event in time. Also
+    /// returns whether to look again soon: a thread is called, or a needed one may come unasked.
     pub(crate) fn decide(
         self,
         parts: &impl Parts,
         is_unwatched: bool,
-        since: Since,
+        since: SupervisorHistory,
         quantum: Duration,
-    ) -> (Orders, bool) {
+    ) -> (WakePlan, bool) {
         let mut computing = parts.computing().iter().chain([&parts.injected().compute]);
         let serves = self.serves(parts, since.any, quantum);
         let short_waits = match serves {
-            Serves::Short => {
+            ReserveMode::Short => {
                 let limit = order::short_limit(parts.injected(), self.now);
                 computing.any(|queue| queue.has_short(limit))
             }
-            Serves::AnyOne => computing.any(|queue| !queue.is_empty()),
-            Serves::Nothing => false,
+            ReserveMode::AnyOne => computing.any(|queue| !queue.is_empty()),
+            ReserveMode::Nothing => false,
         };
         parts.serves().store(serves);
+
         let situation = Situation {
             workers: parts.computing().len(),
             has_idle_worker: parts.idle().has_sleepers(),
             is_unwatched: self.caught > 0 && is_unwatched,
-            has_sentinel: parts.baton().holder().is_some(),
+            has_sentinel: parts.sentinel().holder().is_some(),
             free_reserves: self.free_reserves,
-            // Those in the place of workers that sleep are as good as workers.
+            // Those that replace sleeping workers count as workers.
             computing_reserves: self.computing_reserves.saturating_sub(self.sleeping_workers),
             delayed_reserves: self.delayed_reserves,
             delayed_looks: self.delayed_for.as_nanos() / since.look.as_nanos().max(1),
@@ -187,6 +199,7 @@ impl Census {
             vacancies: self.vacancies(parts),
             looks_since_call: since.call,
         };
+
         let orders = need::decide(&situation);
         if orders.wakes_worker {
             parts.wake_one();
@@ -198,35 +211,36 @@ impl Census {
         (orders, orders.calls_anybody() || situation.needs_somebody() || grows)
     }
 
-    /// Returns whether threads that were called a moment ago run what may sleep in the kernel as others do, while more waits for them:
-    /// if each of them were noticed only at the next usual look, a burst of blocking calls would wait for one look for each.
+    /// Returns whether recently called threads run tasks that may sleep in the kernel as others do, while
+    /// more tasks wait for them: if each were noticed only at the next usual look, a burst of blocking calls
+    /// would wait one look per call.
     fn may_have_to_grow(self, parts: &impl Parts, looks_since_call: u128) -> bool {
         let sleeps = parts.blocked().count() > 0;
         sleeps && self.has_young_poll && self.waiting_count > 0 && looks_since_call < CALLED_LATELY
     }
 
-    /// Returns what reserve threads run now.
-    fn serves(self, parts: &impl Parts, since_any: Duration, quantum: Duration) -> Serves {
+    /// Returns what reserve threads may run now.
+    fn serves(self, parts: &impl Parts, since_any: Duration, quantum: Duration) -> ReserveMode {
         let endless = quantum.saturating_mul(ENDLESS);
-        let is_due = parts.serves().load() == Serves::AnyOne
+        let is_due = parts.serves().load() == ReserveMode::AnyOne
             || since_any >= endless
             || parts.injected().is_turn_of_any(self.now);
         if is_due && self.do_all_compute_for(parts, endless) {
-            Serves::AnyOne
+            ReserveMode::AnyOne
         } else if self.do_all_compute_for(parts, quantum.saturating_mul(LONG)) {
-            Serves::Short
+            ReserveMode::Short
         } else {
-            Serves::Nothing
+            ReserveMode::Nothing
         }
     }
 
-    /// Returns whether as many threads as there are workers have been computing in one poll for more than `time`, the
-    /// workers that do not sleep in the kernel among them.
+    /// Returns whether at least as many threads as there are workers, among them every worker that does not
+    /// sleep in the kernel, have been computing in one poll for more than `time`.
     fn do_all_compute_for(self, parts: &impl Parts, time: Duration) -> bool {
         let now = Instant::from_nanos(self.now);
-        let is_awake = |place: &usize| !parts.seat(*place).is_blocked();
+        let is_awake = |place: &usize| !parts.worker_slot(*place).is_blocked();
         let computes = |place: &usize| {
-            parts.seat(*place).current().is_some_and(|(began, _)| now - began > time)
+            parts.worker_slot(*place).current().is_some_and(|(began, _)| now - began > time)
         };
         let workers = parts.computing().len();
         (0..workers).filter(is_awake).all(|worker| computes(&worker))
@@ -234,13 +248,13 @@ impl Census {
                 >= workers
     }
 
-    /// Returns how many threads that sleep should have another one in their place.
+    /// Returns how many sleeping threads should be replaced by another one.
     fn vacancies(self, parts: &impl Parts) -> usize {
         let blocked = parts.blocked();
         blocked.vacancies() + if self.reaction_waits { blocked.extra() } else { 0 }
     }
 
-    /// Sets the alarm for the next look. `was_resting` says that nobody had set it for this one.
+    /// Sets the watchdog for the next look. `was_resting` says that it was not set for this one.
     pub(crate) fn plan_next_look(
         self,
         parts: &impl Parts,
@@ -248,20 +262,20 @@ impl Census {
         (needs_more, was_resting): (bool, bool),
         (is_watched, long_poll): (bool, Duration),
     ) {
-        let alarm = parts.alarm();
+        let watchdog = parts.watchdog();
         if needs_more || self.must_look_again {
-            alarm.hold(now.as_nanos(), long_poll / 2);
+            watchdog.hold(now.as_nanos(), long_poll / 2);
         } else if self.caught > 0 || self.leaves_some {
-            alarm.hold(now.as_nanos(), self.next_look(is_watched, long_poll));
+            watchdog.hold(now.as_nanos(), self.next_look(is_watched, long_poll));
         } else if !was_resting {
-            alarm.begin_rest();
+            watchdog.begin_rest();
         }
     }
 
-    /// Returns when to look again while threads are inside long polls, and nobody was called.
+    /// Returns when to look again while threads are inside long polls and none was called.
     fn next_look(self, is_watched: bool, long_poll: Duration) -> Duration {
         if self.has_young_poll && !is_watched {
-            // It began after the alarm rang, and did not set it again.
+            // It began after the watchdog fired, and did not set it again.
             long_poll
         } else if self.must_ask_again {
             Duration::from_nanos(ASK_AGAIN_NS)

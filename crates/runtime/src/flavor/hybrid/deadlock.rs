@@ -1,20 +1,22 @@
-//! Whether all threads sleep for what only a task that waits for a thread can do: a pure decision.
+//! Whether all threads sleep waiting for a task that itself waits for a thread: a pure decision.
 //!
-//! The bound alone is no deadlock: threads that compute will switch, and so will those that sleep for a
-//! time, or for something outside. So it counts if every thread sleeps in the kernel inside a poll, while
-//! tasks are ready or events have come, and if within a second no poll has ended and no thread has run.
+//! Reaching the thread limit alone is not a deadlock: threads that compute will switch, and so will those
+//! that sleep for a time or for something outside. It is one if every thread sleeps in the kernel inside a
+//! poll while tasks are ready or events have come, and within a second no poll has ended and no thread has
+//! run.
 
 use std::time::Duration;
 
 use vigie_detect::Instant;
 
-/// For how long nothing must have moved.
+/// How long nothing must have moved.
 const STANDS_FOR: Duration = Duration::from_secs(1);
 
-/// How often the threads' clocks are read meanwhile: a system call for each.
+/// How often the threads' clocks are read meanwhile: one system call each.
 const MEASURE_EVERY: Duration = Duration::from_millis(250);
 
-/// What changes if any thread goes on: equal twice, nothing has moved in between.
+/// A fingerprint that changes if any thread makes progress: if it is equal twice, nothing has moved in
+/// between.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Standstill {
     threads: usize,
@@ -25,7 +27,7 @@ pub(crate) struct Standstill {
 }
 
 impl Standstill {
-    /// One more thread, whose poll began then and which has used so much processor time.
+    /// Adds a thread, with the beginning of its poll and its processor time.
     pub(crate) fn add(&mut self, poll_began: Instant, processor_time: u64) {
         self.threads += 1;
         self.polls_began = self.polls_began.wrapping_add(poll_began.as_nanos());
@@ -38,13 +40,13 @@ impl Standstill {
 pub(crate) struct DeadlockWatch {
     since: Option<(Instant, Standstill)>,
     next: Option<Instant>,
-    is_told: bool,
+    is_reported: bool,
 }
 
 impl DeadlockWatch {
-    /// The supervisor looks at `now`. `is_possible` says that there are no more threads, and that all of them
-    /// were found asleep; `measure` returns how things stand, if any task or event waits. Returns
-    /// whether that is a deadlock, as far as is known: once, until something moves.
+    /// Checks at `now`. `is_possible` says that no more threads may be created, and that all of them were
+    /// found asleep; `measure` returns the fingerprint if any task or event waits. Returns whether that is a
+    /// deadlock, as far as is known: once, until something moves.
     pub(crate) fn look(
         &mut self,
         now: Instant,
@@ -62,20 +64,20 @@ impl DeadlockWatch {
         let measured = measure();
         match (self.since, measured) {
             (Some((since, before)), Some(measured)) if before == measured => {
-                let is_news = !self.is_told && now - since >= STANDS_FOR;
-                self.is_told |= is_news;
+                let is_news = !self.is_reported && now - since >= STANDS_FOR;
+                self.is_reported |= is_news;
                 is_news
             }
             _ => {
                 self.since = measured.map(|measured| (now, measured));
-                self.is_told = false;
+                self.is_reported = false;
                 false
             }
         }
     }
 }
 
-/// Returns whether a thread that sleeps in this function of the kernel will go on by itself.
+/// Returns whether a thread that sleeps in this kernel function will wake up without help.
 pub(crate) fn ends_by_itself(place: &str) -> bool {
     place.contains("nanosleep")
 }
@@ -88,7 +90,7 @@ mod tests {
         Instant::from_nanos(millis * 1_000_000)
     }
 
-    /// Whether a deadlock is possible, and how things stand.
+    /// Whether a deadlock is possible, and the state of the threads.
     type Seen = (bool, Option<Standstill>);
 
     fn stands(polls_began: u64, processor_time: u64) -> Option<Standstill> {
@@ -103,11 +105,11 @@ mod tests {
         (from, to): (u64, u64),
         seen: impl Fn(u64) -> Seen,
     ) -> Vec<u64> {
-        let is_told = |&millis: &u64| {
+        let is_reported = |&millis: &u64| {
             let (is_possible, standstill) = seen(millis);
             watch.look(at(millis), is_possible, || standstill)
         };
-        (from..to).filter(is_told).collect()
+        (from..to).filter(is_reported).collect()
     }
 
     /// Goal: a standstill is told of once, after a second, and again if it comes again. Method: one that
@@ -160,7 +162,7 @@ mod tests {
         }
     }
 
-    /// Goal: who sleeps for a time is told from who waits for somebody. Method: names of the kernel.
+    /// Goal: threads that sleep for a time are told from threads that wait for another. Method: names of the kernel.
     #[test]
     fn sleeps_with_an_end_are_known() {
         assert!(ends_by_itself("hrtimer_nanosleep"));

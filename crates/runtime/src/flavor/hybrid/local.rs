@@ -1,51 +1,51 @@
-//! What a thread that runs tasks knows of itself, and what others may do to it.
+//! A thread's own data, and its interface for other threads.
 
 use std::cell::Cell;
 
 use crossbeam::{deque::Worker as Queue, utils::CachePadded};
 use vigie_detect::Instant;
 
-use super::{monotonic_now, order::Own, seat::Seat};
+use super::{monotonic_now, order::OwnQueues, worker_slot::WorkerSlot};
 use crate::{
     kernel_help::HogTimer,
     lane::Cause,
-    measure::{Counters, Sampler},
+    measure::{Sampler, ThreadCounters},
     parking::parker::Parker,
     sync::Arc,
     task_cell::Runnable,
 };
 
-/// What others may do to a worker or a reserve thread, and see of it.
+/// The part of a worker or a reserve thread that other threads may see and use.
 pub(super) struct Remote {
     pub(super) parker: Parker,
-    pub(super) seat: Seat,
+    pub(super) worker_slot: WorkerSlot,
     pub(super) hog_timer: HogTimer,
-    pub(super) counters: CachePadded<Counters>,
+    pub(super) counters: CachePadded<ThreadCounters>,
 }
 
-/// What a worker's thread, or a reserve thread, knows; schedule functions find it by a variable of the thread.
+/// The data of a worker's or a reserve thread; schedule functions find it in a thread-local.
 pub(super) struct Local<S> {
-    /// Which runtime this thread works for.
+    /// The runtime that this thread works for.
     pub(super) owner: Arc<S>,
     /// The reaction lane; empty for a reserve thread.
     pub(super) reacting: Queue<Runnable>,
-    /// Its place among the remotes.
+    /// Its index among the remotes.
     pub(super) place: usize,
-    /// The worker's place; none for a reserve thread, which has no lanes of its own.
+    /// The worker's index; `None` for a reserve thread, which has no lanes of its own.
     pub(super) worker: Option<usize>,
     pub(super) cause: Cell<Cause>,
     /// The time of the latest switch, in nanoseconds.
     pub(super) switched_at: Cell<u64>,
-    /// The task that is polled has short polls as a rule.
+    /// The task that is polled usually has short polls.
     pub(super) is_short: Cell<bool>,
-    /// What the tasks use that the present poll has woken, in nanoseconds.
+    /// The expected time of the tasks that the present poll has woken, in nanoseconds.
     pub(super) woken_ns: Cell<u64>,
     pub(super) sampler: Sampler,
-    /// Whom the present look or sleep has woken.
+    /// Whether the present look or sleep has woken a task.
     pub(super) woken_at: Cell<Woken>,
 }
 
-/// Whom a look has woken, and when.
+/// Whether a look has woken a task, and when.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Woken {
     Nobody,
@@ -54,18 +54,18 @@ pub(super) enum Woken {
 }
 
 impl<S> Local<S> {
-    pub(super) fn own(&self) -> Own<'_, Runnable> {
-        Own { reacting: &self.reacting, worker: self.worker }
+    pub(super) fn own(&self) -> OwnQueues<'_, Runnable> {
+        OwnQueues { reacting: &self.reacting, worker: self.worker }
     }
 
-    /// From now on, tasks are woken by events. What an earlier look has woken, others may have run.
+    /// From now on, events wake tasks. Tasks that an earlier look woke may have run elsewhere.
     pub(super) fn begin_detection(&self) {
         self.cause.set(Cause::Detection);
         self.woken_at.set(Woken::Nobody);
     }
 
-    /// Returns the time after a sleep: when it woke a task, if it was one, which spares a reading of the
-    /// clock between an event and its task.
+    /// Returns the time after a sleep: the time at which it woke a task, if it did, which saves a reading of
+    /// the clock between an event and its task.
     pub(super) fn take_woken_at(&self) -> Instant {
         match self.woken_at.replace(Woken::Nobody) {
             Woken::One(nanos) => Instant::from_nanos(nanos),

@@ -1,25 +1,24 @@
 //! The hybrid flavor: many tasks over a few kernel threads, with work stealing.
 //!
-//! Each worker has a queue for each lane, which the others may steal from. At its switches it looks at
-//! the detection server when a look is due, and runs what it found. A worker without work sleeps in the
-//! wait point if no other thread does, on its thread otherwise.
+//! Each worker has a queue per lane, from which the others may steal. Between polls it looks at the detection
+//! server when a look is due, and runs the tasks that this wakes. A worker without work sleeps in the poller
+//! if no other thread does, otherwise on its thread.
 //!
-//! No task delays another one's event: a supervisor sees when every thread that could watch is inside
-//! a long poll, and then calls a reserve thread, which watches and serves the reaction lane itself. When a
-//! thread sleeps in the kernel inside a poll, a reserve thread takes its place in both lanes.
-//! See `docs/design/reaction.md`.
+//! No task delays another one's event: when every thread that could watch is inside a long poll, a supervisor
+//! notices and calls a reserve thread, which watches and serves the reaction lane. When a thread sleeps in
+//! the kernel inside a poll, a reserve thread takes its place in both lanes. See `docs/design/reaction.md`.
 
-mod baton;
 mod census;
 mod deadlock;
 mod local;
 mod need;
 mod order;
 mod reserve;
-mod seat;
+mod sentinel;
 mod shared;
 mod supervisor;
 mod worker;
+mod worker_slot;
 
 use std::{
     future::Future,
@@ -30,53 +29,54 @@ use std::{
 
 use async_task::{ScheduleInfo, WithInfo};
 use crossbeam::{deque::Worker as Queue, utils::CachePadded};
-use vigie_detect::{Lookout, Server, clock::monotonic_now};
+use vigie_detect::{Driver, Server, clock::monotonic_now};
 
 use self::{
-    baton::Baton,
     local::Remote,
-    order::{Injected, Serves},
+    order::{Injected, ReserveMode},
     reserve::Reserves,
-    seat::{Blocked, Seat},
+    sentinel::Sentinel,
     supervisor::Supervisor,
+    worker_slot::{Blocked, WorkerSlot},
 };
 pub(crate) use self::{
     reserve::RESERVES_MAX,
-    shared::{Shared, is_awaited, is_worker},
+    shared::{HybridShared, is_awaited, is_worker},
 };
 use crate::{
     blocking_pool::BlockingPool,
-    context::Entered,
+    context::EnteredContext,
     kernel_help::{self, HogTimer},
     lane::{ComputeQueue, SharedCredit},
-    measure::{Counters, Hogs, ReserveCounters},
+    measure::{Hogs, ReserveCounters, ThreadCounters},
     options::Options,
-    parking::{alarm::Alarm, idle::Idle, parker::Parker},
+    parking::{idle::Idle, parker::Parker, watchdog::Watchdog},
     sync::{
         Arc, AtomicBool, AtomicCell, AtomicUsize, Ordering, Weak,
         thread::{self, Thread},
     },
-    task_cell::{self, JoinHandle, Kind, Label, LiveTasks, Runnable, poll},
+    task_cell::{self, JoinHandle, Label, LiveTasks, Runnable, TaskKind, poll},
 };
 
-/// Makes the threads of a runtime. They hold the shared part until the shutdown.
+/// Creates the threads of a runtime. They hold the shared part until the shutdown.
 pub(crate) fn start(
     server: Server,
-    alarm: Alarm,
+    watchdog: Watchdog,
     options: Options,
-    enter: fn(Arc<Shared>) -> Entered,
-) -> io::Result<(Arc<Shared>, Vec<thread::JoinHandle<()>>)> {
+    enter: fn(Arc<HybridShared>) -> EnteredContext,
+) -> io::Result<(Arc<HybridShared>, Vec<thread::JoinHandle<()>>)> {
     let queues: Vec<Queue<Runnable>> = (0..options.workers).map(|_| Queue::new_fifo()).collect();
     let remotes = (0..options.workers + options.reserve_threads).map(|_| Remote {
         parker: Parker::new(),
-        seat: Seat::new(),
+        worker_slot: WorkerSlot::new(),
         hog_timer: HogTimer::new(),
-        counters: CachePadded::new(Counters::new()),
+        counters: CachePadded::new(ThreadCounters::new()),
     });
+
     let pool = BlockingPool::new(options.blocking_threads, options.blocking_keep_alive);
     let remotes = remotes.collect();
     let reserves = Reserves::new(options.reserve_threads, options.reserve_keep_alive);
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(HybridShared {
         live: Arc::new(LiveTasks::new()),
         pool: Arc::new(pool),
         injected: Injected::new(),
@@ -86,10 +86,10 @@ pub(crate) fn start(
         remotes,
         idle: Idle::new(options.workers),
         reserves,
-        baton: Baton::new(),
-        alarm,
+        sentinel: Sentinel::new(),
+        watchdog,
         blocked: Blocked::new(),
-        serves: AtomicCell::new(Serves::Nothing),
+        serves: AtomicCell::new(ReserveMode::Nothing),
         has_long_polls: AtomicBool::new(false),
         signal: options.kernel_help.usable_signal(),
         hogs: Hogs::new(options.quantum),
@@ -100,6 +100,7 @@ pub(crate) fn start(
         options,
         enter,
     });
+
     let name = &shared.options.thread_name;
     let mut bodies: Vec<(String, Box<dyn FnOnce() + Send>)> = Vec::new();
     for (index, queues) in queues.into_iter().enumerate() {
@@ -109,12 +110,13 @@ pub(crate) fn start(
     }
     let runtime = Arc::clone(&shared);
     bodies.push((format!("{name}-supervisor"), Box::new(move || Supervisor::run(runtime))));
+
     let mut threads = Vec::with_capacity(bodies.len());
     for (name, body) in bodies {
         match thread::Builder::new().name(name).spawn(body) {
             Ok(thread) => threads.push(thread),
             Err(error) => {
-                // Those that did not start have ended.
+                // Threads that did not start count as ended.
                 let missing = shared.options.workers + 1 - threads.len();
                 shared.running_count.fetch_sub(missing, Ordering::AcqRel);
                 shared.shutdown();
@@ -128,8 +130,8 @@ pub(crate) fn start(
     Ok((shared, threads))
 }
 
-impl Shared {
-    /// Runs `future` on the calling thread, which is no worker, and sleeps while it is pending.
+impl HybridShared {
+    /// Runs `future` on the calling thread, which is not a worker, and sleeps while it is pending.
     pub(crate) fn block_on<F: Future>(self: &Arc<Self>, future: F) -> F::Output {
         let _entered = (self.enter)(Arc::clone(self));
         let main = Arc::new(ThreadWaker {
@@ -156,12 +158,16 @@ impl Shared {
     }
 }
 
-pub(crate) fn spawn<F>(shared: &Arc<Shared>, mut label: Label, future: F) -> JoinHandle<F::Output>
+pub(crate) fn spawn<F>(
+    shared: &Arc<HybridShared>,
+    mut label: Label,
+    future: F,
+) -> JoinHandle<F::Output>
 where
     F: Future + Send + 'static,
     F::Output: Send + 'static,
 {
-    let kind = Kind::of::<F>();
+    let kind = TaskKind::of::<F>();
     label.kind = Some(kind);
     label.credit = poll::credit_of_new(kind, &shared.foreign_credit);
     let scheduler = Arc::clone(shared);
@@ -174,15 +180,15 @@ where
     handle
 }
 
-/// Wakes the thread that sits in `block_on`.
+/// Wakes the thread that is inside `block_on`.
 struct ThreadWaker {
-    /// Set by whoever wakes (release), taken by the thread (acquire).
+    /// Set by the waking thread (release), cleared by the woken one (acquire).
     is_woken: AtomicBool,
-    /// It sleeps, or is about to: a hint.
+    /// The thread sleeps, or is about to: a hint.
     is_parked: AtomicBool,
     thread: Thread,
     /// Weak, since the runtime keeps wakers.
-    shared: Weak<Shared>,
+    shared: Weak<HybridShared>,
 }
 
 impl Wake for ThreadWaker {

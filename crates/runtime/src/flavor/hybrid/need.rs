@@ -1,37 +1,36 @@
-//! Which threads are needed, by what the supervisor sees: a pure decision.
+//! Which threads are needed, given what the supervisor sees: a pure decision.
 //!
-//! The aim: as many threads run computation as there are workers, one more answers events, and each
-//! thread that is caught in a long poll is replaced in what it would do otherwise. A thread that computes
-//! is replaced for reactions alone, since the processors are in use; one that sleeps in the kernel is
-//! replaced in both lanes.
+//! The goal: as many threads compute as there are workers, one more answers events, and each thread that is
+//! stuck in a long poll is replaced in its other duties. A thread that computes is replaced for reactions
+//! only, since the processors are in use; one that sleeps in the kernel is replaced in both lanes.
 
 /// What the supervisor sees at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Situation {
     /// How many workers there are.
     pub(crate) workers: usize,
-    /// A worker is asleep for want of work.
+    /// A worker sleeps for lack of work.
     pub(crate) has_idle_worker: bool,
-    /// Nobody is in the wait point, nor looks as often as events need it.
+    /// No thread is in the poller, and none looks as often as events need it.
     pub(crate) is_unwatched: bool,
-    /// A reserve thread is in the wait point.
+    /// A reserve thread is in the poller.
     pub(crate) has_sentinel: bool,
-    /// Reserve threads that are in no long poll, the one in the wait point included.
+    /// Reserve threads that are not inside a long poll, including the one in the poller.
     pub(crate) free_reserves: usize,
     /// Reserve threads inside long polls that compute.
     pub(crate) computing_reserves: usize,
     /// Reserve threads whose polls are long because they wait for a processor, as far as is known.
     pub(crate) delayed_reserves: usize,
-    /// For how many long polls the one of them has waited that began last.
+    /// For how many long polls the one of them that began last has waited.
     pub(crate) delayed_looks: u128,
     /// A reaction waits behind a long poll.
     pub(crate) reaction_waits: bool,
     /// How many tasks of both lanes wait behind long polls or for any thread.
     pub(crate) waiting_count: usize,
-    /// Every worker has been computing in one poll for some quanta, and a task waits that is known
-    /// to compute for less.
+    /// Every worker has been computing in one poll for some quanta, and a task waits that is known to compute
+    /// for less.
     pub(crate) short_waits: bool,
-    /// Threads that sleep in the kernel with nobody in their place.
+    /// Threads that sleep in the kernel and are not replaced.
     pub(crate) vacancies: usize,
     /// How many long polls ago a reserve thread was called.
     pub(crate) looks_since_call: u128,
@@ -43,8 +42,9 @@ impl Situation {
         self.is_unwatched || self.reaction_waits || self.vacancies > 0 && self.waiting_count > 0
     }
 
-    /// Reserve threads are caught by tasks that compute. Each makes the next one wait longer, twice as long
-    /// for events and four times for short tasks, up to a bound, so that long polls do not make a crowd.
+    /// Whether reserve threads are held by computing tasks and the last call was too recent. Each such thread
+    /// makes the next call wait longer, twice as long for events and four times for short tasks, up to a
+    /// limit, so that long polls do not cause a crowd of threads.
     fn is_too_soon(&self) -> bool {
         let caught = self.computing_reserves.min(8);
         let looks = if self.is_unwatched || self.reaction_waits {
@@ -56,50 +56,51 @@ impl Situation {
     }
 }
 
-/// The most that a call is put off for events, in long polls: some 3 ms by default.
+/// The longest delay of a call for events, in long polls: some 3 ms by default.
 const LOOKS_MAX_EVENTS: u128 = 16;
 
-/// The most that a call is put off for short tasks, in long polls: some 25 ms by default.
+/// The longest delay of a call for short tasks, in long polls: some 25 ms by default.
 const LOOKS_MAX: u128 = 128;
 
-/// Whom the supervisor calls.
+/// Which threads the supervisor calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Orders {
+pub(crate) struct WakePlan {
     pub(crate) wakes_worker: bool,
     pub(crate) wakes_sentinel: bool,
-    /// How many reserve threads are called beside those that serve.
+    /// How many more reserve threads to call.
     pub(crate) activates: usize,
 }
 
-impl Orders {
+impl WakePlan {
     pub(crate) fn calls_anybody(&self) -> bool {
         *self != Self::default()
     }
 }
 
-/// Decides whom to call.
-pub(crate) fn decide(seen: &Situation) -> Orders {
-    let mut orders = Orders::default();
+/// Decides which threads to call.
+pub(crate) fn decide(seen: &Situation) -> WakePlan {
+    let mut orders = WakePlan::default();
     if seen.has_idle_worker {
-        // It wakes the next one if there is more to do than it can.
+        // It wakes the next one if there is more to do than it can handle.
         orders.wakes_worker = seen.is_unwatched || seen.waiting_count > 0;
         return orders;
     }
     // Reserve threads that will look for work in a moment.
     let awake = seen.free_reserves - usize::from(seen.has_sentinel && seen.free_reserves > 0);
     let serves_events = seen.is_unwatched || seen.reaction_waits;
-    // One that waits for a processor is replaced, since a thread that was asleep gets one sooner. But more
-    // threads would only wait, too: unless those that are there have waited for long, the longer the more they are.
-    let patience = (LOOKS_MAX_EVENTS * seen.delayed_reserves as u128).min(LOOKS_MAX);
-    let have_waited = seen.looks_since_call.min(seen.delayed_looks) >= patience;
+    // A thread that waits for a processor is replaced, since one that was asleep gets a processor sooner. But
+    // more threads would only wait too, so it is not replaced until those that are there have waited for
+    // long: the longer, the more they are.
+    let backoff = (LOOKS_MAX_EVENTS * seen.delayed_reserves as u128).min(LOOKS_MAX);
+    let have_waited = seen.looks_since_call.min(seen.delayed_looks) >= backoff;
     let delayed = if have_waited { 0 } else { seen.delayed_reserves.saturating_sub(1) };
     let on_their_way = awake + delayed;
     if (serves_events || seen.short_waits) && on_their_way == 0 && !seen.is_too_soon() {
         orders.wakes_sentinel = seen.has_sentinel;
         orders.activates = usize::from(!seen.has_sentinel);
     }
-    // In a burst of blocking calls the number of threads doubles no faster than at each look, so that a
-    // short wait does not make a crowd.
+    // In a burst of blocking calls, the number of threads at most doubles at each look, so that a short wait
+    // does not cause a crowd.
     let running = awake + seen.delayed_reserves;
     let substitutes = seen.vacancies.min(seen.waiting_count).saturating_sub(running);
     orders.activates = orders.activates.max(substitutes.min(seen.workers.max(2)));
@@ -114,16 +115,16 @@ mod tests {
         Situation { workers: 2, ..Situation::default() }
     }
 
-    fn activated(count: usize) -> Orders {
-        Orders { activates: count, ..Orders::default() }
+    fn activated(count: usize) -> WakePlan {
+        WakePlan { activates: count, ..WakePlan::default() }
     }
 
-    /// Goal: nobody is called while events are watched and nothing waits. Method: every reason that is none.
+    /// Goal: no thread is called while events are watched and nothing waits. Method: everything that is not a reason.
     #[test]
     fn nobody_is_called_without_need() {
         for (sleeping, idle) in [(0, false), (7, false), (0, true)] {
             let seen = Situation { vacancies: sleeping, has_idle_worker: idle, ..busy() };
-            assert_eq!(decide(&seen), Orders::default(), "{seen:?}");
+            assert_eq!(decide(&seen), WakePlan::default(), "{seen:?}");
         }
         assert!(!decide(&busy()).calls_anybody());
     }
@@ -132,12 +133,12 @@ mod tests {
     #[test]
     fn idle_workers_go_first() {
         let idle = Situation { has_idle_worker: true, ..busy() };
-        let wakes = Orders { wakes_worker: true, ..Orders::default() };
+        let wakes = WakePlan { wakes_worker: true, ..WakePlan::default() };
         assert_eq!(decide(&Situation { is_unwatched: true, ..idle }), wakes);
         assert_eq!(decide(&Situation { waiting_count: 1, vacancies: 3, ..idle }), wakes);
     }
 
-    /// Goal: events get one thread, whether they wait or nobody would see them; the sentinel if it is free.
+    /// Goal: events get one thread, whether they wait or no thread would see them; the sentinel if it is free.
     /// Method: both needs, with and without a sentinel, and with a reserve that is awake.
     #[test]
     fn events_get_one_thread() {
@@ -147,7 +148,7 @@ mod tests {
         ] {
             assert_eq!(decide(&seen), activated(1));
             let seen = Situation { free_reserves: 1, ..seen };
-            assert_eq!(decide(&seen), Orders::default(), "it comes by itself");
+            assert_eq!(decide(&seen), WakePlan::default(), "it comes by itself");
         }
         let seen = Situation {
             reaction_waits: true,
@@ -156,7 +157,7 @@ mod tests {
             free_reserves: 1,
             ..busy()
         };
-        assert_eq!(decide(&seen), Orders { wakes_sentinel: true, ..Orders::default() });
+        assert_eq!(decide(&seen), WakePlan { wakes_sentinel: true, ..WakePlan::default() });
     }
 
     /// Goal: short tasks get a thread behind polls of many quanta, and another one later if that is caught.
@@ -166,24 +167,24 @@ mod tests {
         let seen = Situation { short_waits: true, waiting_count: 50, ..busy() };
         assert_eq!(decide(&seen), activated(1));
         let caught = Situation { computing_reserves: 1, ..seen };
-        assert_eq!(decide(&caught), Orders::default());
+        assert_eq!(decide(&caught), WakePlan::default());
         assert_eq!(decide(&Situation { looks_since_call: 4, ..caught }), activated(1));
         let crowd = Situation { computing_reserves: 500, looks_since_call: LOOKS_MAX, ..seen };
         assert_eq!(decide(&crowd), activated(1), "it is put off, never refused");
     }
 
-    /// Goal: where threads wait for processors, more of them are no help. Method: one and two that wait.
+    /// Goal: where threads wait for processors, more of them do not help. Method: one and two that wait.
     #[test]
     fn threads_that_wait_for_processors_make_no_crowd() {
         let seen = Situation { reaction_waits: true, waiting_count: 9, ..busy() };
         assert_eq!(decide(&Situation { delayed_reserves: 1, ..seen }), activated(1));
         let two = Situation { delayed_reserves: 2, ..seen };
-        assert_eq!(decide(&two), Orders::default());
+        assert_eq!(decide(&two), WakePlan::default());
         assert!(two.needs_somebody(), "the supervisor looks again");
         for (delayed_reserves, looks) in [(2, 32), (5, 80), (8, 128), (500, 128)] {
             for (looks_since_call, delayed_looks) in [(looks - 1, looks), (looks, looks - 1)] {
                 let before = Situation { delayed_reserves, looks_since_call, delayed_looks, ..two };
-                assert_eq!(decide(&before), Orders::default(), "{delayed_reserves}");
+                assert_eq!(decide(&before), WakePlan::default(), "{delayed_reserves}");
             }
             let (looks_since_call, delayed_looks) = (looks, looks);
             let long = Situation { delayed_reserves, looks_since_call, delayed_looks, ..two };
@@ -205,7 +206,7 @@ mod tests {
     #[test]
     fn long_reactions_make_no_crowd() {
         let seen = Situation { is_unwatched: true, computing_reserves: 3, ..busy() };
-        assert_eq!(decide(&Situation { looks_since_call: 7, ..seen }), Orders::default());
+        assert_eq!(decide(&Situation { looks_since_call: 7, ..seen }), WakePlan::default());
         assert!(seen.needs_somebody());
         assert_eq!(decide(&Situation { looks_since_call: 8, ..seen }), activated(1));
         let crowd = Situation { computing_reserves: 500, looks_since_call: 16, ..seen };
@@ -225,10 +226,10 @@ mod tests {
         assert_eq!(decide(&Situation { vacancies: 3, free_reserves: 2, ..seen }), activated(1));
         assert_eq!(decide(&Situation { vacancies: 3, delayed_reserves: 2, ..seen }), activated(1));
         let watched = Situation { vacancies: 1, free_reserves: 1, has_sentinel: true, ..seen };
-        assert_eq!(decide(&watched), activated(1), "somebody must watch, too");
+        assert_eq!(decide(&watched), activated(1), "a thread must watch too");
     }
 
-    /// Goal: somebody is needed for events, for reactions, and in the place of sleepers if anything waits. Method:
+    /// Goal: a thread is needed for events, for reactions, and in the place of sleepers if anything waits. Method:
     /// each need alone.
     #[test]
     fn needs_are_told_apart() {
@@ -246,14 +247,14 @@ mod tests {
             assert!(needy.needs_somebody(), "{needy:?}");
         }
         assert!(activated(1).calls_anybody());
-        assert!(Orders { wakes_worker: true, ..Orders::default() }.calls_anybody());
+        assert!(WakePlan { wakes_worker: true, ..WakePlan::default() }.calls_anybody());
     }
 
-    /// Goal: a sentinel that has left the wait point a moment ago is no contradiction. Method: it is seen there,
+    /// Goal: a sentinel that has left the poller a moment ago is not a contradiction. Method: it is seen there,
     /// and no reserve thread is free.
     #[test]
     fn a_sentinel_may_be_on_its_way() {
         let seen = Situation { reaction_waits: true, has_sentinel: true, ..busy() };
-        assert_eq!(decide(&seen), Orders { wakes_sentinel: true, ..Orders::default() });
+        assert_eq!(decide(&seen), WakePlan { wakes_sentinel: true, ..WakePlan::default() });
     }
 }

@@ -1,14 +1,14 @@
-//! Reserve threads: they watch and serve the reaction lane while every worker is inside a long poll, and
-//! both lanes in the place of a thread that sleeps in the kernel.
+//! Reserve threads: they watch and serve the reaction lane while every worker is inside a long poll, and both
+//! lanes in the place of a thread that sleeps in the kernel.
 //!
 //! ```text
 //!             activate (1)                nothing to serve (2)
-//!   no thread ───────────▶ serving ◀──────────────────────▶ in the wait point: the sentinel
+//!   no thread ───────────▶ serving ◀──────────────────────▶ in the poller: the sentinel
 //!       ▲                   │   ▲ activate (1)
-//!       │ keep-alive over   ▼   │ retire (3): somebody else watches
+//!       │ keep-alive over   ▼   │ retire (3): another thread watches
 //!       └───────────────── spare
 //! ```
-//! (1) is the supervisor's alone, when nobody else can watch or serve; (2) and (3) are the thread's.
+//! Only the supervisor does (1), when no other thread can watch or serve; the thread itself does (2) and (3).
 
 use std::{panic::Location, time::Duration};
 
@@ -21,14 +21,14 @@ use crate::{
     },
 };
 
-use super::{shared::Shared, worker};
+use super::{shared::HybridShared, worker};
 
-/// The most reserve threads, as many as there are blocking threads: each takes a stack, and a descriptor if
-/// the kernel helps against hogs.
+/// The maximum number of reserve threads, the same as of blocking threads: each takes a stack, and a
+/// descriptor if the kernel helps against hogs.
 pub(crate) const RESERVES_MAX: usize = 512;
 
-/// So many spare threads are kept for as long as the builder says, and as many as replaced sleepers of late; what is
-/// more, for so long.
+/// This many spare threads, plus as many as recently replaced sleepers, are kept for the time set in the
+/// builder; further ones for this time.
 const SPARES: usize = 2;
 const SURPLUS: Duration = Duration::from_millis(10);
 
@@ -40,46 +40,46 @@ pub(crate) struct Reserves {
     serving: [AtomicU64; WORDS],
     /// How many bits are set, or about to be.
     serving_count: AtomicUsize,
-    state: RealMutex<State>,
-    /// One for each slot: signalled when its spare is called, and for the shutdown.
+    state: RealMutex<ReservesState>,
+    /// One per slot: signalled when its spare is called, and for the shutdown.
     called: Box<[Condvar]>,
     keep_alive: Duration,
 }
 
-struct State {
-    slots: Vec<Slot>,
-    /// Threads that wait to be called; the last one first, so that the surplus times out.
+struct ReservesState {
+    slots: Vec<ReserveSlot>,
+    /// Threads that wait to be called; the last one is called first, so that the surplus times out.
     spares: Vec<usize>,
     demand: Demand,
     threads: Vec<JoinHandle<()>>,
     is_shutdown: bool,
-    /// The kernel refused a thread, which was reported.
+    /// The kernel refused a thread, and that was logged.
     was_refused: bool,
-    /// More threads were needed than there may be, which was reported.
+    /// More threads were needed than are allowed, and that was logged.
     was_at_bound: bool,
 }
 
-/// How many threads slept in the kernel at a time of late: as many as that will probably do so again, so their
-/// substitutes are kept. Threads that were called for other reasons are not: they are few, and needed rarely.
+/// How many threads recently slept in the kernel at once: that many will probably do so again, so their
+/// substitutes are kept. Threads called for other reasons do not count: they are few, and needed rarely.
 #[derive(Debug, Default)]
 struct Demand {
     peak: usize,
 }
 
 impl Demand {
-    /// So many threads are asleep.
+    /// Records how many threads are asleep.
     fn note(&mut self, blocked: usize) {
         self.peak = self.peak.max(blocked);
     }
 
-    /// A spare was not called before its time was over, and ends; so many threads are left.
+    /// A spare was not called within its time and ends; `left` threads remain.
     fn forget_one(&mut self, left: usize) {
         self.peak = self.peak.min(left + 1).saturating_sub(1);
     }
 
-    /// Returns how long a thread is kept that is a spare now, the last one of `spares`. Half of those that are kept for
-    /// sleepers go in each `keep_alive`. These are a quarter more than were asleep, since threads that are on their way
-    /// into the kernel are not known to be.
+    /// Returns how long the thread that is now the last of `spares` spare ones is kept. In each `keep_alive`,
+    /// half of those kept for sleepers end. A quarter more than were asleep are kept, since threads on their
+    /// way into the kernel are not yet counted.
     fn keep_alive(&self, spares: usize, keep_alive: Duration) -> Duration {
         if spares <= SPARES {
             return keep_alive;
@@ -91,19 +91,19 @@ impl Demand {
     }
 }
 
-enum Slot {
+enum ReserveSlot {
     /// No thread.
     Empty,
     Spare,
     Serving,
 }
 
-/// What came of an activation.
+/// The result of an activation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Activated {
     Spare,
     NewThread,
-    /// All of them serve, or the kernel gives no thread.
+    /// All of them serve, or the kernel refused a thread.
     Refused,
 }
 
@@ -112,8 +112,8 @@ impl Reserves {
         Self {
             serving: std::array::from_fn(|_| AtomicU64::new(0)),
             serving_count: AtomicUsize::new(0),
-            state: RealMutex::new(State {
-                slots: (0..limit).map(|_| Slot::Empty).collect(),
+            state: RealMutex::new(ReservesState {
+                slots: (0..limit).map(|_| ReserveSlot::Empty).collect(),
                 spares: Vec::with_capacity(limit),
                 demand: Demand::default(),
                 threads: Vec::new(),
@@ -136,7 +136,7 @@ impl Reserves {
         self.serving_count() > 0
     }
 
-    /// Returns how many threads are no spares.
+    /// Returns how many threads are not spares.
     pub(crate) fn serving_count(&self) -> usize {
         self.serving_count.load(Ordering::Relaxed)
     }
@@ -167,34 +167,38 @@ impl Reserves {
     }
 
     /// Makes one more thread serve.
-    pub(crate) fn activate(&self, shared: &Arc<Shared>) -> Activated {
+    pub(crate) fn activate(&self, shared: &Arc<HybridShared>) -> Activated {
         let mut state = self.lock();
         if state.is_shutdown {
             return Activated::Refused;
         }
         state.demand.note(shared.blocked_count());
+
         if let Some(slot) = state.spares.pop() {
-            state.slots[slot] = Slot::Serving;
+            state.slots[slot] = ReserveSlot::Serving;
             self.begin_serving(slot);
             drop(state);
             self.called[slot].notify_one();
             return Activated::Spare;
         }
-        let is_empty = |slot: &Slot| matches!(slot, Slot::Empty);
+
+        let is_empty = |slot: &ReserveSlot| matches!(slot, ReserveSlot::Empty);
         let Some(slot) = state.slots.iter().position(is_empty) else {
-            // A thread on its way out has its slot still.
+            // A thread that is ending still has its slot.
             let is_at_bound = self.serving().count() == self.limit();
             let is_news = is_at_bound && !std::mem::replace(&mut state.was_at_bound, true);
             drop(state);
             if is_news {
-                tell_of_bound(shared, self.limit());
+                log_thread_limit(shared, self.limit());
             }
             return Activated::Refused;
         };
-        state.slots[slot] = Slot::Serving;
+
+        state.slots[slot] = ReserveSlot::Serving;
         let runtime = Arc::clone(shared);
         shared.begin_thread();
         self.begin_serving(slot);
+
         let name = format!("{}-reserve-{slot}", shared.options.thread_name);
         let body = move || worker::run_reserve(runtime, slot);
         let spawned = thread::Builder::new().name(name).spawn(body);
@@ -206,7 +210,7 @@ impl Reserves {
             }
             Err(error) => {
                 self.end_serving(slot);
-                state.slots[slot] = Slot::Empty;
+                state.slots[slot] = ReserveSlot::Empty;
                 let was_refused = std::mem::replace(&mut state.was_refused, true);
                 drop(state);
                 // Never the last: the supervisor, which calls this, counts too.
@@ -224,29 +228,30 @@ impl Reserves {
         }
     }
 
-    /// The thread of `slot` has nothing to do while `blocked` threads are asleep. Returns whether it is called again before
-    /// its keep-alive is over; otherwise it must end, and give its queues back.
+    /// The thread of `slot` has nothing to do while `blocked` threads are asleep. Returns whether it is
+    /// called again within its keep-alive; otherwise it must end, and give its queues back.
     pub(crate) fn rest(&self, slot: usize, blocked: usize) -> bool {
         let mut state = self.lock();
         self.end_serving(slot);
-        state.slots[slot] = Slot::Spare;
+        state.slots[slot] = ReserveSlot::Spare;
         state.spares.push(slot);
         state.demand.note(blocked);
         let keep_alive = state.demand.keep_alive(state.spares.len(), self.keep_alive);
-        let is_spare =
-            |state: &mut State| matches!(state.slots[slot], Slot::Spare) && !state.is_shutdown;
+        let is_spare = |state: &mut ReservesState| {
+            matches!(state.slots[slot], ReserveSlot::Spare) && !state.is_shutdown
+        };
         let (mut state, _) = self.called[slot]
             .wait_timeout_while(state, keep_alive, is_spare)
             .unwrap_or_else(PoisonError::into_inner);
         if state.is_shutdown {
             return false;
         }
-        if matches!(state.slots[slot], Slot::Spare) {
+        if matches!(state.slots[slot], ReserveSlot::Spare) {
             state.spares.retain(|&spare| spare != slot);
             let left = self.serving_count() + state.spares.len();
             state.demand.forget_one(left);
-            // Neither spare nor empty: nobody calls it any more.
-            state.slots[slot] = Slot::Serving;
+            // Neither spare nor empty: it will not be called any more.
+            state.slots[slot] = ReserveSlot::Serving;
             return false;
         }
         true
@@ -256,7 +261,7 @@ impl Reserves {
     pub(crate) fn leave(&self, slot: usize) {
         let mut state = self.lock();
         self.end_serving(slot);
-        state.slots[slot] = Slot::Empty;
+        state.slots[slot] = ReserveSlot::Empty;
     }
 
     /// Calls all spares, which end.
@@ -265,7 +270,7 @@ impl Reserves {
         self.called.iter().for_each(Condvar::notify_one);
     }
 
-    /// Returns how many serve, are spare, and may be at most; the rest is not known here.
+    /// Returns how many serve, how many are spare, and the maximum; the other fields are not known here.
     pub(crate) fn metrics(&self) -> ReserveMetrics {
         let (serving, spare) = (self.serving().count(), self.lock().spares.len());
         let (limit, has_sentinel) = (self.limit(), false);
@@ -276,15 +281,15 @@ impl Reserves {
         std::mem::take(&mut self.lock().threads)
     }
 
-    fn lock(&self) -> RealGuard<'_, State> {
+    fn lock(&self) -> RealGuard<'_, ReservesState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// How many of the threads that are caught the warning names.
+/// How many of the stuck threads the warning names.
 const NAMED_MAX: usize = 8;
 
-/// Names some of the threads that are caught: where their tasks were spawned, and where they sleep in the kernel.
+/// Names some of the stuck threads: where their tasks were spawned, and where they sleep in the kernel.
 pub(crate) fn examples(caught: &[(&'static Location<'static>, Option<String>)]) -> String {
     let name = |(site, place): &(&'static Location<'static>, Option<String>)| match place {
         Some(place) => format!("the task spawned at {site} sleeps in {place}"),
@@ -293,8 +298,8 @@ pub(crate) fn examples(caught: &[(&'static Location<'static>, Option<String>)]) 
     caught.iter().take(NAMED_MAX).map(name).collect::<Vec<_>>().join("; ")
 }
 
-/// Says in what all threads are caught.
-fn tell_of_bound(shared: &Shared, reserve_threads: usize) {
+/// Logs what all threads are stuck in.
+fn log_thread_limit(shared: &HybridShared, reserve_threads: usize) {
     let caught = shared.caught_in();
     let asleep = caught.iter().filter(|(_, place)| place.is_some()).count();
     let raise = if reserve_threads < RESERVES_MAX {
@@ -307,8 +312,8 @@ fn tell_of_bound(shared: &Shared, reserve_threads: usize) {
         caught = caught.len(),
         asleep,
         examples = %examples(&caught),
-        "every worker and every reserve thread is inside a long poll: tasks wait for the first of them \
-         that ends; if all sleep for what only another task can do, they wait for ever. {raise} what blocks through \
+        "every worker and every reserve thread is inside a long poll: tasks wait until the first of \
+         these polls ends, or for ever if all of them wait for another task. {raise} blocking code through \
          `spawn_blocking`"
     );
 }
@@ -319,7 +324,7 @@ mod tests {
 
     const KEEP: Duration = Duration::from_secs(1);
 
-    /// Goal: spares beyond two go at once, unless they replaced sleepers of late; of those, half go in each
+    /// Goal: spares beyond two end at once, unless they recently replaced sleepers; of those, half end in each
     /// keep-alive. Method: by their number, with and without sleepers.
     #[test]
     fn substitutes_of_sleepers_are_kept() {
@@ -339,7 +344,7 @@ mod tests {
         assert_eq!(demand.keep_alive(76, Duration::ZERO), Duration::ZERO);
     }
 
-    /// Goal: what was needed is forgotten as spares end that nobody called, also if there are fewer threads
+    /// Goal: past demand is forgotten as spares end that were not called, also if there are fewer threads
     /// by now. Method: as many ends, and one when most threads have gone in another way.
     #[test]
     fn demand_is_forgotten() {

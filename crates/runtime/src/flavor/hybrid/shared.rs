@@ -1,4 +1,4 @@
-//! What the threads of a runtime share, and how a task that becomes ready is queued.
+//! The state that the threads of a runtime share, and how a task that becomes ready is queued.
 
 use std::{
     cell::{Cell, RefCell},
@@ -13,64 +13,64 @@ use crossbeam::deque::Stealer;
 use vigie_detect::{Instant, Server, budget, clock::monotonic_now};
 
 use super::{
-    baton::Baton,
     deadlock::Standstill,
     local::{Local, Remote, Woken},
-    order::{self, Injected, Limits, Parts, SOON, Serves, Waking, take},
+    order::{self, Injected, Limits, Parts, ReserveMode, SOON, WakeContext, take},
     reserve::{Activated, Reserves},
-    seat::{Blocked, Seat},
+    sentinel::Sentinel,
+    worker_slot::{Blocked, WorkerSlot},
 };
 use crate::{
     blocking_pool::BlockingPool,
-    context::Entered,
+    context::EnteredContext,
     kernel_help::{self, thread_state},
     lane::{Cause, ComputeQueue, Rank, SharedCredit},
     measure::{Hogs, Metrics, ReserveCounters, ThreadMetrics, foreign_ready_time},
     options::Options,
-    parking::{alarm::Alarm, idle::Idle},
+    parking::{idle::Idle, watchdog::Watchdog},
     sync::{Arc, AtomicBool, AtomicCell, AtomicUsize, Ordering, thread, thread_local},
     task_cell::{LiveTasks, Runnable, drop_task, poll},
 };
 
-pub(crate) struct Shared {
+pub(crate) struct HybridShared {
     pub(super) server: Server,
     pub(super) live: Arc<LiveTasks>,
     pub(super) pool: Arc<BlockingPool>,
     pub(super) options: Options,
-    /// Makes a thread run for this runtime.
-    pub(super) enter: fn(Arc<Self>) -> Entered,
-    /// Tasks that no worker made ready.
+    /// Enters this runtime on a thread.
+    pub(super) enter: fn(Arc<Self>) -> EnteredContext,
+    /// Tasks that were not made ready by a worker.
     pub(super) injected: Injected<Runnable>,
-    /// The workers' reaction lanes, from which others take. Reserve threads have none: what they make ready
-    /// may be taken by any thread, also while they are caught.
+    /// The workers' reaction lanes, from which others take. Reserve threads have none: any thread may take
+    /// what they make ready, even while they are stuck.
     pub(super) reacting: Box<[Stealer<Runnable>]>,
     /// The workers' compute lanes.
     pub(super) computing: Box<[ComputeQueue<Runnable>]>,
-    /// What pays the tasks that threads spawn which run none.
+    /// Credit for tasks spawned by threads that run no task.
     pub(super) foreign_credit: SharedCredit,
     /// The workers, then the reserve threads' slots.
     pub(super) remotes: Box<[Remote]>,
     pub(super) idle: Idle,
     pub(super) reserves: Reserves,
-    /// Held by the reserve thread in the wait point.
-    pub(super) baton: Baton,
-    pub(super) alarm: Alarm,
+    /// Held by the reserve thread in the poller.
+    pub(super) sentinel: Sentinel,
+    pub(super) watchdog: Watchdog,
     /// Threads that sleep in the kernel inside a poll, and those that compute in their place.
     pub(super) blocked: Blocked,
-    /// What reserve threads run. The supervisor's.
-    pub(super) serves: AtomicCell<Serves>,
+    /// What reserve threads run. Set by the supervisor.
+    pub(super) serves: AtomicCell<ReserveMode>,
     /// Some thread is inside a long poll, as far as the supervisor knows.
     pub(super) has_long_polls: AtomicBool,
-    /// The signal into threads that hog; its number, or none.
+    /// The signal sent to threads that hog, if any.
     pub(super) signal: Option<i32>,
     pub(super) hogs: Hogs,
     pub(super) reserve_counters: ReserveCounters,
     pub(super) is_shutdown: AtomicBool,
-    /// Threads that have not ended, the supervisor's too; the last one clears up.
+    /// Threads that have not ended, including the supervisor; the last one cleans up.
     pub(super) running_count: AtomicUsize,
 }
 
-/// Returns whether an event waits for this worker; none if this is no worker.
+/// Returns whether an event waits for this worker; `None` if this is not a worker.
 pub(crate) fn is_awaited(now: Instant) -> Option<bool> {
     let local = LOCAL.try_with(|local| local.borrow().clone()).ok().flatten()?;
     if !local.reacting.is_empty() {
@@ -88,7 +88,7 @@ pub(crate) fn is_awaited(now: Instant) -> Option<bool> {
     )
 }
 
-impl Parts for Shared {
+impl Parts for HybridShared {
     type Task = Runnable;
 
     fn injected(&self) -> &Injected<Runnable> {
@@ -103,8 +103,8 @@ impl Parts for Shared {
         &self.computing
     }
 
-    fn seat(&self, place: usize) -> &Seat {
-        &self.remotes[place].seat
+    fn worker_slot(&self, place: usize) -> &WorkerSlot {
+        &self.remotes[place].worker_slot
     }
 
     fn serving(&self) -> impl Iterator<Item = usize> + '_ {
@@ -119,19 +119,19 @@ impl Parts for Shared {
         &self.idle
     }
 
-    fn baton(&self) -> &Baton {
-        &self.baton
+    fn sentinel(&self) -> &Sentinel {
+        &self.sentinel
     }
 
-    fn alarm(&self) -> &Alarm {
-        &self.alarm
+    fn watchdog(&self) -> &Watchdog {
+        &self.watchdog
     }
 
     fn blocked(&self) -> &Blocked {
         &self.blocked
     }
 
-    fn serves(&self) -> &AtomicCell<Serves> {
+    fn serves(&self) -> &AtomicCell<ReserveMode> {
         &self.serves
     }
 
@@ -147,12 +147,12 @@ impl Parts for Shared {
         self.remotes[place].parker.take_back()
     }
 
-    fn ring(&self) {
+    fn notify(&self) {
         self.server.unpark();
     }
 }
 
-impl Shared {
+impl HybridShared {
     pub(crate) fn server(&self) -> &Server {
         &self.server
     }
@@ -169,22 +169,22 @@ impl Shared {
     pub(crate) fn shutdown(&self) {
         self.is_shutdown.store(true, Ordering::SeqCst);
         self.live.refuse();
-        self.alarm.hold(0, Duration::ZERO);
+        self.watchdog.hold(0, Duration::ZERO);
         self.reserves.shutdown();
         for remote in &self.remotes {
             remote.parker.unpark(|| self.server.unpark());
         }
     }
 
-    /// Queues a task that became ready: on the worker's own queue if this is one.
+    /// Queues a task that became ready: on the worker's own queue if this is a worker.
     pub(super) fn schedule(&self, task: Runnable, info: &ScheduleInfo) {
         if self.server.is_inherited() {
-            // Neither run nor dropped: the queues, and what its future holds, are the parent's.
+            // Neither run nor dropped: the queues and the future's contents belong to the parent.
             mem::forget(task);
             return;
         }
         let mut task = Some(task);
-        // The thread's variables may be gone already while it ends.
+        // The thread-local may already be destroyed while the thread ends.
         let _ = LOCAL.try_with(|local| {
             if let Some(local) = &*local.borrow()
                 && std::ptr::eq(&*local.owner, self)
@@ -214,7 +214,7 @@ impl Shared {
         let woken_ns = (local.cause.get() == Cause::Poll).then_some(&local.woken_ns);
         let rank = self.choose_rank(&task, woken_ns, was_running, now);
         let (cause, is_short) = (local.cause.get(), local.is_short.get());
-        let waking = Waking { cause, was_running, is_short, turn_began };
+        let waking = WakeContext { cause, was_running, is_short, turn_began };
         self.queue_here(&local.own(), task, rank, waking);
     }
 
@@ -254,19 +254,20 @@ impl Shared {
         u64::try_from(self.options.long_poll.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// A thread more, which must call [`end_thread`](Self::end_thread). Called by one that counts.
+    /// Adds a thread, which must call [`end_thread`](Self::end_thread). The calling thread must itself be
+    /// counted.
     pub(super) fn begin_thread(&self) {
         self.running_count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A thread ends, with empty queues; the last one cancels what is left.
+    /// A thread ends, with empty queues; the last one cancels the remaining tasks.
     pub(super) fn end_thread(&self) {
         if self.running_count.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.clear();
         }
     }
 
-    /// Takes note of what came of a call for a reserve thread.
+    /// Counts the result of a call for a reserve thread.
     pub(super) fn count(&self, activated: Activated) {
         match activated {
             Activated::Spare => self.reserve_counters.count_call(false),
@@ -275,42 +276,43 @@ impl Shared {
         }
     }
 
-    /// Fills in what this flavor knows of itself.
+    /// Fills in what this flavor knows about itself.
     pub(crate) fn fill_metrics(&self, metrics: &mut Metrics) {
         let now = monotonic_now();
         for (index, remote) in self.remotes.iter().enumerate() {
             let is_reserve = index >= self.options.workers;
             let counters = &remote.counters;
             counters.add_to(metrics);
-            if is_reserve && remote.seat.thread().is_none() && counters.polls() == 0 {
+            if is_reserve && remote.worker_slot.thread().is_none() && counters.polls() == 0 {
                 continue;
             }
-            let current = remote.seat.current_task(now, &self.live);
+            let current = remote.worker_slot.current_task(now, &self.live);
             let (polls, sleeps) = (counters.polls(), counters.sleeps());
             metrics.threads.push(ThreadMetrics { is_reserve, polls, sleeps, current });
         }
         let mut reserve = self.reserves.metrics();
-        reserve.has_sentinel = self.baton.holder().is_some();
+        reserve.has_sentinel = self.sentinel.holder().is_some();
         self.reserve_counters.fill(&mut reserve);
         metrics.reserve = Some(reserve);
         metrics.latest_long_polls = self.hogs.latest();
     }
 
-    /// Returns whether all threads that there may be are inside polls in which they were found asleep.
+    /// Returns whether the maximum number of threads exists and all of them were found asleep inside a poll.
     pub(super) fn do_all_sleep(&self) -> bool {
         self.reserves.serving_count() == self.reserves.limit()
-            && self.running().all(|remote| remote.seat.is_blocked())
+            && self.running().all(|remote| remote.worker_slot.is_blocked())
     }
 
-    /// Returns how all threads stand, if a task waits for one of them, or an event for somebody who looks.
+    /// Returns the state of all threads, if a task waits for one of them, or an event for a thread that
+    /// looks.
     pub(super) fn standstill(&self, waiting_count: usize, now: Instant) -> Option<Standstill> {
         if waiting_count == 0 && !self.server.has_events(now) {
             return None;
         }
         let mut standstill = Standstill::default();
         for remote in self.running() {
-            let (began, _) = remote.seat.current()?;
-            let used = kernel_help::processor_time(remote.seat.thread()?)?;
+            let (began, _) = remote.worker_slot.current()?;
+            let used = kernel_help::processor_time(remote.worker_slot.thread()?)?;
             standstill.add(began, used);
         }
         Some(standstill)
@@ -328,15 +330,14 @@ impl Shared {
 
     /// Returns where the tasks that are polled at this moment were spawned.
     pub(crate) fn polled_sites(&self) -> Vec<&'static Location<'static>> {
-        self.remotes.iter().filter_map(|remote| Some(remote.seat.current()?.1)).collect()
+        self.remotes.iter().filter_map(|remote| Some(remote.worker_slot.current()?.1)).collect()
     }
 
-    /// Returns where the tasks that are polled were spawned, with where their threads sleep in the kernel,
-    /// if they do.
+    /// Returns where the polled tasks were spawned, and where their threads sleep in the kernel, if they do.
     pub(super) fn caught_in(&self) -> Vec<(&'static Location<'static>, Option<String>)> {
-        let place = |remote: &Remote| remote.seat.thread().and_then(thread_state::sleeps_in);
+        let place = |remote: &Remote| remote.worker_slot.thread().and_then(thread_state::sleeps_in);
         let polled =
-            self.remotes.iter().filter_map(|remote| Some((remote, remote.seat.current()?)));
+            self.remotes.iter().filter_map(|remote| Some((remote, remote.worker_slot.current()?)));
         polled.map(|(remote, (_, site))| (site, place(remote))).collect()
     }
 
@@ -367,18 +368,18 @@ impl Shared {
         self.server.shutdown();
     }
 
-    /// A thread outside of the runtime is woken. If some thread hogs, the supervisor sees in a moment
-    /// whether it had to wait for a processor, and makes the hogs give theirs away then.
+    /// A thread outside the runtime is woken. If some thread hogs, the supervisor soon checks whether it had
+    /// to wait for a processor, and if so makes the hogs yield theirs.
     pub(super) fn note_call(&self) {
         if self.has_long_polls.load(Ordering::Relaxed) && self.signal.is_some() {
             kernel_help::note_call();
-            self.alarm.guard(monotonic_now().as_nanos(), SOON, || false);
+            self.watchdog.guard(monotonic_now().as_nanos(), SOON, || false);
         }
     }
 }
 
 thread_local! {
-    pub(super) static LOCAL: RefCell<Option<Rc<Local<Shared>>>> = const { RefCell::new(None) };
+    pub(super) static LOCAL: RefCell<Option<Rc<Local<HybridShared>>>> = const { RefCell::new(None) };
 }
 
 /// Returns whether this thread is a worker of this flavor.
@@ -386,8 +387,9 @@ pub(crate) fn is_worker() -> bool {
     LOCAL.try_with(|local| local.borrow().is_some()).unwrap_or(false)
 }
 
-/// Returns whether this thread was found asleep in the kernel in the poll that it runs.
+/// Returns whether this thread was found asleep in the kernel during its current poll.
 pub(super) fn was_asleep() -> bool {
-    let is_blocked = |local: &Rc<Local<Shared>>| local.owner.remotes[local.place].seat.is_blocked();
+    let is_blocked =
+        |local: &Rc<Local<HybridShared>>| local.owner.remotes[local.place].worker_slot.is_blocked();
     LOCAL.try_with(|local| local.borrow().as_ref().is_some_and(is_blocked)).unwrap_or(false)
 }

@@ -1,5 +1,5 @@
-//! A thread that runs tasks: a worker, which runs both lanes, or a reserve thread, which runs the
-//! reaction lane, tasks that are known to be short, and anything in the place of a thread that sleeps.
+//! A thread that runs tasks: a worker, which runs both lanes, or a reserve thread, which runs the reaction
+//! lane, tasks that are known to be short, and anything in the place of a sleeping thread.
 
 use std::{cell::Cell, rc::Rc};
 
@@ -7,14 +7,14 @@ use crossbeam::deque::Worker as Queue;
 use vigie_detect::{Detected, Instant};
 
 use super::{
-    Lookout,
+    Driver,
     local::{Local, Remote, Woken},
     monotonic_now,
-    order::{self, Own, Parts, Turns, Waking},
-    shared::{LOCAL, Shared, was_asleep},
+    order::{self, OwnQueues, Parts, Turns, WakeContext},
+    shared::{HybridShared, LOCAL, was_asleep},
 };
 use crate::{
-    context::Entered,
+    context::EnteredContext,
     kernel_help,
     lane::{Cause, Lane, Rank},
     measure::Sampler,
@@ -24,20 +24,20 @@ use crate::{
 };
 
 struct Worker {
-    /// Its place among the remotes.
+    /// Its index among the remotes.
     index: usize,
-    shared: Arc<Shared>,
-    local: Rc<Local<Shared>>,
-    lookout: Lookout,
+    shared: Arc<HybridShared>,
+    local: Rc<Local<HybridShared>>,
+    driver: Driver,
     turns: Turns,
 }
 
-/// What a worker's thread does, from its beginning to its end.
-pub(super) fn run(shared: Arc<Shared>, index: usize, queue: Queue<Runnable>) {
-    // One that is alone has nobody to watch beside it.
-    let lookout = shared.server.lookout();
-    let lookout = if shared.options.workers > 1 { lookout.sharing() } else { lookout };
-    let (mut worker, entered) = Worker::new(shared, index, queue, lookout, false);
+/// The main function of a worker's thread.
+pub(super) fn run(shared: Arc<HybridShared>, index: usize, queue: Queue<Runnable>) {
+    // A single worker has no other thread to watch beside it.
+    let driver = shared.server.driver();
+    let driver = if shared.options.workers > 1 { driver.sharing() } else { driver };
+    let (mut worker, entered) = Worker::new(shared, index, queue, driver, false);
     worker.shared.remotes[index].parker.bind();
     worker.work();
     worker.turns.stop_searching(&*worker.shared);
@@ -45,11 +45,11 @@ pub(super) fn run(shared: Arc<Shared>, index: usize, queue: Queue<Runnable>) {
     drop(entered);
 }
 
-/// What a reserve thread does, from its beginning to its end.
-pub(super) fn run_reserve(shared: Arc<Shared>, slot: usize) {
+/// The main function of a reserve thread.
+pub(super) fn run_reserve(shared: Arc<HybridShared>, slot: usize) {
     let index = shared.options.workers + slot;
-    let lookout = shared.server.lookout().for_watcher();
-    let (mut reserve, entered) = Worker::new(shared, index, Queue::new_fifo(), lookout, true);
+    let driver = shared.server.driver().for_watcher();
+    let (mut reserve, entered) = Worker::new(shared, index, Queue::new_fifo(), driver, true);
     let shared = Arc::clone(&reserve.shared);
     loop {
         reserve.serve();
@@ -60,19 +60,19 @@ pub(super) fn run_reserve(shared: Arc<Shared>, slot: usize) {
     reserve.leave();
     // After everything else: another thread may take the slot at once.
     shared.reserves.leave(slot);
-    // Inside the runtime: what it cancels may use it.
+    // Inside the runtime: the tasks that it cancels may use it.
     shared.end_thread();
     drop(entered);
 }
 
 impl Worker {
     fn new(
-        shared: Arc<Shared>,
+        shared: Arc<HybridShared>,
         index: usize,
         queue: Queue<Runnable>,
-        lookout: Lookout,
+        driver: Driver,
         is_reserve: bool,
-    ) -> (Self, Entered) {
+    ) -> (Self, EnteredContext) {
         let entered = (shared.enter)(Arc::clone(&shared));
         let local = Rc::new(Local {
             owner: Arc::clone(&shared),
@@ -86,19 +86,21 @@ impl Worker {
             sampler: Sampler::new(u32::try_from(index).unwrap_or(0)),
             woken_at: Cell::new(Woken::Nobody),
         });
+
         LOCAL.with(|current| *current.borrow_mut() = Some(Rc::clone(&local)));
         poll::is_watched_by(was_asleep);
         let remote = &shared.remotes[index];
-        remote.seat.take();
-        if let (Some(signal), Some(descriptor)) = (shared.signal, shared.server.wait_point()) {
+        remote.worker_slot.take();
+        if let (Some(signal), Some(descriptor)) = (shared.signal, shared.server.poller_fd()) {
             remote.hog_timer.bind(signal, descriptor);
         }
         if is_reserve && shared.options.kernel_help.short_slices {
             kernel_help::shorten_slice();
         }
+
         let worker = Self {
             index,
-            lookout,
+            driver,
             turns: Turns::new(index, shared.options.reaction_slice),
             local,
             shared,
@@ -110,11 +112,11 @@ impl Worker {
         &self.shared.remotes[self.index]
     }
 
-    fn own(&self) -> Own<'_, Runnable> {
+    fn own(&self) -> OwnQueues<'_, Runnable> {
         self.local.own()
     }
 
-    /// Takes note of a time that was read.
+    /// Records a time that was read.
     fn note_time(&self, now: Instant) {
         self.local.switched_at.set(now.as_nanos());
         poll::sample_processor_time(now.as_nanos());
@@ -124,12 +126,12 @@ impl Worker {
         let mut now = monotonic_now();
         self.note_time(now);
         while !self.shared.is_shutdown.load(Ordering::Relaxed) {
-            now = self.look_if_due(now);
+            now = self.poll_if_due(now);
             let Self { shared, local, turns, .. } = &mut *self;
             let (parts, own) = (&**shared, &local.own());
             if let Some((task, lane)) = turns.next(parts, own, now) {
                 turns.stop_searching(parts);
-                turns.share_out(parts, own);
+                turns.distribute(parts, own);
                 now = self.poll(task, lane, now);
             } else if let Some((task, lane)) = turns.search(parts, own) {
                 turns.stop_searching(parts);
@@ -140,7 +142,7 @@ impl Worker {
                 now = self.local.take_woken_at();
                 self.turns.note_wake(now);
                 self.note_time(now);
-                self.lookout.resume(now);
+                self.driver.resume(now);
             }
         }
         self.rest();
@@ -149,29 +151,28 @@ impl Worker {
     /// Nothing is polled any more.
     fn rest(&self) {
         let remote = self.remote();
-        remote.seat.rest(&remote.hog_timer);
+        remote.worker_slot.rest(&remote.hog_timer);
     }
 
-    /// Serves the reaction lane and watches, until there is nothing to serve and another thread
-    /// watches.
+    /// Serves the reaction lane and watches, until there is nothing to serve and another thread watches.
     fn serve(&mut self) {
         let mut now = monotonic_now();
         self.note_time(now);
         while !self.shared.is_shutdown.load(Ordering::Relaxed) {
-            now = self.look_if_due(now);
+            now = self.poll_if_due(now);
             let Self { shared, local, turns, .. } = &mut *self;
             let (parts, own) = (&**shared, &local.own());
             if let Some((task, lane)) = turns.next_of_reserve(parts, own, now) {
-                turns.share_out(parts, own);
+                turns.distribute(parts, own);
                 now = self.poll(task, lane, now);
                 continue;
             }
             self.rest();
-            if self.remote().seat.take_long_slice() {
+            if self.remote().worker_slot.take_long_slice() {
                 kernel_help::shorten_slice();
             }
             self.turns.end_substitution(&*self.shared);
-            // Now rather than after the sleep: an event is waited for then.
+            // Now rather than after the sleep: an event is awaited then.
             self.note_time(now);
             if !self.watch(now) {
                 break;
@@ -183,51 +184,51 @@ impl Worker {
         self.rest();
     }
 
-    /// Sleeps in the wait point. Returns whether this thread is still needed.
+    /// Sleeps in the poller. Returns whether this thread is still needed.
     fn watch(&mut self, now: Instant) -> bool {
         let shared = &*self.shared;
         if !self.turns.should_watch(shared, now, self.is_steady(now)) {
             return false;
         }
-        // A call that came before the sleep wants us awake, too.
+        // A call that came before the sleep also means to stay awake.
         let mut is_free = true;
-        let (index, turns, lookout) = (self.index, &self.turns, &mut self.lookout);
+        let (index, turns, driver) = (self.index, &self.turns, &mut self.driver);
         shared.remotes[index].counters.count_sleep();
         self.local.begin_detection();
         shared.remotes[index].parker.park(|is_awaited| {
             let slept = contained("a sleep", || {
-                lookout.park_unless(None, || turns.take_baton(shared, is_awaited))
+                driver.park_unless(None, || turns.become_sentinel(shared, is_awaited))
             });
             is_free = slept != Some(Detected::Busy);
-            // Not our thread's own sleep: whoever is in the wait point instead watches.
+            // It does not sleep on its own thread: the thread that occupies the poller watches.
             true
         });
-        shared.baton.give_up(index);
+        shared.sentinel.give_up(index);
         is_free
     }
 
-    /// Returns whether the workers look for events by themselves, often enough.
+    /// Returns whether the workers look for events unprompted, often enough.
     fn is_steady(&self, now: Instant) -> bool {
-        let (look, gap) = (self.lookout.last_look(), self.lookout.last_gap());
+        let (look, gap) = (self.driver.last_pass(), self.driver.last_gap());
         order::is_steady(now, look, gap, self.shared.options.long_poll)
     }
 
-    /// Looks for events at `now` if that is due. Returns the time.
-    fn look_if_due(&mut self, now: Instant) -> Instant {
-        if !self.lookout.is_due(now) {
+    /// Looks for events at `now` if a look is due. Returns the time.
+    fn poll_if_due(&mut self, now: Instant) -> Instant {
+        if !self.driver.is_due(now) {
             return now;
         }
         self.local.cause.set(Cause::Detection);
-        contained("a look", || self.lookout.detect());
+        contained("a look", || self.driver.detect());
         self.local.woken_at.set(Woken::Nobody);
-        // The look is no part of the poll that follows, nor older than the tasks that it made ready.
+        // The look is not part of the poll that follows, nor older than the tasks that it made ready.
         let now = monotonic_now();
         self.note_time(now);
         now
     }
 
-    /// Sees to it that the supervisor notices if the poll that comes is a long one while no other thread
-    /// watches, or while tasks wait behind it.
+    /// Makes sure that the supervisor notices if the coming poll is long while no other thread watches, or
+    /// while tasks wait behind it.
     #[inline]
     fn guard(&self, task: &TaskInfo, is_brief: bool, now: Instant) {
         let shared = &*self.shared;
@@ -243,9 +244,9 @@ impl Worker {
         } else if timer.is_set() {
             timer.stop();
         }
-        let is_watched = self.lookout.is_watched();
+        let is_watched = self.driver.is_watched();
         self.own().guard(shared, now, is_watched, is_brief, |is_later| {
-            let is_seen = self.lookout.is_watched() || self.is_steady(now);
+            let is_seen = self.driver.is_watched() || self.is_steady(now);
             self.turns.may_put_off(shared, now, shared.long_poll_ns(), (is_seen, is_later))
         });
     }
@@ -255,11 +256,13 @@ impl Worker {
         self.local.cause.set(Cause::Poll);
         self.local.woken_ns.set(0);
         self.local.switched_at.set(now.as_nanos());
+
         let info = task.metadata();
         if info.is_aborted() {
             drop_task(task);
             return monotonic_now();
         }
+
         if lane == Lane::Reaction && info.early().is_some() {
             let (expected, quantum) = (info.expected_ns(), self.shared.options.quantum);
             let rank = order::rank_of_late(&info.account, expected, now.as_nanos(), quantum);
@@ -268,17 +271,19 @@ impl Worker {
                 return now;
             }
         }
+
         let remote = self.remote();
         let sleeps = info.sleeps();
-        // One that sleeps is replaced, and nobody relieves a reserve thread.
-        let long_poll = self.shared.alarm.delay_ns();
+        // A sleeping worker is replaced, and a reserve thread is not relieved.
+        let long_poll = self.shared.watchdog.delay_ns();
         let is_brief = !sleeps && order::is_brief(&info.account, info.is_proven(), long_poll);
-        remote.seat.set_brief(is_brief && self.local.worker.is_some());
+        remote.worker_slot.set_brief(is_brief && self.local.worker.is_some());
         self.guard(info, is_brief && !info.was_late(), now);
-        remote.seat.begin(now, info);
+        remote.worker_slot.begin(now, info);
         if sleeps {
             self.expect_sleep(now);
         }
+
         remote.counters.begin_poll(info.ready_time(), now.as_nanos());
         poll::begin_poll(
             now.as_nanos(),
@@ -286,8 +291,9 @@ impl Worker {
             info.is_proven(),
             self.shared.options.long_poll,
         );
-        // The future's panics are caught inside; what may come out is that of a waker.
+        // The future's panics are caught inside; only a waker's panic can get here.
         contained("a poll", || task.run());
+
         let end = poll::take_poll_end().map_or_else(monotonic_now, Instant::from_nanos);
         let elapsed = end - now;
         let nanos = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
@@ -299,32 +305,32 @@ impl Worker {
         end
     }
 
-    /// A task that was to be polled waits among those that compute.
+    /// Moves a task that was about to be polled to the compute lane.
     #[cold]
     fn put_back(&self, task: Runnable, rank: Rank, now: Instant) {
         let (cause, turn_began) = (Cause::Poll, now.as_nanos());
-        let waking = Waking { cause, was_running: false, is_short: false, turn_began };
+        let waking = WakeContext { cause, was_running: false, is_short: false, turn_began };
         self.shared.queue_here(&self.own(), task, Some(rank), waking);
     }
 
-    /// The task that is about to be polled slept in the kernel when it was polled last: another thread
-    /// takes our place at once, without waiting for the supervisor to see it.
+    /// The task about to be polled slept in the kernel in its last poll: another thread takes our place at
+    /// once, before the supervisor notices.
     #[cold]
     fn expect_sleep(&self, now: Instant) {
         let shared = &self.shared;
-        if self.turns.expect_sleep(&**shared, &self.own(), now, self.lookout.is_watched()) {
+        if self.turns.expect_sleep(&**shared, &self.own(), now, self.driver.is_watched()) {
             shared.count(shared.reserves.activate(shared));
         }
     }
 
     #[cold]
     fn after_long_poll(&self, lane: Lane, end: Instant) {
-        let seat = &self.remote().seat;
-        let has_slept = seat.is_blocked();
-        seat.end_long_poll(&self.shared.blocked);
+        let worker_slot = &self.remote().worker_slot;
+        let has_slept = worker_slot.is_blocked();
+        worker_slot.end_long_poll(&self.shared.blocked);
         if let Some(poll) = poll::take_long_poll() {
             if poll.has_computed || has_slept {
-                self.shared.alarm.note_long_poll(end.as_nanos(), poll.elapsed_ns);
+                self.shared.watchdog.note_long_poll(end.as_nanos(), poll.elapsed_ns);
             }
             let is_hog = self.shared.hogs.record(poll, lane, end);
             self.remote().counters.count_long_poll(is_hog);
@@ -333,17 +339,17 @@ impl Worker {
 
     fn sleep(&mut self, now: Instant) {
         self.remote().counters.count_sleep();
-        self.turns.begin_sleep(&*self.shared, now, self.lookout.next_deadline());
-        if self.lookout.wants_company(now)
+        self.turns.begin_sleep(&*self.shared, now, self.driver.next_deadline());
+        if self.driver.wants_second_sleeper(now)
             && let Some(place) = self.shared.idle.other_sleeper(self.index)
         {
-            // It sleeps on its thread, and goes to the wait point next time.
+            // It sleeps on its thread, and goes to the poller next time.
             self.shared.unpark(place);
         }
         loop {
             self.local.begin_detection();
             self.shared.remotes[self.index].parker.park(|is_awaited| {
-                let slept = contained("a sleep", || self.lookout.park_unless(None, is_awaited));
+                let slept = contained("a sleep", || self.driver.park_unless(None, is_awaited));
                 slept != Some(Detected::Busy)
             });
             let is_shutdown = self.shared.is_shutdown.load(Ordering::SeqCst);
@@ -353,11 +359,11 @@ impl Worker {
         }
     }
 
-    /// Gives up what is queued here.
+    /// Gives up the tasks that are queued here.
     fn leave(self) {
         let remote = self.remote();
         remote.hog_timer.unbind();
-        remote.seat.leave();
+        remote.worker_slot.leave();
         LOCAL.with(|current| current.borrow_mut().take());
         let Self { local, shared, .. } = self;
         while let Some(task) = local.reacting.pop() {

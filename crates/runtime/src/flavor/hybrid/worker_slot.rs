@@ -1,5 +1,5 @@
-//! What the supervisor may know of a thread that runs tasks: whether it is inside a poll, since when,
-//! and of which task.
+//! What the supervisor may know about a thread that runs tasks: whether it is inside a poll, since when, and
+//! of which task.
 
 use std::{panic::Location, time::Duration};
 
@@ -12,68 +12,71 @@ use crate::{
     task_cell::{LiveTasks, TaskInfo},
 };
 
-/// Written by the thread that sits here, read by anybody. `Relaxed`: a stale value makes the
+/// Written by the thread that owns the slot, read by any thread. `Relaxed`: a stale value makes the
 /// supervisor look again a little later, or help once too often.
-pub(crate) struct Seat {
+pub(crate) struct WorkerSlot {
     /// When the present poll began, in nanoseconds; zero while nothing is polled.
     began: AtomicU64,
-    /// The polls of the task are usually brief, by processor time: if this one is late, the thread probably waits for a processor.
+    /// The task's polls are usually brief, by processor time: if this one is late, the thread probably waits
+    /// for a processor.
     is_brief: AtomicBool,
-    /// The beginning of the last late poll of a brief task that the supervisor saw, and of the last that it took for one that
-    /// holds its thread. The supervisor's.
+    /// The beginning of the last late poll of a brief task that the supervisor saw, and of the last one that
+    /// it decided holds its thread. The supervisor's.
     doubted: AtomicU64,
     seen: AtomicU64,
     /// Where the task that is polled was spawned.
     site: AtomicCell<Option<&'static Location<'static>>>,
-    /// Where its name stands among the live tasks, plus one; zero if it has none.
+    /// Key of its name among the live tasks, plus one; zero if it has no name.
     name_key: AtomicU32,
     /// The beginning of the last poll that was reported as long. The supervisor's.
-    told: AtomicU64,
+    reported: AtomicU64,
     /// The supervisor has given the kernel's default slice back to the thread.
     has_long_slice: AtomicBool,
     /// The same for polls of hogs.
-    told_hog: AtomicU64,
-    /// The poll in which the thread was last found asleep in the kernel, as [`mark`](Self::mark) has it, or zero. Set by
-    /// the supervisor, cleared by either; those that clear it count (see [`Blocked`]).
+    reported_hog: AtomicU64,
+    /// The poll in which the thread was last found asleep in the kernel, in the form of [`mark`](Self::mark),
+    /// or zero. Set by the supervisor, cleared by either; the one that clears it updates the count (see
+    /// [`Blocked`]).
     blocked: AtomicU64,
-    /// A reserve thread that replaces no other thread.
+    /// It is a reserve thread that replaces no other thread.
     is_extra: AtomicBool,
-    /// Until when the supervisor need not look whether the thread sleeps, and how long it waited for that.
+    /// Until when the supervisor need not check whether the thread sleeps, and how long that interval was.
     /// The supervisor's.
-    asked: AtomicCell<Asked>,
+    asked: AtomicCell<SleepCheck>,
     /// A poll, by its beginning, and the thread's processor time when it was found to be long, in nanoseconds.
     /// The supervisor's.
     metered: AtomicCell<(u64, u64)>,
-    /// The task's kind and which poll of it runs, if that is one of the first; zero otherwise.
+    /// The task's kind and which of its polls runs, if that is one of the first; zero otherwise.
     early: AtomicU64,
-    /// The beginning of the last poll of which its kind was told while it ran. The supervisor's.
+    /// The beginning of the last poll that was reported to its kind while it ran. The supervisor's.
     taught: AtomicU64,
-    /// The kernel's number of the thread; zero before it has begun.
+    /// The kernel thread id; zero before the thread has begun.
     thread: AtomicU32,
 }
 
-/// How long after the first question the supervisor asks again whether a thread sleeps; twice as long each
-/// time, up to the second value.
+/// How long after the first check the supervisor checks again whether a thread sleeps; the interval doubles
+/// each time, up to the second value.
 pub(super) const ASK_AGAIN_NS: u64 = 100_000;
 const ASK_AGAIN_MAX_NS: u64 = 10_000_000;
 
-/// The same of one that was found asleep: it is replaced, so that what it does next is not urgent, and a question costs
-/// some 5 µs.
+/// The same for a thread that was found asleep: it is replaced, so its next action is not urgent, and a check
+/// costs some 5 µs.
 const ASK_SLEEPER_NS: u64 = 2_000_000;
 const ASK_SLEEPER_MAX_NS: u64 = 100_000_000;
 
-/// How long a poll that was expected to sleep is believed to.
+/// How long a poll that was expected to sleep is assumed to.
 const ASK_EXPECTED_NS: u64 = 5_000_000;
 
-/// A thread that has used so much processor time in a poll since it was found to be long computes.
+/// A thread that has used this much processor time in a poll since the poll was found to be long computes.
 const COMPUTES_NS: u64 = 200_000;
 
-/// A brief task's poll that takes so long holds its thread, whatever the reason: others should not wait for longer.
+/// A brief task's poll that takes this long holds its thread, whatever the reason: others should not wait any
+/// longer.
 const WAITS_MOST_NS: u64 = 2_000_000;
 
 #[derive(Clone, Copy, Debug)]
-struct Asked {
-    /// The poll that was asked of.
+struct SleepCheck {
+    /// The poll that was checked.
     began: u64,
     next: u64,
     pause: u64,
@@ -81,12 +84,12 @@ struct Asked {
     slept_at: Option<u64>,
 }
 
-/// How many threads sleep in the kernel inside a poll: as many others may compute in the place of those that computed.
+/// How many threads sleep in the kernel inside a poll: the same number of others may compute in their place.
 #[derive(Debug)]
 pub(crate) struct Blocked {
     count: AtomicUsize,
-    /// How many of them replaced no other thread when they fell asleep. If they were replaced to compute, more threads would
-    /// compute than there are workers.
+    /// How many of them replaced no other thread when they fell asleep. If they were replaced to compute,
+    /// more threads would compute than there are workers.
     extra: AtomicUsize,
     /// Reserve threads that compute. Never raised above the count without the extra ones.
     substitutes: AtomicUsize,
@@ -122,17 +125,17 @@ impl Blocked {
         self.extra.load(Ordering::Relaxed)
     }
 
-    /// Returns in the place of how many threads another one may compute.
+    /// Returns how many threads may be replaced to compute.
     fn places(&self) -> usize {
         self.count().saturating_sub(self.extra())
     }
 
-    /// Returns how many places are empty.
+    /// Returns how many of those are not replaced yet.
     pub(crate) fn vacancies(&self) -> usize {
         self.places().saturating_sub(self.substitutes.load(Ordering::Relaxed))
     }
 
-    /// Takes the place of a thread that sleeps, if there is one. The caller must [`leave`](Self::leave) it.
+    /// Takes the place of a sleeping thread, if there is one. The caller must [`leave`](Self::leave) it.
     #[must_use = "the place stays taken"]
     pub(crate) fn substitute(&self) -> bool {
         let take = |taken: usize| (taken < self.places()).then_some(taken + 1);
@@ -146,18 +149,18 @@ impl Blocked {
         self.substitutes.load(Ordering::Relaxed) > self.places()
     }
 
-    /// A substitute computes no longer.
+    /// A substitute stops computing.
     pub(crate) fn leave(&self) {
         self.substitutes.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Returns 1 if a [mark](Seat::mark) is that of a thread that replaced no other, 0 otherwise.
+/// Returns 1 if a [mark](WorkerSlot::mark) is that of a thread that replaced no other, 0 otherwise.
 const fn is_of_extra(mark: u64) -> usize {
     (mark & 1) as usize
 }
 
-impl Seat {
+impl WorkerSlot {
     pub(crate) fn new() -> Self {
         Self {
             began: AtomicU64::new(0),
@@ -166,12 +169,12 @@ impl Seat {
             seen: AtomicU64::new(0),
             site: AtomicCell::new(None),
             name_key: AtomicU32::new(0),
-            told: AtomicU64::new(0),
+            reported: AtomicU64::new(0),
             has_long_slice: AtomicBool::new(false),
-            told_hog: AtomicU64::new(0),
+            reported_hog: AtomicU64::new(0),
             blocked: AtomicU64::new(0),
             is_extra: AtomicBool::new(false),
-            asked: AtomicCell::new(Asked { began: 0, next: 0, pause: 0, slept_at: None }),
+            asked: AtomicCell::new(SleepCheck { began: 0, next: 0, pause: 0, slept_at: None }),
             metered: AtomicCell::new((0, 0)),
             early: AtomicU64::new(0),
             taught: AtomicU64::new(0),
@@ -179,35 +182,36 @@ impl Seat {
         }
     }
 
-    /// The calling thread sits down here.
+    /// The calling thread takes the slot.
     pub(crate) fn take(&self) {
         self.thread.store(kernel_help::thread_number(), Ordering::Relaxed);
     }
 
-    /// Returns the kernel's number of the thread that sits here, if there is one.
+    /// Returns the kernel thread id of the slot's thread, if there is one.
     pub(crate) fn thread(&self) -> Option<u32> {
         Some(self.thread.load(Ordering::Relaxed)).filter(|&thread| thread > 0)
     }
 
-    /// Says whether the thread is a reserve thread that replaces no other. Called by the thread itself, outside polls.
+    /// Sets whether the thread is a reserve thread that replaces no other. Called by the thread itself,
+    /// outside polls.
     pub(crate) fn set_extra(&self, is_extra: bool) {
         self.is_extra.store(is_extra, Ordering::Relaxed);
     }
 
-    /// What is remembered of a poll that began at `began`, in nanoseconds, in which the thread sleeps.
+    /// The mark for a poll that began at `began`, in nanoseconds, in which the thread sleeps.
     fn mark(&self, began: u64) -> u64 {
         began << 1 | u64::from(self.is_extra.load(Ordering::Relaxed))
     }
 
-    /// Returns whether the thread was found asleep in the kernel in the poll that runs.
+    /// Returns whether the thread was found asleep in the kernel during the current poll.
     pub(crate) fn is_blocked(&self) -> bool {
         let blocked = self.blocked.load(Ordering::Relaxed);
         blocked != 0 && blocked >> 1 == self.began.load(Ordering::Relaxed)
     }
 
-    /// Finds out whether the thread sleeps in the kernel inside the poll that began at `began`, if it is
-    /// time to ask again. Returns whether it was found asleep for the first time, so that the answer should be
-    /// confirmed soon. The supervisor's.
+    /// Checks whether the thread sleeps in the kernel inside the poll that began at `began`, if it is time
+    /// for another check. Returns whether it was found asleep for the first time, so that the answer should
+    /// be confirmed soon. The supervisor's.
     pub(crate) fn ask(&self, began: Instant, now: Instant, count: &Blocked) -> bool {
         let (began, now) = (began.as_nanos(), now.as_nanos());
         let asked = self.asked.load();
@@ -217,13 +221,13 @@ impl Seat {
         }
         if is_new && self.is_blocked() {
             let next = now + ASK_EXPECTED_NS;
-            self.asked.store(Asked { began, next, pause: ASK_EXPECTED_NS, slept_at: None });
+            self.asked.store(SleepCheck { began, next, pause: ASK_EXPECTED_NS, slept_at: None });
             return false;
         }
         let slept_at = self.thread().filter(|&thread| thread_state::is_asleep(thread));
         let slept_at = slept_at.and_then(kernel_help::processor_time);
-        // Twice at the same processor time: it did not run in between. A thread that waits for a lock of ours
-        // whose holder lost its processor is back sooner.
+        // Twice at the same processor time: it did not run in between. A thread that waits for one of our
+        // locks whose holder lost its processor is back sooner.
         let is_asleep = slept_at.is_some() && !is_new && slept_at == asked.slept_at;
         let pause = match slept_at {
             _ if is_new => ASK_AGAIN_NS,
@@ -231,9 +235,9 @@ impl Seat {
             Some(_) if is_asleep => ASK_SLEEPER_NS,
             _ => (asked.pause * 2).min(ASK_AGAIN_MAX_NS),
         };
-        self.asked.store(Asked { began, next: now + pause, pause, slept_at });
+        self.asked.store(SleepCheck { began, next: now + pause, pause, slept_at });
         if is_asleep {
-            // First, so that whoever clears the mark at once takes away what was counted.
+            // First, so that a thread that clears the mark at once subtracts what was counted.
             self.add_blocked(began, count);
             // With the swap in `end_long_poll`, which follows the end of the poll: one of us clears it.
             fence(Ordering::SeqCst);
@@ -246,8 +250,8 @@ impl Seat {
         slept_at.is_some() && !self.is_blocked()
     }
 
-    /// Returns whether the thread is known to compute in the poll that began at `began`, and not to wait for a
-    /// processor: it has done so since the first question. The supervisor's.
+    /// Returns whether the thread is known to compute in the poll that began at `began`, rather than wait for
+    /// a processor: it has used processor time since the first check. The supervisor's.
     pub(crate) fn computes(&self, began: Instant) -> bool {
         let Some(used) = self.thread().and_then(kernel_help::processor_time) else { return true };
         let (metered, before) = self.metered.load();
@@ -258,7 +262,7 @@ impl Seat {
         false
     }
 
-    /// What was found of an earlier poll says nothing of this one. The supervisor's.
+    /// Clears the mark of an earlier poll, which says nothing about this one. The supervisor's.
     pub(crate) fn forget_earlier(&self, count: &Blocked) {
         if self.blocked.load(Ordering::Relaxed) != 0 && !self.is_blocked() {
             self.clear_blocked(count);
@@ -270,7 +274,7 @@ impl Seat {
         self.add_blocked(now.as_nanos(), count);
     }
 
-    /// A poll has ended on this thread that was long, or was expected to be.
+    /// A poll that was long, or was expected to be, has ended on this thread.
     pub(crate) fn end_long_poll(&self, count: &Blocked) {
         self.began.store(0, Ordering::SeqCst);
         self.clear_blocked(count);
@@ -292,7 +296,7 @@ impl Seat {
         }
     }
 
-    /// The thread goes.
+    /// The thread leaves the slot.
     pub(crate) fn leave(&self) {
         self.thread.store(0, Ordering::Relaxed);
     }
@@ -313,7 +317,7 @@ impl Seat {
         timer.stop();
     }
 
-    /// Starts the timer of the thread that sits here, unless it rests by now. The supervisor's.
+    /// Starts the timer of the slot's thread, unless it rests by now. The supervisor's.
     pub(crate) fn help(&self, timer: &HogTimer) {
         timer.start();
         // See `rest`.
@@ -323,7 +327,7 @@ impl Seat {
         }
     }
 
-    /// Says whether the polls of the task that comes are usually brief, by processor time, and do not sleep.
+    /// Sets whether the polls of the coming task are usually brief, by processor time, and do not sleep.
     pub(crate) fn set_brief(&self, is_brief: bool) {
         self.is_brief.store(is_brief, Ordering::Relaxed);
     }
@@ -334,8 +338,8 @@ impl Seat {
         began != 0 && now.as_nanos().saturating_sub(began) > nanos
     }
 
-    /// Returns whether the thread is held by a poll that has been running for more than `nanos` at `now`, and does not only
-    /// wait for a processor, as far as is known.
+    /// Returns whether the thread is held by a poll that has been running for more than `nanos` at `now`, and
+    /// does not only wait for a processor, as far as is known.
     pub(crate) fn is_caught(&self, now: Instant, nanos: u64) -> bool {
         self.is_late(now, nanos)
             && (!self.is_brief.load(Ordering::Relaxed)
@@ -343,13 +347,13 @@ impl Seat {
                 || self.is_late(now, WAITS_MOST_NS))
     }
 
-    /// The poll that began at `began` holds its thread, as far as others are concerned. The supervisor's.
+    /// The poll that began at `began` counts as holding its thread. The supervisor's.
     pub(crate) fn take_as_caught(&self, began: Instant) {
         self.seen.store(began.as_nanos(), Ordering::Relaxed);
     }
 
-    /// Nobody relieves the poll that began at `began`, which is late for a brief one: at the second look, it holds its thread.
-    /// Returns whether that look is still to come. The supervisor's.
+    /// The poll that began at `began` is late for a brief one, and no thread relieves it: at the second look,
+    /// it counts as holding its thread. Returns whether that look is still to come. The supervisor's.
     pub(crate) fn doubt(&self, began: Instant) -> bool {
         let is_first = self.doubted.swap(began.as_nanos(), Ordering::Relaxed) != began.as_nanos();
         if !is_first {
@@ -358,21 +362,22 @@ impl Seat {
         is_first
     }
 
-    /// Returns whether the poll that began at `began` is told of for the first time.
-    pub(crate) fn tell_once(&self, began: Instant) -> bool {
-        self.told.swap(began.as_nanos(), Ordering::Relaxed) != began.as_nanos()
+    /// Returns whether the poll that began at `began` is reported for the first time.
+    pub(crate) fn log_once(&self, began: Instant) -> bool {
+        self.reported.swap(began.as_nanos(), Ordering::Relaxed) != began.as_nanos()
     }
 
-    /// Returns whether such an early poll as [`lesson`](Self::lesson) names runs here, is long, and was not found asleep.
+    /// Returns whether a poll like the early one in `word` (see [`lesson`](Self::lesson)) runs here, is long,
+    /// and was not found asleep.
     pub(crate) fn is_long_like(&self, word: u64, now: Instant, long_poll: u64) -> bool {
         self.early.load(Ordering::Relaxed) == word
             && self.is_caught(now, long_poll)
             && !self.is_blocked()
     }
 
-    /// Returns the task's kind and which poll runs, as a word, and how many nanoseconds it will probably take: once, if
-    /// it is one of the first polls, and longer than half a `quantum`, and computes. What has lasted for so long will
-    /// last for as long again, as far as is known. The supervisor's.
+    /// Returns the task's kind and its current poll, as a word, and the poll's expected time in nanoseconds:
+    /// once, if it is one of the first polls, lasts longer than half a `quantum`, and computes. A poll that
+    /// has lasted this long is expected to last for as long again. The supervisor's.
     pub(crate) fn lesson(&self, now: Instant, quantum: Duration) -> Option<(u64, u64)> {
         let word = self.early.load(Ordering::Relaxed);
         let (began, _) = self.current().filter(|_| word != 0)?;
@@ -385,7 +390,7 @@ impl Seat {
         Some((word, u64::try_from(2 * elapsed.as_nanos()).unwrap_or(u64::MAX)))
     }
 
-    /// Takes note that the thread has the kernel's default slice again.
+    /// Records that the thread has the kernel's default slice again.
     pub(crate) fn give_long_slice(&self) {
         self.has_long_slice.store(true, Ordering::Relaxed);
     }
@@ -396,16 +401,16 @@ impl Seat {
             && self.has_long_slice.swap(false, Ordering::Relaxed)
     }
 
-    /// Like [`tell_once`](Self::tell_once), for the poll of a hog.
-    pub(crate) fn tell_hog_once(&self, began: Instant) -> bool {
-        self.told_hog.swap(began.as_nanos(), Ordering::Relaxed) != began.as_nanos()
+    /// Like [`log_once`](Self::log_once), for the poll of a hog.
+    pub(crate) fn log_hog_once(&self, began: Instant) -> bool {
+        self.reported_hog.swap(began.as_nanos(), Ordering::Relaxed) != began.as_nanos()
     }
 
-    /// Returns what is polled here at `now`, by its name among the `live` tasks if it has one.
+    /// Returns the task that is polled here at `now`, with its name among the `live` tasks if it has one.
     pub(crate) fn current_task(&self, now: Instant, live: &LiveTasks) -> Option<CurrentPoll> {
         let (began, site) = self.current()?;
         let name = live.name(self.name_key.load(Ordering::Relaxed));
-        // Another task may have come since, and the name be that of neither.
+        // Another task may have come since, and the name may belong to neither.
         let is_same = self.current().is_some_and(|(again, _)| again == began);
         is_same.then(|| CurrentPoll { name, site, elapsed: now - began })
     }
